@@ -1,0 +1,37 @@
+# Each target does all of its own set-up; it needs python3 (3.11 or later) and make, nothing else.
+#   make demo    trains a small model on generated DNA, saves it, loads it back and checks it
+#   make test    runs the tests
+#   make lint    checks style, format and types
+# Another interpreter: make test PYTHON=python3.12. Another place for the environment: VENV=/path.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_OUTPUT ?= runs/demo
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint clean
+
+demo: $(STAMP)
+	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache
+
+# The stamp is written last, so an interrupted install is done again the next time.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "The pinned set needs Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv "$(VENV)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint,plots]"
+	@touch "$(STAMP)"

@@ -1,0 +1,67 @@
+"""State space models on the Hugging Face stack, with the theory of SSMs as config flags.
+
+Importing the package registers its models with transformers' Auto classes, and does nothing else. Classes that need
+torch are imported when they are first used.
+"""
+
+import importlib
+from typing import Any
+
+from transformers import AutoConfig
+
+from hf_ssm.models.configuration_common import SSMConfig
+from hf_ssm.models.configuration_hyena import HyenaConfig
+from hf_ssm.models.configuration_s4 import S4Config
+
+__version__ = "0.1.0"
+
+_FAMILIES = {"Hyena": HyenaConfig, "S4": S4Config}
+_HEADS = {
+    "Model": "AutoModel",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
+}
+_MODELS = {
+    f"{family}{head}": f"hf_ssm.models.modeling_{family.lower()}" for family in _FAMILIES for head in _HEADS
+}
+_LAZY = {
+    **_MODELS,
+    "SSMTrainer": "hf_ssm.training",
+    "build_byte_tokenizer": "hf_ssm.tokenization",
+    "build_dna_tokenizer": "hf_ssm.tokenization",
+    "rescale_init_": "hf_ssm.training",
+    "tau_loss": "hf_ssm.training",
+}
+
+__all__ = ["HyenaConfig", "S4Config", *sorted(_LAZY)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+def _register_models() -> None:
+    """Register the model classes, which import torch; run when the first configuration is made."""
+    SSMConfig.on_first_use = None
+    import transformers
+
+    for family, config_class in _FAMILIES.items():
+        for head, auto_class in _HEADS.items():
+            model_class = getattr(importlib.import_module(_MODELS[f"{family}{head}"]), f"{family}{head}")
+            getattr(transformers, auto_class).register(config_class, model_class, exist_ok=True)
+
+
+for _config_class in _FAMILIES.values():
+    AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
+SSMConfig.on_first_use = _register_models

@@ -1,0 +1,263 @@
+"""The `hf-ssm` command. One function per subcommand; to add one, add an entry to `_COMMANDS`.
+
+What takes seconds to import is imported inside the functions, so that `hf-ssm --help` answers at once.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_ssm import __version__
+
+if TYPE_CHECKING:
+    from hf_ssm.hub.card import CardFacts
+    from hf_ssm.training.run import RunResult
+    from hf_ssm.training.settings import RunSettings
+
+Sections = dict[str, dict[str, Any]]
+
+# Option of `hf-ssm train` -> (section, key), metavar, type, help.
+_OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
+    "--dataset": (
+        ("data", "dataset"),
+        "SOURCE",
+        str,
+        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), or a Hub id USER/NAME",
+    ),
+    "--tokenizer": (("data", "tokenizer"), "NAME", str, "dna (default), byte, a folder or a Hub id"),
+    "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: none is cut)"),
+    "--family": (("model", "family"), "NAME", str, "hyena (default) or s4"),
+    "--task": (
+        ("model", "task"),
+        "NAME",
+        str,
+        "sequence-classification (default), causal-lm or masked-lm",
+    ),
+    "--model": (("model", "checkpoint"), "CHECKPOINT", str, "fine-tune this folder or Hub id"),
+    "--epochs": (("training", "num_train_epochs"), "N", float, "passes over the training split"),
+    "--batch-size": (("training", "per_device_train_batch_size"), "N", int, "sequences per step and device"),
+    "--learning-rate": (("training", "learning_rate"), "RATE", float, "peak rate"),
+    "--seed": (("training", "seed"), "N", int, "of weights, order and dropout (data.seed: of the splits)"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0, 2 for bad input, 130 if interrupted."""
+    args = build_parser().parse_args(argv)
+    try:
+        args.function(args)
+    except KeyboardInterrupt:
+        print("\nhf-ssm: interrupted; `hf-ssm train --resume --output DIR` goes on", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"hf-ssm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="hf-ssm", description="State space models with measured and tunable generalization."
+    )
+    parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (help_text, add_arguments, function) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=help_text.split(":")[0], description=help_text, allow_abbrev=False
+        )
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        add_arguments(command)
+        command.set_defaults(function=function)
+    return parser
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    for option, (_, metavar, kind, help_text) in _OPTIONS.items():
+        parser.add_argument(option, metavar=metavar, type=kind, help=help_text)
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML or JSON with model, data, training")
+    parser.add_argument(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
+        help="any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; wins over all",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
+    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
+    parser.add_argument("--private", action="store_true", help="make a new Hub repository private")
+
+
+def run_train(args: argparse.Namespace) -> None:
+    """`hf-ssm train`: settings, run, card and picture, and the push if one is asked for."""
+    from hf_ssm.hub import push
+    from hf_ssm.training import folder, run
+
+    if args.resume:
+        folder.last_checkpoint(args.output)
+    settings = _settings(args)
+    if args.push_to_hub:
+        push.check_can_push(args.push_to_hub)
+    if not args.resume:
+        folder.check_output(args.output, args.overwrite_output)
+    result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
+    _finish(settings, result, args.output, args.push_to_hub)
+    if args.push_to_hub:
+        print(f"Pushed to {push.push_folder(args.output, args.push_to_hub, private=args.private)}")
+
+
+def _settings(args: argparse.Namespace) -> "RunSettings":
+    """Settings from the file, the options and the assignments, the later winning, over those of a resumed run."""
+    from hf_ssm.training import folder
+    from hf_ssm.training import settings as run_settings
+
+    options: Sections = {}
+    for option, ((section, key), *_) in _OPTIONS.items():
+        value = getattr(args, option.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            options.setdefault(section, {})[key] = value
+    assignments: Sections = {}
+    for text in args.assignments:
+        section, key, value = run_settings.parse_assignment(text)
+        assignments.setdefault(section, {})[key] = value
+    stored = {}
+    if args.resume:
+        stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
+    given = run_settings.read_settings_file(args.config) if args.config else {}
+    resolved = run_settings.resolve(stored, given, options, assignments)
+    if args.resume:
+        run_settings.check_same_run(resolved, stored)
+    return resolved
+
+
+def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> None:
+    """Picture and card into the output folder; the results onto the screen."""
+    from hf_ssm.hub.card import write_card
+    from hf_ssm.training import folder, plots
+
+    metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
+    if plots.can_plot():
+        plots.plot_training_log(result.log_history, output / folder.PICTURE_NAME, metrics, title=output.name)
+    else:
+        print(f"No {folder.PICTURE_NAME}: {plots.INSTALL_HINT}", file=sys.stderr)
+    write_card(output, _facts(settings, result, output, repo_id))
+    for split, values in result.results.items():
+        print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+    print(f"The model, its card and its log are in {output}")
+
+
+def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> "CardFacts":
+    """What the run says about itself on the card; no local path is among it."""
+    from hf_ssm.hub.card import CardFacts
+    from hf_ssm.training.folder import PICTURE_NAME
+
+    source, checkpoint = str(settings.data["dataset"]), settings.model["checkpoint"]
+    on_hub = "/" in source and not Path(source).expanduser().exists()
+    chosen = "validation" in result.splits and settings.training["load_best_model_at_end"]
+    family = result.model.config.model_type.removeprefix("hf_ssm_")
+    return CardFacts(
+        model_name=(repo_id or output.resolve().name).rpartition("/")[2],
+        family=family,
+        task=settings.task,
+        num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
+        dataset_name=source if on_hub else Path(source).name,
+        dataset_id=source if on_hub else None,
+        splits=result.splits,
+        results=result.results,
+        settings={
+            **{f"model.{name}": value for name, value in settings.config_fields.items()},
+            **{f"data.{name}": value for name, value in settings.loader_arguments.items()},
+            **{f"training.{name}": value for name, value in settings.training.items()},
+        },
+        tau=result.tau,
+        selection_note=(
+            "The checkpoint is the best one on the validation split; the test split was looked at once, "
+            "at the end."
+            if chosen
+            else "The checkpoint is the last one; no split was used to choose it."
+        ),
+        environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
+        repo_id=repo_id,
+        base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
+        dna=result.tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        has_picture=(output / PICTURE_NAME).exists(),
+    )
+
+
+def _versions() -> str:
+    return f"hf_ssm {__version__}, transformers {version('transformers')}, torch {version('torch')}"
+
+
+DEMO_SETTINGS: Sections = {
+    "model": {
+        "family": "hyena",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "rescale_init": True,
+        "tau_weight": 1e-4,
+    },
+    "data": {"dataset": "planted-motifs"},
+    "training": {"num_train_epochs": 6, "learning_rate": 2e-3},
+}
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, default=Path("runs/demo"), help="default: runs/demo"
+    )
+    parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    """`hf-ssm demo`: the main job on generated data, and a proof that the folder can be loaded."""
+    from hf_ssm.data import load_sequences
+    from hf_ssm.hub.reload import check_reload
+    from hf_ssm.training import folder, run
+    from hf_ssm.training.settings import resolve
+
+    settings = resolve(DEMO_SETTINGS)
+    folder.check_output(args.output, args.overwrite_output)
+    print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
+    result = run.train(settings, args.output, overwrite=args.overwrite_output)
+    _finish(settings, result, args.output, None)
+    for when, values in result.tau.items():
+        print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
+    texts = load_sequences("planted-motifs")["test"]["sequence"][:16]
+    check_reload(args.output, result.model, result.tokenizer, "AutoModelForSequenceClassification", texts)
+    print("A new process loaded the folder with the Auto classes: its logits are equal, bit for bit.")
+    print(
+        f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
+        "  hf-ssm train --dataset my.csv --output runs/mine"
+    )
+
+
+# Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
+_COMMANDS: dict[
+    str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]
+] = {
+    "train": (
+        "train or fine-tune a model: settings come from --config, the options and --set, the later winning. "
+        "The output folder is in Hub layout.",
+        _add_train,
+        run_train,
+    ),
+    "demo": (
+        "the main job in two minutes: train on generated DNA, save, load in a new process, compare. "
+        "Needs no account and no network.",
+        _add_demo,
+        run_demo,
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

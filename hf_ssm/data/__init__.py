@@ -1,0 +1,35 @@
+"""Sequences to train on: a generator with planted motifs, and a loader of Hub data sets, tables and FASTA.
+
+The names are imported on first use: `datasets` (with pandas and pyarrow) costs half a second, and nobody who
+only wants a model should pay it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_ssm.data.loading import GENERATORS as GENERATORS
+    from hf_ssm.data.loading import label_names as label_names
+    from hf_ssm.data.loading import load_sequences as load_sequences
+    from hf_ssm.data.motifs import planted_motifs as planted_motifs
+    from hf_ssm.data.tokenized import tokenize as tokenize
+
+_MODULES = {
+    "GENERATORS": "loading",
+    "label_names": "loading",
+    "load_sequences": "loading",
+    "planted_motifs": "motifs",
+    "tokenize": "tokenized",
+}
+__all__ = ["GENERATORS", "label_names", "load_sequences", "planted_motifs", "tokenize"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a public name when it is first asked for."""
+    if name in _MODULES:
+        return getattr(import_module(f"hf_ssm.data.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,106 @@
+"""Train, validation and test rows: by a column of the data, or cut by chance."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+_SPELLINGS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+
+
+def split_name(value: object) -> str | None:
+    """The split that a value such as "dev" means, or None."""
+    return _SPELLINGS.get(str(value).strip().lower())
+
+
+def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarray]:
+    """Row indices by the values of a split column; rows of other values are left out, and a warning says so.
+
+    Raises:
+        ValueError: no row is marked "train".
+    """
+    names = np.array([split_name(value) or "" for value in values])
+    others = Counter(str(value) for value in values if split_name(value) is None)
+    for value, count in sorted(others.items()):
+        logger.warning("%s: left out %d rows of split %r.", source, count, value)
+    rows = {name: np.flatnonzero(names == name) for name in SPLITS if (names == name).any()}
+    if "train" not in rows:
+        raise ValueError(
+            f"split_column: {source} has no rows of split 'train' (found "
+            f"{sorted({str(v) for v in values})[:10]}); mark the training rows, or pass split_column=None to "
+            "split by chance."
+        )
+    return rows
+
+
+def cut(
+    sequences: Sequence[str], labels: Sequence[int] | None, fractions: dict[str, float], seed: int
+) -> dict[str, np.ndarray]:
+    """Cut rows by chance into "train" and the splits of `fractions`, keeping the shares of the labels.
+
+    Rows of the same sequence stay together, so that nothing tested was trained on; the shares are exact to
+    one row per label where no sequence occurs twice.
+
+    Args:
+        sequences: The sequence of every row.
+        labels: The class of every row, or None for one class.
+        fractions: Split name to its share of the rows.
+        seed: Seed of the cut.
+
+    Returns:
+        Split name to ascending row indices; a share of 0 gives no entry.
+
+    Raises:
+        ValueError: the rows are too few to give every asked split, and "train", one.
+    """
+    first: dict[str, int] = {}
+    group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
+    _, leader = np.unique(group, return_index=True)
+    kinds = np.zeros(len(leader), dtype=int) if labels is None else np.asarray(labels)[leader]
+    rng = np.random.default_rng(seed)
+    place = np.zeros(len(leader), dtype=int)
+    names = ["train", *(name for name, share in fractions.items() if share > 0.0)]
+    for kind in np.unique(kinds):
+        members = rng.permutation(np.flatnonzero(kinds == kind))
+        done = 0
+        for index, name in enumerate(names[1:], start=1):
+            count = round(fractions[name] * len(members))
+            place[members[done : done + count]] = index
+            done += count
+    rows = {name: np.flatnonzero(place[group] == index) for index, name in enumerate(names)}
+    for name, indices in rows.items():
+        if not len(indices):
+            shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
+            raise ValueError(
+                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0, or give "
+                "more data."
+            )
+    return rows
+
+
+def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+    """Refuse shares outside [0, 1) or that leave nothing to train on.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    for name, value in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{name}={value!r}: give a share of the rows in [0, 1).")
+    if validation_fraction + test_fraction >= 1.0:
+        raise ValueError(
+            f"validation_fraction={validation_fraction!r} and test_fraction={test_fraction!r} leave no rows "
+            "to train on; make their sum less than 1."
+        )

@@ -1,0 +1,1 @@
+"""Model cards and the way to and from the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Hugging Face glue: configurations and models. Flat on purpose, so that it can travel as remote code."""

@@ -1,0 +1,228 @@
+"""What every configuration of hf_ssm shares: the theory flags, input and pooling, and the checks."""
+
+import difflib
+import math
+from dataclasses import fields
+from typing import Any, Callable, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+
+# Arguments that transformers itself understands although they are no fields of the configuration.
+_TRANSFORMERS_ARGUMENTS = frozenset(
+    {
+        "attn_implementation",
+        "auto_map",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "eos_token_id",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "per_layer_config",
+        "quantization_config",
+        "sep_token_id",
+        "task_specific_params",
+        "tie_last_hidden_states",
+        "tokenizer_class",
+        "torch_dtype",
+    }
+)
+
+CHOICES = {
+    "discretization": ("zoh", "bilinear"),
+    "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
+    "init": ("legs", "lin", "inv", "real"),
+    "kernel_type": ("s4d", "s4"),
+    "norm_type": ("layer", "batch"),
+    "pooling": ("last", "mean", "first", None),
+    "sobolev_frequency": ("normalized", "radian", "bilinear"),
+    "sobolev_mode": ("causal", "zero_phase"),
+    "tau_statistics": ("batch", "unit"),
+}
+_POSITIVE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "state_size", "num_input_channels"),
+    *("max_position_embeddings", "conv_kernel", "filter_order", "filter_activation_frequency", "frequency_scale"),
+    *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "sinusoid_window"),
+)
+_NOT_NEGATIVE = ("frequency_shift", "tau_weight", "num_inner_mlps")
+_PROBABILITIES = ("embedding_dropout", "hidden_dropout", "classifier_dropout")
+
+
+@strict
+class SSMConfig(PreTrainedConfig):
+    r"""
+    Base of `HyenaConfig` and `S4Config`. Unknown arguments are an error that names the nearest valid one.
+
+    Args:
+        vocab_size (`int`, defaults to 12): Number of tokens; 12 is the single-nucleotide vocabulary.
+        hidden_size (`int`, defaults to 128): Channels D of the residual stream.
+        num_hidden_layers (`int`, defaults to 2): Number of blocks.
+        num_input_channels (`int`, *optional*): Channels of continuous `input_values` of shape `(B, L, C_in)`.
+            `None`: the model reads token ids (the signal regression head then takes 1 channel).
+        bidirectional (`bool`, *optional*): Two-sided convolutions. `None`: two-sided under the masked-LM
+            head, causal elsewhere.
+        pooling (`str`, *optional*): `"last"`, `"mean"` or `"first"` over the tokens the mask keeps. `None`:
+            mean for sequence classification, no pooling for signal regression.
+        norm_type (`str`, defaults to `"layer"`): `"layer"`, or `"batch"` over the tokens the mask keeps.
+        norm_first (`bool`, defaults to `True`): Pre-norm blocks and a final norm; `False`: post-norm blocks.
+        state_size (`int`, defaults to 64): Real states N per channel, stored as N/2 conjugate pairs.
+        init (`str`, defaults to `"legs"`): State matrix at initialisation: `"legs"`, `"lin"`, `"inv"`, `"real"`.
+        discretization (`str`, defaults to `"zoh"`): `"zoh"` or `"bilinear"`.
+        time_step_min, time_step_max (`float`, defaults to 1e-3 and 1e-1): Range of the step size Δ, drawn
+            log-uniformly per channel.
+        frequency_scale (`float`, defaults to 1.0): α of Yu et al., eq. (5): multiplies the imaginary part of the
+            state matrix at initialisation (for Hyena's other filters: their angular frequencies).
+        frequency_shift (`float`, defaults to 0.0): Yu et al., eq. (14): w ↦ sign(w)(|w| + shift), after α.
+        sobolev_order (`float` or list of one per layer, defaults to 0.0): β of Yu et al., eq. (8).
+        sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
+            looks ahead and is refused by causal heads.
+        sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
+            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
+        sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
+        rescale_init (`bool`, defaults to `False`): Liu & Li, Algorithm 1, done once by `SSMTrainer` before the first
+            step of a fresh model.
+        rescaled (`bool`, defaults to `False`): Record that the rescaling was done. Not meant to be set by hand.
+        tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
+        tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`, or
+            `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the kernel).
+        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
+        initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
+        layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
+        embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
+            each mixer and MLP, before the classifier.
+        tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
+
+    Raises:
+        ValueError: An unknown argument, a value out of its range or choices, flags that exclude each other.
+    """
+
+    attribute_map: ClassVar[dict[str, str]] = {
+        "d_model": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_layers": "num_hidden_layers",
+        "d_state": "state_size",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "dt_min": "time_step_min",
+        "dt_max": "time_step_max",
+    }
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
+    # Set by `hf_ssm` itself: the model classes (and with them torch) are registered with the Auto classes when the
+    # first configuration is made, not when the package is imported.
+    on_first_use: ClassVar[Callable[[], None] | None] = None
+
+    vocab_size: int = 12
+    hidden_size: int = 128
+    num_hidden_layers: int = 2
+    num_input_channels: int | None = None
+    bidirectional: bool | None = None
+    pooling: str | None = None
+    norm_type: str = "layer"
+    norm_first: bool = True
+    state_size: int = 64
+    init: str = "legs"
+    discretization: str = "zoh"
+    time_step_min: float | int = 0.001
+    time_step_max: float | int = 0.1
+    frequency_scale: float | int = 1.0
+    frequency_shift: float | int = 0.0
+    sobolev_order: float | int | list[float | int] = 0.0
+    sobolev_mode: str = "causal"
+    sobolev_frequency: str = "normalized"
+    sobolev_trainable: bool = False
+    rescale_init: bool = False
+    rescaled: bool = False
+    tau_weight: float | int = 0.0
+    tau_statistics: str = "batch"
+    tau_detach_statistics: bool = True
+    initializer_range: float | int = 0.02
+    layer_norm_epsilon: float | int = 1e-5
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        super().__post_init__(**kwargs)
+        self._derive()
+        self.check()
+        if SSMConfig.on_first_use is not None:
+            SSMConfig.on_first_use()
+
+    def _derive(self) -> None:
+        """Fill fields whose default depends on others; after `attribute_map` has been applied."""
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        own = {field.name for field in fields(self)} | set(self.attribute_map)
+        theirs = _TRANSFORMERS_ARGUMENTS | set(GenerationConfig._get_default_generation_params())
+        for name in kwargs:
+            if name in own or name in theirs or name.startswith("_"):
+                continue
+            near = difflib.get_close_matches(name, sorted(own | theirs), n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(sorted(own))}."
+            raise ValueError(f"{type(self).__name__} has no argument `{name}` (given {kwargs[name]!r}): {hint}")
+
+    def check(self) -> None:
+        """Raise `ValueError` for values out of range; also run by the models, as fields can be assigned later."""
+        for name, choices in CHOICES.items():
+            value = getattr(self, name, choices[0])
+            if value not in choices:
+                raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        self._check_numbers()
+        if self.state_size % 2:
+            raise ValueError(f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.")
+        if self.time_step_min > self.time_step_max:
+            raise ValueError(
+                f"`time_step_min` ({self.time_step_min}) must not exceed `time_step_max` ({self.time_step_max})."
+            )
+        orders = self.sobolev_order if isinstance(self.sobolev_order, list) else [self.sobolev_order]
+        if isinstance(self.sobolev_order, list) and len(orders) != self.num_hidden_layers:
+            raise ValueError(
+                f"`sobolev_order` has {len(orders)} entries for num_hidden_layers={self.num_hidden_layers}: "
+                "give one number, or one for each layer."
+            )
+        if not all(math.isfinite(order) for order in orders):
+            raise ValueError(f"`sobolev_order` must be finite, got {self.sobolev_order}.")
+
+    def _check_numbers(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name, None)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name, 0)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
+        for name in _PROBABILITIES:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)}.")
+
+    @property
+    def sobolev_orders(self) -> list[float]:
+        """β of each layer."""
+        if isinstance(self.sobolev_order, list):
+            return [float(order) for order in self.sobolev_order]
+        return [float(self.sobolev_order)] * self.num_hidden_layers
+
+    @property
+    def longest_input(self) -> int | None:
+        """Longest input in tokens; `None` where there is no limit."""
+        return None
+
+    @property
+    def looks_ahead(self) -> str | None:
+        """The flag that lets the model read later positions, with its mend; `None` for a causal model."""
+        if self.bidirectional:
+            return "`bidirectional=True` (set `bidirectional=False`)"
+        if self.sobolev_mode == "zero_phase" and (self.sobolev_trainable or any(self.sobolev_orders)):
+            return "`sobolev_mode='zero_phase'` (set `sobolev_mode='causal'`)"
+        return None
+
+
+__all__ = ["SSMConfig"]

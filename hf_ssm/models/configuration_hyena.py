@@ -1,0 +1,91 @@
+"""Configuration of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network)."""
+
+from typing import ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_common import SSMConfig
+
+
+@strict
+class HyenaConfig(SSMConfig):
+    r"""
+    Gated long convolutions: in-projection to `hyena_order + 1` streams, a short convolution, then `hyena_order - 1`
+    gated long convolutions and an MLP, pre-norm. See `SSMConfig` for the arguments all families share.
+
+    Args:
+        hyena_order (`int`, defaults to 2): Number of gates (two or more); there is one long filter fewer.
+        filter_type (`str`, defaults to `"implicit"`): `"implicit"` (Hyena: sine MLP with exponential window),
+            `"sinusoid"` (Nishikawa & Suzuki 2024, Section 3), `"s4d"` or `"s4"` (H3-style).
+        conv_kernel (`int`, defaults to 3): Taps of the short convolution.
+        intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
+        max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is
+            normalised by it. The other filter types have no longest input.
+        filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
+        filter_emb_dim (`int`, defaults to 5): Width of its positional embedding: odd, three or more (time, and pairs
+            of cosine and sine).
+        num_inner_mlps (`int`, defaults to 2): Hidden layers of the filter's MLP after the first.
+        filter_activation_frequency (`float`, defaults to 10.0): Frequency ω of its activation sin(ω x).
+        filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
+        filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window.
+        sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
+        use_bias (`bool`, defaults to `True`): Biases of the projections.
+        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
+
+    Example:
+        >>> from hf_ssm import HyenaConfig, HyenaForCausalLM
+        >>> model = HyenaForCausalLM(HyenaConfig(hidden_size=32, filter_type="s4d", sobolev_order=0.5))
+    """
+
+    model_type = "hf_ssm_hyena"
+    attribute_map: ClassVar[dict[str, str]] = {
+        **SSMConfig.attribute_map,
+        "d_inner": "intermediate_size",
+        "d_conv": "conv_kernel",
+        "max_seq_len": "max_position_embeddings",
+        "emb_dim": "filter_emb_dim",
+        "short_filter_order": "conv_kernel",
+        "activation_freq": "filter_activation_frequency",
+        "train_freq": "filter_train_frequency",
+        "embed_dropout": "embedding_dropout",
+        "hyena_dropout": "hidden_dropout",
+    }
+
+    hyena_order: int = 2
+    filter_type: str = "implicit"
+    conv_kernel: int = 3
+    intermediate_size: int | None = None
+    max_position_embeddings: int = 1024
+    filter_order: int = 64
+    filter_emb_dim: int = 5
+    num_inner_mlps: int = 2
+    filter_activation_frequency: float | int = 10.0
+    filter_train_frequency: bool = True
+    filter_window_shift: float | int = 0.05
+    sinusoid_window: int | None = None
+    use_bias: bool = True
+    hidden_act: str = "gelu_pytorch_tanh"
+
+    def _derive(self) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.sinusoid_window is None:
+            self.sinusoid_window = self.max_position_embeddings
+
+    def check(self) -> None:
+        super().check()
+        if self.hyena_order < 2:
+            raise ValueError(f"`hyena_order` must be 2 or more (two gates around a filter), got {self.hyena_order}.")
+        if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
+            raise ValueError(
+                "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "
+                f"got {self.filter_emb_dim}: take {max(3, self.filter_emb_dim + 1)}."
+            )
+
+    @property
+    def longest_input(self) -> int | None:
+        """Longest input in tokens; `None` where there is no limit."""
+        return self.max_position_embeddings if self.filter_type == "implicit" else None
+
+
+__all__ = ["HyenaConfig"]

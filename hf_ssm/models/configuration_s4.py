@@ -1,0 +1,37 @@
+"""Configuration of the linear time-invariant state space models S4 and S4D."""
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_common import SSMConfig
+
+
+@strict
+class S4Config(SSMConfig):
+    r"""
+    S4 and S4D: each block is a norm, a state space convolution, an activation and a (gated) linear map. See
+    `SSMConfig` for the arguments all families share.
+
+    Args:
+        num_hidden_layers (`int`, defaults to 4): Number of blocks.
+        kernel_type (`str`, defaults to `"s4d"`): `"s4d"` (diagonal state matrix) or `"s4"` (diagonal plus rank one;
+            with `init="legs"` exactly HiPPO-LegS, with the others a random rank-one term).
+        use_skip (`bool`, defaults to `True`): Feed-through D u.
+        hidden_act (`str`, defaults to `"gelu"`): Activation after the convolution; `"linear"` for none.
+        output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear
+            map.
+
+    Example:
+        >>> from hf_ssm import S4Config, S4ForSequenceClassification
+        >>> model = S4ForSequenceClassification(S4Config(init="lin", frequency_scale=2.0, bidirectional=True))
+    """
+
+    model_type = "hf_ssm_s4"
+
+    num_hidden_layers: int = 4
+    kernel_type: str = "s4d"
+    use_skip: bool = True
+    hidden_act: str = "gelu"
+    output_glu: bool = True
+
+
+__all__ = ["S4Config"]

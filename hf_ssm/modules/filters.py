@@ -1,0 +1,296 @@
+"""Generators of long convolution kernels: state space (S4D, S4), implicit (Hyena) and sinusoid filters.
+
+Legend: `C` channels, `K` directions (1, or 2 for a two-sided convolution), `L` length, `N` state size, `H` = N / 2
+stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction holds the taps that look ahead, the
+nearest first. Every kernel is linear in the parameters that `scale_` multiplies.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_kernel, sinusoid_kernel
+
+__all__ = ["ImplicitFilter", "LongFilter", "SinusoidFilter", "StateSpaceFilter", "build_filter"]
+
+
+class LongFilter(nn.Module):
+    """Base: a kernel of any length for each of `channels` channels, in one or two directions."""
+
+    def __init__(self, channels: int, directions: int):
+        super().__init__()
+        self.channels = channels
+        self.directions = directions
+
+    def forward(self, length: int) -> Tensor:
+        """The kernel of shape `(K, C, length)`, in float32 or better."""
+        raise NotImplementedError
+
+    def time_step(self) -> Tensor | float:
+        """Δ of each channel, `(C,)`, or 1.0 where the filter has no step size."""
+        return 1.0
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Fresh values of the parameters by name (some are random draws)."""
+        raise NotImplementedError
+
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        """Multiply the kernel of some channels, in place, by scaling the parameters it is linear in."""
+        raise NotImplementedError
+
+    def _precise(self, parameter: Tensor) -> Tensor:
+        return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+class StateSpaceFilter(LongFilter):
+    r"""Kernel of a state space model, k_l = C Ā^l B̄, with a diagonal (S4D) or diagonal plus rank-one (S4) matrix.
+
+    The real part of the eigenvalues is -exp(log_A_real), so that the model stays stable. Complex parameters are stored
+    as real pairs in a last dimension of size 2. Both directions share Δ, A and B.
+
+    Source: Liu & Li 2024, Section 4 (parameterisation); Yu et al. 2024, eq. (5) (frequency scale).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        directions: int,
+        *,
+        state_size: int,
+        low_rank: bool,
+        init: str,
+        discretization: str,
+        time_step_range: tuple[float, float],
+        frequency_scale: float = 1.0,
+        frequency_shift: float = 0.0,
+    ):
+        super().__init__(channels, directions)
+        self.state_size = state_size
+        self.low_rank = low_rank
+        self.init = init
+        self.discretization = discretization
+        self.time_step_range = time_step_range
+        self.frequency_scale = frequency_scale
+        self.frequency_shift = frequency_shift
+        pairs = state_size // 2
+        self.log_dt = nn.Parameter(torch.empty(channels))
+        self.log_A_real = nn.Parameter(torch.empty(channels, pairs))
+        self.A_imag = nn.Parameter(torch.empty(channels, pairs))
+        self.B = nn.Parameter(torch.empty(channels, pairs, 2))
+        self.C = nn.Parameter(torch.empty(directions, channels, pairs, 2))
+        if low_rank:
+            self.P = nn.Parameter(torch.empty(channels, pairs, 2))
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        pairs = self.state_size // 2
+        eigenvalues = initial_eigenvalues(
+            self.init, self.state_size, self.frequency_scale, self.frequency_shift
+        )
+        if self.init == "legs":
+            _, low_rank, inputs, _ = legs_nplr(self.state_size)
+        else:
+            low_rank = torch.randn(self.channels, pairs, dtype=torch.complex128)
+            inputs = torch.ones(pairs, dtype=torch.complex128)
+        low, high = (math.log(bound) for bound in self.time_step_range)
+        shape = (self.channels, pairs)
+        values = {
+            "log_dt": low + (high - low) * torch.rand(self.channels),
+            "log_A_real": (-eigenvalues.real).log().expand(shape),
+            "A_imag": eigenvalues.imag.expand(shape),
+            "B": torch.view_as_real(inputs.expand(shape).contiguous()),
+            "C": torch.view_as_real(torch.randn(self.directions, *shape, dtype=torch.complex128)),
+        }
+        if self.low_rank:
+            values["P"] = torch.view_as_real(low_rank.expand(shape).contiguous())
+        return values
+
+    def state_space(self) -> dict[str, Tensor]:
+        """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
+        matrices = {
+            "a": torch.complex(-self._precise(self.log_A_real).exp(), self._precise(self.A_imag)),
+            "b": torch.view_as_complex(self._precise(self.B).contiguous()),
+            "c": torch.view_as_complex(self._precise(self.C).contiguous()),
+        }
+        if self.low_rank:
+            matrices["p"] = torch.view_as_complex(self._precise(self.P).contiguous())
+        return matrices
+
+    def time_step(self) -> Tensor:
+        return self._precise(self.log_dt).exp()
+
+    def forward(self, length: int) -> Tensor:
+        model = {name: matrix.expand_as(self.state_space()["c"]) for name, matrix in self.state_space().items()}
+        a, b, c = (model[name].flatten(0, 1) for name in "abc")
+        dt = self.time_step().repeat(self.directions)
+        if self.low_rank:
+            p = model["p"].flatten(0, 1)
+            kernel = dplr_kernel(a, p, b, c, dt, length, self.discretization)
+        else:
+            kernel = diagonal_kernel(a, b, c, dt, length, self.discretization)
+        return kernel.unflatten(0, (self.directions, self.channels))
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        self.C[:, channels] *= factor
+
+
+class ImplicitFilter(LongFilter):
+    """Hyena's filter: positional embedding, sine MLP, exponential window.
+
+    z(t) = [t/(T-1), cos(f w), -sin(f w)] with w = 2πt/T and bands f; then linear maps with sin(ω ·) between them; the
+    result is multiplied by exp(-δ t/(T-1)) + shift, with a decay rate δ per channel. T is the longest input, so that
+    the kernel at a lag does not depend on the length of the batch.
+
+    `frequency_scale` multiplies, and `frequency_shift` adds to, the bands f and the activation frequency ω.
+
+    Raises:
+        ValueError: A length over T.
+
+    Source: Nishikawa & Suzuki 2024, Section 2 and Appendix K (HyenaDNA).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        directions: int,
+        *,
+        longest: int,
+        embedding_size: int,
+        width: int,
+        num_inner_layers: int,
+        activation_frequency: float,
+        train_frequency: bool,
+        window_shift: float,
+        frequency_scale: float = 1.0,
+        frequency_shift: float = 0.0,
+    ):
+        super().__init__(channels, directions)
+        self.longest = longest
+        self.embedding_size = embedding_size
+        self.window_shift = window_shift
+        self.frequency_scale = frequency_scale
+        self.frequency_shift = frequency_shift
+        self.activation_frequency = activation_frequency
+        sizes = [embedding_size, *[width] * (num_inner_layers + 1)]
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
+        self.frequency = nn.Parameter(torch.empty(width), requires_grad=train_frequency)
+        self.output = nn.Linear(width, directions * channels, bias=False)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        omega = self._shifted(torch.tensor(self.activation_frequency))
+        values = {"frequency": omega.expand_as(self.frequency)}
+        # PyTorch's default for linear layers: the window expects outputs of order one, whatever the residual
+        # stream's initializer_range is.
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Linear):
+                bound = 1 / math.sqrt(layer.in_features)
+                for kind, parameter in layer.named_parameters():
+                    values[f"{name}.{kind}"] = torch.empty(parameter.shape).uniform_(-bound, bound)
+        return values
+
+    def _shifted(self, frequency: Tensor) -> Tensor:
+        return self.frequency_scale * frequency + self.frequency_shift
+
+    def forward(self, length: int) -> Tensor:
+        if length > self.longest:
+            raise ValueError(
+                f"The input has {length} positions, but the implicit filter is defined on "
+                f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
+            )
+        weight = self._precise(self.output.weight)
+        steps = torch.arange(length, device=weight.device, dtype=weight.dtype)
+        time = (steps / max(self.longest - 1, 1)).unsqueeze(-1)
+        bands = (self.embedding_size - 1) // 2
+        phase = (2 * math.pi / self.longest) * steps.unsqueeze(-1)
+        phase = phase * self._shifted(torch.linspace(1e-4, bands - 1, bands, device=steps.device, dtype=steps.dtype))
+        hidden = torch.cat([time, phase.cos(), -phase.sin()], dim=-1)
+        for layer in self.layers:
+            linear = nn.functional.linear(hidden, self._precise(layer.weight), self._precise(layer.bias))
+            hidden = torch.sin(self._precise(self.frequency) * linear)
+        kernel = (hidden @ weight.T).T.unflatten(0, (self.directions, self.channels))
+        return kernel * (torch.exp(-self._decay_rates(weight) * time.T) + self.window_shift)
+
+    def _decay_rates(self, like: Tensor) -> Tensor:
+        # The window falls to 1 % after 0.3 (fastest channel) to 1.5 (slowest) times the longest input.
+        slow, fast = (-math.log(1e-2) / fraction for fraction in (1.5, 0.3))
+        return torch.linspace(slow, fast, self.channels, device=like.device, dtype=like.dtype).unsqueeze(-1)
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        self.output.weight.unflatten(0, (self.directions, self.channels))[:, channels] *= factor
+
+
+class SinusoidFilter(LongFilter):
+    """k_t = c₁ cos(2π a₁ t / U) + c₂ sin(2π a₂ t / U) for t < U, and 0 beyond.
+
+    The frequencies a are drawn uniformly from [0, U/8] periods per window, times `frequency_scale`, plus
+    `frequency_shift`; the amplitudes c are normal with variance 1/U, so that the kernel has an expected squared
+    norm of one.
+
+    Source: Nishikawa & Suzuki 2024, Section 3 (gated convolution layer) and Appendix D (as a state space model).
+    """
+
+    def __init__(
+        self, channels: int, directions: int, *, window: int, frequency_scale: float = 1.0, frequency_shift: float = 0.0
+    ):
+        super().__init__(channels, directions)
+        self.window = window
+        self.frequency_scale = frequency_scale
+        self.frequency_shift = frequency_shift
+        self.amplitudes = nn.Parameter(torch.empty(2, directions, channels))
+        self.frequencies = nn.Parameter(torch.empty(2, directions, channels))
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        draw = torch.rand(self.frequencies.shape) * self.window / 8
+        return {
+            "amplitudes": torch.randn(self.amplitudes.shape) / math.sqrt(self.window),
+            "frequencies": self.frequency_scale * draw + self.frequency_shift,
+        }
+
+    def forward(self, length: int) -> Tensor:
+        (c1, c2), (a1, a2) = (self._precise(p).flatten(1) for p in (self.amplitudes, self.frequencies))
+        kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
+        return kernel.unflatten(0, (self.directions, self.channels))
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        self.amplitudes[:, :, channels] *= factor
+
+
+def build_filter(config, kind: str, channels: int) -> LongFilter:
+    """The filter of a configuration.
+
+    Args:
+        config: A `HyenaConfig` or `S4Config`.
+        kind: `"implicit"`, `"sinusoid"`, `"s4d"` or `"s4"`.
+        channels: Number of kernels per direction.
+    """
+    directions = 2 if config.bidirectional else 1
+    frequencies = {"frequency_scale": config.frequency_scale, "frequency_shift": config.frequency_shift}
+    if kind == "implicit":
+        return ImplicitFilter(
+            channels,
+            directions,
+            longest=config.max_position_embeddings,
+            embedding_size=config.filter_emb_dim,
+            width=config.filter_order,
+            num_inner_layers=config.num_inner_mlps,
+            activation_frequency=config.filter_activation_frequency,
+            train_frequency=config.filter_train_frequency,
+            window_shift=config.filter_window_shift,
+            **frequencies,
+        )
+    if kind == "sinusoid":
+        return SinusoidFilter(channels, directions, window=config.sinusoid_window, **frequencies)
+    return StateSpaceFilter(
+        channels,
+        directions,
+        state_size=config.state_size,
+        low_rank=kind == "s4",
+        init=config.init,
+        discretization=config.discretization,
+        time_step_range=(config.time_step_min, config.time_step_max),
+        **frequencies,
+    )

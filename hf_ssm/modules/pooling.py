@@ -1,0 +1,30 @@
+"""Pooling of a sequence to one vector, with padding left out. Legend: `B` batch, `L` length, `D` channels."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["pool"]
+
+
+def pool(hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
+    """The last or first token, or the mean over tokens.
+
+    Args:
+        hidden_states: `(B, L, D)`.
+        mask: `(B, L)` or `None`, true at tokens; every row has one.
+        how: `"last"`, `"first"` or `"mean"`.
+
+    Returns:
+        `(B, D)`.
+    """
+    if mask is None:
+        if how == "mean":
+            return hidden_states.mean(dim=1)
+        return hidden_states[:, -1 if how == "last" else 0]
+    if how == "mean":
+        weights = mask.unsqueeze(-1).to(hidden_states.dtype)
+        return torch.where(mask.unsqueeze(-1), hidden_states, 0).sum(dim=1) / weights.sum(dim=1)
+    length = mask.shape[1]
+    steps = torch.arange(length, device=mask.device)
+    index = (mask.int() * (steps + 1 if how == "last" else length - steps)).argmax(dim=1)
+    return hidden_states[torch.arange(len(index), device=index.device), index]

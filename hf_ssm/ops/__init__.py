@@ -1,0 +1,1 @@
+"""Mathematics of sequences: tensors in, tensors out; imports torch only."""

@@ -1,0 +1,95 @@
+"""Short depth-wise convolution and its step.
+
+Dimensions: `B` batch, `L` length, `D` channels, `K` taps.
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def _check(weight: torch.Tensor, bias: torch.Tensor | None, channels: int) -> None:
+    if weight.dim() != 2 or weight.shape[0] != channels or weight.shape[1] < 1:
+        raise ValueError(
+            f"weight must have shape (channels, taps >= 1) with channels = {channels} as in u, "
+            f"got {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != (channels,):
+        raise ValueError(f"bias must have shape ({channels},), got {tuple(bias.shape)}")
+
+
+def _paddings(taps: int, bidirectional: bool) -> tuple[int, int]:
+    left = (taps - 1) // 2 if bidirectional else taps - 1
+    return left, taps - 1 - left
+
+
+def short_conv(
+    u: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, bidirectional: bool = False
+) -> torch.Tensor:
+    """Depth-wise convolution with zero padding, weights in the order of `torch.nn.Conv1d`.
+
+    `y[t] = Σ_i weight[:, i] u[t - left + i] + bias`, where `left = K - 1` for the causal form (the last
+    weight meets the current input) and `left = (K - 1) // 2` for the bidirectional one (centred; an even `K`
+    sees one position more to the right than to the left, as `padding="same"` of torch does).
+
+    Args:
+        u: Input `(B, L, D)`.
+        weight: Taps `(D, K)`.
+        bias: `(D,)`, default none.
+        bidirectional: Centred instead of causal.
+
+    Returns:
+        `(B, L, D)`.
+
+    Raises:
+        ValueError: Shapes do not fit.
+    """
+    if u.dim() != 3:
+        raise ValueError(f"u must have shape (batch, length, channels), got {tuple(u.shape)}")
+    _check(weight, bias, u.shape[2])
+    padded = F.pad(u.transpose(1, 2), _paddings(weight.shape[1], bidirectional))
+    return F.conv1d(padded, weight.unsqueeze(1), bias, groups=u.shape[2]).transpose(1, 2)
+
+
+def short_conv_reference(
+    u: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, bidirectional: bool = False
+) -> torch.Tensor:
+    """`short_conv` as the plain sum over positions and taps; same arguments."""
+    _check(weight, bias, u.shape[2])
+    taps, length = weight.shape[1], u.shape[1]
+    left, _ = _paddings(taps, bidirectional)
+    rows = []
+    for t in range(length):
+        row = torch.zeros_like(u[:, 0]) if bias is None else bias.expand_as(u[:, 0])
+        for i in range(taps):
+            if 0 <= t - left + i < length:
+                row = row + weight[:, i] * u[:, t - left + i]
+        rows.append(row)
+    return torch.stack(rows, dim=1)
+
+
+def short_conv_step(
+    u: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One position of the causal `short_conv`.
+
+    Args:
+        u: Current input `(B, D)`.
+        state: The `K - 1` inputs before it, oldest first, `(B, D, K - 1)`; zeros at the start of a sequence.
+        weight: Taps `(D, K)`.
+        bias: `(D,)`, default none.
+
+    Returns:
+        The output `(B, D)` and the state for the next position, `(B, D, K - 1)` in the dtype of `state`.
+
+    Raises:
+        ValueError: Shapes do not fit.
+    """
+    _check(weight, bias, u.shape[-1])
+    expected = (*u.shape, weight.shape[1] - 1)
+    if state.shape != expected:
+        raise ValueError(
+            f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}"
+        )
+    window = torch.cat([state.to(u.dtype), u.unsqueeze(-1)], dim=-1)
+    y = (window * weight).sum(-1)
+    return (y if bias is None else y + bias), window[..., 1:].to(state.dtype)

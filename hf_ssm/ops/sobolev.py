@@ -1,0 +1,256 @@
+"""Sobolev filters: the weight `(1 + |s|)^β` on frequencies, as a zero-phase and as a causal filter.
+
+Dimensions: `B` batch, `L` length, `D` channels. The order β and the step size dt are one number or one per
+channel, `(D,)`; if either is per channel, so is the result.
+
+Three conventions of the frequency of the j-th node of an FFT of n points, selected by name:
+
+- `"bilinear"`: `|s| = (2 / dt) tan(π j / n)`, infinite at Nyquist (Yu et al. 2025, eq. (6));
+- `"normalized"`: `|s| = j / n`, cycles per sample, at most 1/2 (what their published code does);
+- `"radian"`: `|s| = 2 π j / (n dt)`, radians per unit of time.
+
+Everything is computed in float64 and returned in float32, or in float64 if the order or dt is a float64
+tensor.
+"""
+
+import math
+
+import torch
+
+from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.lti_kernel import diagonal_transfer
+
+FREQUENCIES = ("bilinear", "normalized", "radian")
+
+
+def _check(
+    count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float
+) -> None:
+    if count < 1:
+        raise ValueError(f"{count_name} must be at least 1, got {count!r}")
+    if frequency not in FREQUENCIES:
+        raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
+    for name, value in (("order", order), ("dt", dt)):
+        if isinstance(value, torch.Tensor):
+            if value.dim() > 1:
+                raise ValueError(
+                    f"{name} must be a number or have shape (channels,), got {tuple(value.shape)}"
+                )
+        elif not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value!r}")
+    if not isinstance(dt, torch.Tensor) and dt <= 0:
+        raise ValueError(f"dt must be positive, got {dt!r}")
+    shapes = [tuple(t.shape) for t in (order, dt) if isinstance(t, torch.Tensor) and t.dim() == 1]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"order and dt must have one number per channel each, got shapes {shapes}")
+
+
+def _columns(
+    order: torch.Tensor | float, dt: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor, torch.device, torch.dtype]:
+    """Order and step size in float64 with a last axis for nodes or taps; their device; the result's dtype."""
+    tensors = [t for t in (order, dt) if isinstance(t, torch.Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    columns = [torch.as_tensor(t, dtype=torch.float64, device=device).unsqueeze(-1) for t in (order, dt)]
+    return columns[0], columns[1], device, dtype
+
+
+def _magnitudes(n_fft: int, frequency: str, dt: torch.Tensor) -> torch.Tensor:
+    """`|s|` at the nodes 0, 1, ... of the rfft grid below Nyquist, or up to it where it is finite there."""
+    nodes = n_fft // 2 + 1
+    if frequency == "bilinear" and n_fft % 2 == 0:
+        nodes -= 1
+    turns = torch.arange(nodes, device=dt.device, dtype=torch.float64) / n_fft
+    if frequency == "bilinear":
+        return 2 / dt * torch.tan(math.pi * turns)
+    if frequency == "radian":
+        return 2 * math.pi * turns / dt
+    return turns.expand(*dt.shape[:-1], -1)
+
+
+def sobolev_weight(
+    n_fft: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """The weight `(1 + |s_j|)^β` on the nodes of a real FFT.
+
+    At the infinite node (`"bilinear"`, even `n_fft`) it is infinite for β > 0, 0 for β < 0 and 1 for β = 0,
+    and has no gradient; `circular_response` evaluates the product with a transfer function there.
+
+    Args:
+        n_fft: Number of points of the FFT.
+        order: β, a number or `(D,)`.
+        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
+        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor); not used by `"normalized"`.
+
+    Returns:
+        `(n_fft // 2 + 1,)`, or `(D, n_fft // 2 + 1)`.
+
+    Raises:
+        ValueError: `n_fft < 1`, unknown `frequency`, a number that is not finite, a step size not positive.
+
+    Source: Yu et al. 2025, eq. (8).
+    """
+    _check("n_fft", n_fft, order, frequency, dt)
+    beta, step, _, dtype = _columns(order, dt)
+    magnitudes = _magnitudes(n_fft, frequency, step)
+    weight = torch.exp(beta * torch.log1p(magnitudes))
+    if weight.shape[-1] < n_fft // 2 + 1:
+        edge = beta.detach().expand(*weight.shape[:-1], 1)
+        limit = torch.where(edge > 0, math.inf, torch.where(edge < 0, 0.0, 1.0)).to(weight.dtype)
+        weight = torch.cat([weight, limit], dim=-1)
+    return weight.to(dtype)
+
+
+def zero_phase_taps(
+    n_grid: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """Taps `h[0], ..., h[n_grid // 2]` of the symmetric filter whose DFT on `n_grid` points is `(1 + |s|)^β`.
+
+    The filter reaches equally into past and future, `h[-m] = h[m]`; it is for bidirectional models only. β =
+    0 gives exactly `[1, 0, 0, ...]`.
+
+    Args:
+        n_grid: Number of frequencies, odd: an odd grid has no node at Nyquist, where `"bilinear"` is
+            infinite.
+        order: β, a number or `(D,)`.
+        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
+        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor); not used by `"normalized"`.
+
+    Returns:
+        `(n_grid // 2 + 1,)`, or `(D, n_grid // 2 + 1)`.
+
+    Raises:
+        ValueError: `n_grid` even or below 1, and as for `sobolev_weight`.
+
+    Source: Yu et al. 2025, eq. (8), transformed back to the time domain.
+    """
+    _check("n_grid", n_grid, order, frequency, dt)
+    if n_grid % 2 == 0:
+        raise ValueError(f"n_grid must be odd (no node at Nyquist), got {n_grid}; use {n_grid + 1}")
+    beta, step, device, dtype = _columns(order, dt)
+    # The transform of the weight less one, so that order 0 gives zeros without rounding.
+    excess = torch.expm1(beta * torch.log1p(_magnitudes(n_grid, frequency, step)))
+    taps = torch.fft.irfft(excess, n=n_grid)[..., : n_grid // 2 + 1]
+    return (taps + _unit(taps.shape[-1], device)).to(dtype)
+
+
+def _unit(length: int, device: torch.device) -> torch.Tensor:
+    return (torch.arange(length, device=device) == 0).to(torch.float64)
+
+
+def _binomial(order: torch.Tensor, ratio: torch.Tensor, length: int) -> torch.Tensor:
+    """Coefficients of `z^1, ..., z^(length - 1)` of `(1 - ratio z)^order`."""
+    k = torch.arange(1, length, device=order.device, dtype=torch.float64)
+    return torch.cumprod(ratio * (k - 1 - order) / k, dim=-1)
+
+
+def causal_taps(
+    length: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """The first taps of the causal filter `(1 + s)^β`.
+
+    On the imaginary axis its magnitude is `(1 + |s|²)^{β/2}`, a weight equivalent to `(1 + |s|)^β`. With z
+    the unit delay:
+
+    - `"radian"`: the backward difference `s = (1 - z) / dt` gives `(1 + 1/dt)^β (1 - z / (1 + dt))^β`;
+    - `"normalized"`: the same with `dt = 2π`, so that s is near i times the cycles per sample at low
+      frequencies; at Nyquist the weight is `(1 + 1/π)^β`, the zero-phase one `(3/2)^β`;
+    - `"bilinear"`: `s = c (1 - z) / (1 + z)` with `c = 2 / dt` gives `(1 + c)^β (1 - r z)^β (1 + z)^{-β}`,
+      with `r = (c - 1) / (c + 1)`; for β > 0 it is singular at Nyquist, and its taps alternate in sign and
+      vary like `k^(β-1)`.
+
+    β = 0 gives exactly `[1, 0, 0, ...]`. The filters of β and -β are inverse to one another. Differentiable
+    in the order (at integers too) and the step size.
+
+    Args:
+        length: Number of taps.
+        order: β, a number or `(D,)`.
+        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
+        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor); not used by `"normalized"`.
+
+    Returns:
+        `(length,)`, or `(D, length)`.
+
+    Raises:
+        ValueError: `length < 1`, unknown `frequency`, a number that is not finite, a step size not positive.
+
+    Source: a causal variant of Yu et al. 2025, eq. (8).
+    """
+    _check("length", length, order, frequency, dt)
+    beta, step, device, dtype = _columns(order, dt)
+    if frequency == "bilinear":
+        gain, ratio = 2 / step, (2 - step) / (2 + step)
+    else:
+        gain = torch.full_like(step, 1 / (2 * math.pi)) if frequency == "normalized" else 1 / step
+        ratio = gain / (1 + gain)
+    series = _binomial(beta, ratio, length)
+    if frequency == "bilinear" and length > 1:
+        other = _binomial(-beta, -torch.ones_like(ratio), length)
+        series = series + other + _product(series, other)
+    series = torch.nn.functional.pad(series, (1, 0)) + _unit(length, device)
+    return (torch.exp(beta * torch.log1p(gain)) * series).to(dtype)
+
+
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Coefficients of `z^1, ...` of the product of two series that start at `z^1`, cut to their length."""
+    count = x.shape[-1]
+    n = next_fast_len(2 * count)
+    full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
+    return torch.nn.functional.pad(full[..., : count - 1], (1, 0))
+
+
+def circular_response(
+    u: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    order: torch.Tensor | float,
+    dt: torch.Tensor | float,
+) -> torch.Tensor:
+    """The paper's circular evaluation of a filtered diagonal system at bilinear nodes.
+
+    `y = irfft(rfft(u) G(s_j) (1 + |s_j|)^β)` with `s_j = i (2 / dt) tan(π j / L)`. At Nyquist (even `L`) the
+    weight is infinite and G zero; their product is taken as a whole. With `s G(s) -> m0 = 2 Re Σ c b` and `s
+    (s G(s) - m0) -> m1 = 2 Re Σ c b a`, the product tends to `-i m0 |s|^{β-1} - m1 |s|^{β-2}`. The node's
+    sine is zero at every sample, so only the real part enters: 0 for β < 2, `-m1` for β = 2, infinite beyond.
+
+    Args:
+        u: Input `(B, L, D)`, treated as periodic.
+        a: Eigenvalues `(D, H)`, one of each conjugate pair.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+        order: β, a number or `(D,)`.
+        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor).
+
+    Returns:
+        `(B, L, D)` in the dtype of `u` (computed in float64).
+
+    Raises:
+        ValueError: Shapes do not fit, or β > 2 with an even length.
+
+    Source: Yu et al. 2025, eqs. (6) and (8).
+    """
+    if u.dim() != 3 or u.shape[2] != a.shape[0]:
+        raise ValueError(
+            f"u must have shape (batch, length, channels = {a.shape[0]} as in a), got {tuple(u.shape)}"
+        )
+    length = u.shape[1]
+    _check("length", length, order, "bilinear", dt)
+    beta, step, _, _ = _columns(order, dt)
+    beta, step = beta.to(u.device), step.to(u.device)
+    a, b, c = (t.to(torch.complex128) for t in (a, b, c))
+    magnitudes = _magnitudes(length, "bilinear", step)
+    s = torch.complex(torch.zeros_like(magnitudes), magnitudes)
+    response = diagonal_transfer(s, a, b, c) * torch.exp(beta * torch.log1p(magnitudes))
+    if length % 2 == 0:
+        if bool((beta > 2).any()):
+            raise ValueError(
+                f"order must be at most 2 for an even length ({length}), where the response at Nyquist is "
+                f"infinite beyond, got {float(beta.max())}; use an odd length or another frequency convention"
+            )
+        moment = -2 * (a * b * c).sum(-1, keepdim=True)
+        edge = torch.where(beta == 2, moment.real, torch.zeros_like(moment.real))
+        response = torch.cat([response, edge.to(response.dtype)], dim=-1)
+    spectrum = torch.fft.rfft(u.to(torch.float64).transpose(1, 2).contiguous())
+    return torch.fft.irfft(spectrum * response, n=length).transpose(1, 2).to(u.dtype)

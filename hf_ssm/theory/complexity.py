@@ -1,0 +1,106 @@
+"""The data-dependent complexity τ of a linear time-invariant state space model (Liu & Li 2024).
+
+Legend: `B` batch, `L` length, `D` channels.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["lag_moments", "tau", "tau_reference"]
+
+
+def lag_moments(
+    inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
+
+    The last position of a row is its last token, so that padding on either side changes nothing. The variance is the
+    population variance (divided by the number of rows that reach the distance), in float32 or better.
+
+    Args:
+        inputs: `(B, L, D)`, what enters the convolution.
+        mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
+        from_first: Count distances from the first token instead (for the kernel that runs backwards).
+
+    Returns:
+        Mean μ and variance K, both `(L, D)`; entry ℓ belongs to the token ℓ steps away from the anchor. Distances that
+        no row reaches have mean and variance 0.
+
+    Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
+    """
+    inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+    length = inputs.shape[1]
+    steps = torch.arange(length, device=inputs.device)
+    if mask is None:
+        variance, mean = torch.var_mean(inputs, dim=0, correction=0)
+        return (mean, variance) if from_first else (mean.flip(0), variance.flip(0))
+    mask = mask.bool()
+    anchor = (mask.int() * (length - steps if from_first else steps + 1)).argmax(dim=1, keepdim=True)
+    position = anchor + steps if from_first else anchor - steps
+    index = position.clamp(0, length - 1)
+    present = (mask.gather(1, index) & (position == index)).unsqueeze(-1).to(inputs.dtype)
+    aligned = inputs.gather(1, index.unsqueeze(-1).expand_as(inputs))
+    count = present.sum(dim=0).clamp(min=1)
+    mean = (aligned * present).sum(dim=0) / count
+    variance = ((aligned - mean).square() * present).sum(dim=0) / count
+    return mean, variance
+
+
+def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
+    """τ of each channel: the size of the output at the last position, given the inputs' moments.
+
+    τ^(1/2) = Σ_ℓ |k_ℓ| √K_ℓ + |Σ_ℓ k_ℓ μ_ℓ|, where ℓ is the distance to the last position.
+
+    Args:
+        kernel: `(D, L)`, the convolution kernel; a feed-through term belongs to lag 0.
+        mean: `(L, D)`, μ by distance to the last position; `None` for 0.
+        variance: `(L, D)`, K likewise; `None` for 1 (then τ is the squared ℓ1 norm of the kernel).
+
+    Returns:
+        `(D,)`; the mean over channels is the τ of a layer.
+
+    Source: Liu & Li 2024, eq. (6) and Algorithm 1, lines 8 and 9.
+    """
+    if variance is None:
+        root = kernel.abs().sum(dim=-1)
+    else:
+        # The square root has an infinite slope at 0, where a constant input contributes nothing.
+        safe = torch.where(variance > 0, variance, 1.0)
+        deviation = torch.where(variance > 0, safe.sqrt(), 0.0)
+        root = torch.linalg.vecdot(kernel.abs(), deviation.T)
+    if mean is not None:
+        root = root + torch.linalg.vecdot(kernel, mean.T).abs()
+    return root.square()
+
+
+def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`tau(kernel, *lag_moments(inputs, mask))` by plain loops over channels, lags and rows, in float64.
+
+    Args:
+        kernel: `(D, L)`.
+        inputs: `(B, L, D)`.
+        mask: `(B, L)` or `None`.
+
+    Returns:
+        `(D,)`, float64.
+    """
+    batch, length, channels = inputs.shape
+    kernel, inputs = kernel.double(), inputs.double()
+    rows = [
+        [t for t in range(length) if mask is None or bool(mask[b, t])]
+        for b in range(batch)
+    ]
+    values = []
+    for d in range(channels):
+        spread, centre = kernel.new_zeros(()), kernel.new_zeros(())
+        for lag in range(length):
+            at = [(b, row[-1] - lag) for b, row in enumerate(rows) if row]
+            seen = [inputs[b, t, d] for b, t in at if t in rows[b]]
+            if seen:
+                samples = torch.stack(seen)
+                variance = ((samples - samples.mean()) ** 2).mean()
+                if variance > 0:
+                    spread = spread + kernel[d, lag].abs() * variance.sqrt()
+                centre = centre + kernel[d, lag] * samples.mean()
+        values.append((spread + centre.abs()) ** 2)
+    return torch.stack(values)

@@ -1,0 +1,145 @@
+"""Metrics of a run, as plain functions of arrays and as callables for the Trainer.
+
+Dimensions: `n` examples, `k` classes, B batch, L length, V vocabulary.
+
+They are written out here because `evaluate.load("accuracy")` asks the Hub, and a run must work without a
+network. The tests compare them with scikit-learn.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import EvalPrediction
+
+IGNORED_LABEL = -100
+"""Labels with this value (padding, unmasked tokens) count nowhere; it is PyTorch's own convention."""
+
+
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """Counts of (true, predicted) pairs over the classes that occur in either argument.
+
+    Args:
+        labels: `(n,)` integers, the truth.
+        predictions: `(n,)` integers.
+
+    Returns:
+        `(k, k)` int64; rows are the truth, columns the predictions, classes ascending.
+
+    Raises:
+        ValueError: if the shapes differ, are not one-dimensional, or there is no example.
+    """
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if labels.shape != predictions.shape or labels.ndim != 1:
+        raise ValueError(
+            f"labels and predictions must be 1-d and of one shape, got {labels.shape} and {predictions.shape}"
+        )
+    if labels.size == 0:
+        raise ValueError("labels is empty: a metric needs at least one example")
+    classes, indices = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
+    matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(matrix, (indices[: labels.size], indices[labels.size :]), 1)
+    return matrix
+
+
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Share of examples whose predicted class is the true one, in [0, 1]."""
+    matrix = confusion_matrix(labels, predictions)
+    return float(np.trace(matrix) / matrix.sum())
+
+
+def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Unweighted mean over classes of F1 = 2 TP / (2 TP + FP + FN), in [0, 1].
+
+    The classes are those that occur among the labels or the predictions, so no denominator is zero.
+    """
+    matrix = confusion_matrix(labels, predictions)
+    return float(np.mean(2 * np.diag(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))))
+
+
+def matthews_correlation(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Correlation of truth and prediction as one-hot variables, in [-1, 1] (Gorodkin 2004 for k > 2).
+
+    It is 0 by convention when either of them is constant, as then no correlation is defined.
+    """
+    matrix = confusion_matrix(labels, predictions).astype(np.float64)
+    true_counts, predicted_counts, total = matrix.sum(axis=1), matrix.sum(axis=0), matrix.sum()
+    covariance = np.trace(matrix) * total - true_counts @ predicted_counts
+    true_variance = total**2 - true_counts @ true_counts
+    predicted_variance = total**2 - predicted_counts @ predicted_counts
+    if true_variance == 0 or predicted_variance == 0:
+        return 0.0
+    return float(covariance / np.sqrt(true_variance * predicted_variance))
+
+
+def _first(predictions: Any) -> np.ndarray:
+    """The logits of an `EvalPrediction`, which are the first entry when a model returns more."""
+    return np.asarray(predictions[0] if isinstance(predictions, tuple | list) else predictions)
+
+
+def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """`accuracy`, `f1` (macro) and `mcc`; the `compute_metrics` of sequence and token classification.
+
+    Args:
+        prediction: logits `(n, k)` with labels `(n,)`, or, per token, class indices `(n, L)` as
+            `predicted_classes` leaves them with labels `(n, L)`, of which `IGNORED_LABEL` is left out.
+    """
+    predictions, labels = _first(prediction.predictions), np.asarray(prediction.label_ids)
+    if predictions.ndim == labels.ndim + 1:
+        predictions = predictions.argmax(axis=-1)
+    counted = labels != IGNORED_LABEL
+    labels, predictions = labels[counted], predictions[counted]
+    return {
+        "accuracy": accuracy(labels, predictions),
+        "f1": macro_f1(labels, predictions),
+        "mcc": matthews_correlation(labels, predictions),
+    }
+
+
+def predicted_classes(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Class indices `(B, L)` of logits `(B, L, k)`: what token classification keeps of each batch."""
+    del labels  # the Trainer hands them over to every such function
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+
+
+def token_statistics(
+    shift: bool,
+) -> Callable[[torch.Tensor | tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+    """The `preprocess_logits_for_metrics` of language modelling: three sums per row instead of all logits.
+
+    The Trainer keeps what it is given for the whole evaluation set; `(B, L, V)` logits would fill the
+    memory, and a mean of batch means is not the mean over tokens when lengths differ.
+
+    Args:
+        shift: whether position t predicts the label at t + 1 (causal) or at t (masked).
+
+    Returns:
+        A function of logits `(B, L, V)` and labels `(B, L)` that gives `(B, 3)` float64: summed negative
+        log-likelihood (nats), number of right predictions, number of counted tokens.
+    """
+
+    def preprocess(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        if shift:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        counted = labels != IGNORED_LABEL
+        nll = torch.nn.functional.cross_entropy(
+            logits.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
+        )
+        right = (logits.argmax(dim=-1) == labels) & counted
+        return torch.stack([column.double().sum(dim=1) for column in (nll, right, counted)], dim=1)
+
+    return preprocess
+
+
+def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """`perplexity` (exp of the mean nats per token) and `token_accuracy` from `token_statistics`.
+
+    Raises:
+        ValueError: if no token counts, as when every sequence is a single token.
+    """
+    nll, right, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
+    if counted == 0:
+        raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
+    return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(right / counted)}

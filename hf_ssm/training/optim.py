@@ -1,0 +1,29 @@
+"""Which parameters get which learning rate and weight decay, by name (attributes of parameters do not survive loading)."""
+
+__all__ = ["is_decayed", "is_dynamics", "is_sobolev_order"]
+
+# Step sizes and state matrices; and what plays their part in Hyena's other filters.
+_DYNAMICS = frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies"})
+_NOT_DECAYED = frozenset({"D", "bias", "sobolev_order"})
+
+
+def _own_name(parameter_name: str) -> str:
+    return parameter_name.rsplit(".", 1)[-1]
+
+
+def is_dynamics(parameter_name: str) -> bool:
+    """Whether the parameter is a step size, a state matrix or a frequency: own learning rate, no decay.
+
+    Source: Liu & Li 2024, Section 5 (Δ, A and B are trained with a small rate and without weight decay).
+    """
+    return ".long_conv.filter." in f".{parameter_name}" and _own_name(parameter_name) in _DYNAMICS
+
+
+def is_sobolev_order(parameter_name: str) -> bool:
+    """Whether the parameter is a trainable β: own learning rate, no decay (Yu et al. 2024, Table 4)."""
+    return _own_name(parameter_name) == "sobolev_order"
+
+
+def is_decayed(parameter_name: str) -> bool:
+    """Whether weight decay applies, for parameters that are no norms."""
+    return not is_dynamics(parameter_name) and _own_name(parameter_name) not in _NOT_DECAYED

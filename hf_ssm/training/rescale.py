@@ -1,0 +1,78 @@
+"""Rescaling at initialisation: Liu & Li 2024, Algorithm 1."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.long_convolution import LongConvolution
+
+__all__ = ["rescale_init_"]
+
+
+@torch.no_grad()
+def rescale_init_(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """Divide C and D of every layer by √τ of that layer, in place, in one forward pass.
+
+    Each layer is rescaled just before it computes, so that the layers above see inputs that are already rescaled.
+    Afterwards `model(**batch, output_tau=True).tau` is 1 for every layer. Dropout is off meanwhile; batch norm
+    stays in the mode the model is in. The configuration records it as `rescaled=True`.
+
+    Args:
+        model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
+        batch: Its keyword inputs, tensors; labels are ignored. Take a batch of many rows: τ rests on their mean and
+            variance.
+
+    Returns:
+        τ of each layer before it was rescaled, `(num_hidden_layers,)`.
+
+    Raises:
+        ValueError: The model has no long convolution; τ of a layer is 0, NaN or infinite (the model is then left as it
+            was).
+
+    Warns:
+        UserWarning: The batch has one row, so that all variances are 0.
+
+    Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
+    """
+    layers = [
+        [part for part in block.modules() if isinstance(part, LongConvolution)]
+        for block in model.modules()
+        if isinstance(block, Block)
+    ]
+    convolutions = [part for layer in layers for part in layer]
+    if not convolutions:
+        raise ValueError(f"{type(model).__name__} has no long convolution to rescale: give a model of hf_ssm.")
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    if any(isinstance(value, Tensor) and value.shape[:1] == (1,) for value in inputs.values()):
+        warnings.warn(
+            "rescale_init_ got a batch of one row: its variance is 0 and τ comes from the mean alone. "
+            "Give a batch of many rows.",
+            stacklevel=2,
+        )
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    before = [[parameter.clone() for parameter in part.parameters()] for part in convolutions]
+    dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]
+    for part in convolutions:
+        part.rescaling = []
+    for dropout in dropouts:
+        dropout.eval()
+    try:
+        model(**inputs)
+        found = torch.stack([torch.stack([tau for part in layer for tau in part.rescaling]).mean() for layer in layers])
+    except Exception:
+        for part, values in zip(convolutions, before, strict=True):
+            for parameter, value in zip(part.parameters(), values, strict=True):
+                parameter.copy_(value)
+        raise
+    finally:
+        for part in convolutions:
+            part.rescaling = None
+        for dropout in dropouts:
+            dropout.train()
+    model.config.rescaled = True
+    return found

@@ -1,0 +1,150 @@
+"""transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+from transformers.utils import logging
+
+from hf_ssm.training.optim import is_decayed, is_dynamics, is_sobolev_order
+from hf_ssm.training.rescale import rescale_init_
+
+__all__ = ["SSMTrainer", "SSMTrainingArguments"]
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class SSMTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the learning rates of the parameters that Liu & Li and Yu et al. train apart.
+
+    `SSMTrainer` also takes plain `TrainingArguments`; it then uses the defaults below.
+    """
+
+    dynamics_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Rate of step sizes and state matrices; default: learning_rate, but at most 1e-3."},
+    )
+    sobolev_learning_rate: float | None = field(
+        default=None, metadata={"help": "Rate of trainable Sobolev orders; default: learning_rate."}
+    )
+
+
+class SSMTrainer(Trainer):
+    """`transformers.Trainer` for the models of hf_ssm.
+
+    - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
+      (the sum over layers), `tau_loss` (λ times it) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
+      and `tau_loss`. Evaluation reports the task loss alone.
+    - With `config.rescale_init=True`, calls `rescale_init_` on the first batch before the first step of a fresh
+      model; never for weights that were loaded, nor for a resumed run, nor twice.
+    - Step sizes, state matrices and trainable Sobolev orders have their own learning rates and no weight decay; nor
+      have norms, biases and feed-throughs.
+
+    Source: Liu & Li 2024, Algorithms 1 and 2.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if getattr(self.compute_loss_func, "adds_tau", False) and self._ssm.config.tau_weight > 0:
+            raise ValueError(
+                "`compute_loss_func=tau_loss(...)` is for the plain Trainer: SSMTrainer adds τ already (config."
+                f"tau_weight={self._ssm.config.tau_weight}). Leave one of the two out."
+            )
+        self.rescale_tau: list[float] | None = None
+        self._parts: dict[str, Tensor] = {}
+
+    @property
+    def _ssm(self) -> Any:
+        return self.accelerator.unwrap_model(self.model)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; rescales a fresh model first where its configuration asks for it."""
+        config = self._ssm.config
+        if config.rescale_init and not config.rescaled and not resume_from_checkpoint:
+            if any(getattr(part, "weights_were_loaded", False) for part in self._ssm.modules()):
+                logger.warning(
+                    "rescale_init=True is for fresh models: this model's weights were loaded, so they stay as they "
+                    "are. Call hf_ssm.rescale_init_(model, batch) to rescale them all the same."
+                )
+            else:
+                self._rescale()
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _rescale(self) -> None:
+        # The generator is put back, so that the first step sees this very batch, as it would without rescaling.
+        with torch.random.fork_rng():
+            batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+        found = rescale_init_(self._ssm, batch)
+        self.rescale_tau = found.tolist()
+        logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Names of the parameters with weight decay."""
+        return [name for name in super().get_decay_parameter_names(model) if is_decayed(name)]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """transformers' optimizer, with groups of their own for dynamics and Sobolev orders."""
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer() if model is None else super().create_optimizer(model)
+        if not fresh:
+            return optimizer
+        rate = self.args.learning_rate
+        dynamics_rate = getattr(self.args, "dynamics_learning_rate", None)
+        sobolev_rate = getattr(self.args, "sobolev_learning_rate", None)
+        rates = {
+            is_dynamics: min(rate, 1e-3) if dynamics_rate is None else dynamics_rate,
+            is_sobolev_order: rate if sobolev_rate is None else sobolev_rate,
+        }
+        named = dict((self.model if model is None else model).named_parameters())
+        for belongs, own_rate in rates.items():
+            chosen = {id(parameter) for name, parameter in named.items() if belongs(name)}
+            moved = []
+            for group in optimizer.param_groups:
+                moved += [parameter for parameter in group["params"] if id(parameter) in chosen]
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+            if moved:
+                optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
+        return optimizer
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Task loss, plus λ Σ τ while training."""
+        weight = self._ssm.config.tau_weight
+        if weight == 0 or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, {**inputs, "output_tau": True}, True, num_items_in_batch)
+        # One row per replica under torch.nn.DataParallel.
+        tau = outputs.tau.unflatten(0, (-1, self._ssm.config.num_hidden_layers)).mean(dim=0)
+        steps = self.current_gradient_accumulation_steps
+        # The Trainer divides by the accumulation steps only what is not normalised by the number of labels already.
+        normalised = (self.model_accepts_loss_kwargs and num_items_in_batch is not None) or bool(self.compute_loss_func)
+        share = steps if normalised else 1
+        self._record(loss.detach().mean() * (share / steps), tau.detach() / steps, 1 / steps)
+        loss = loss + weight * tau.sum() / share
+        return (loss, outputs) if return_outputs else loss
+
+    def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
+        found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])
+        self._parts["sums"] = self._parts.get("sums", torch.zeros_like(found)) + found
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with the parts of the training loss."""
+        if "loss" in logs and "sums" in self._parts:
+            sums = self.accelerator.reduce(self._parts.pop("sums"), "mean")
+            task_loss, *tau = (sums[1:] / sums[0]).tolist()
+            logs = {
+                **logs,
+                "task_loss": task_loss,
+                "tau": sum(tau),
+                "tau_loss": self._ssm.config.tau_weight * sum(tau),
+                **{f"tau_layer_{i}": value for i, value in enumerate(tau)},
+            }
+        super().log(logs, *args, **kwargs)

@@ -1,0 +1,73 @@
+"""Fixtures for all tests: fixed seeds, and poisoned uninitialised memory."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_ssm
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """`torch.empty` is filled with NaN, so that memory which is read before it is written shows in the result."""
+    before = torch.utils.deterministic.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = before[0]
+    torch.use_deterministic_algorithms(before[1])
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real data sets beside the project; the test is skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"the real data sets are not here ({SHARED_DATA})")
+    return SHARED_DATA
+
+
+FAMILIES = ("Hyena", "S4")
+HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Any]:
+    """`make_model(family, head, **config)`: a tiny model whose weights are large enough for every part to matter."""
+
+    def make(family: str, head: str, **arguments: Any) -> Any:
+        defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
+        if family == "Hyena":
+            defaults |= {"max_position_embeddings": 64, "filter_order": 16}
+        config = getattr(hf_ssm, f"{family}Config")(**(defaults | arguments))
+        return getattr(hf_ssm, f"{family}{head}")(config).eval()
+
+    return make
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
+    """`make_batch(head, batch, length)`: keyword inputs of a head with fitting labels."""
+
+    def make(head: str, batch: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 12, (batch, length))
+        if head == "Model":
+            return {"input_ids": tokens}
+        if head == "ForSignalRegression":
+            return {"input_values": torch.randn(batch, length, 1), "labels": torch.randn(batch, length, 2)}
+        if head == "ForSequenceClassification":
+            return {"input_ids": tokens, "labels": torch.randint(0, 2, (batch,))}
+        if head == "ForTokenClassification":
+            return {"input_ids": tokens, "labels": torch.randint(0, 2, (batch, length))}
+        return {"input_ids": tokens, "labels": tokens}
+
+    return make

@@ -1,0 +1,122 @@
+"""Bad configurations and inputs meet an error that names the argument and the mend."""
+
+import pytest
+import torch
+
+from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM
+
+FAMILIES = ("Hyena", "S4")
+
+
+@pytest.mark.parametrize("config", [HyenaConfig, S4Config])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sobolev_ordr": 1.0}, "did you mean `sobolev_order`"),
+        ({"d_models": 3}, "did you mean `d_model`"),
+        ({"completely_wrong": 3}, "the arguments are"),
+        ({"init": "hippo"}, "`init` must be one of 'legs', 'lin', 'inv', 'real', got 'hippo'"),
+        ({"sobolev_mode": "acausal"}, "`sobolev_mode` must be one of"),
+        ({"hidden_size": 0}, "`hidden_size` must be positive"),
+        ({"frequency_scale": -1.0}, "`frequency_scale` must be positive"),
+        ({"tau_weight": -1.0}, "`tau_weight` must be finite and not negative"),
+        ({"state_size": 7}, "`state_size` must be even"),
+        ({"time_step_min": 1.0}, "must not exceed `time_step_max`"),
+        ({"sobolev_order": [1.0], "num_hidden_layers": 2}, "has 1 entries for num_hidden_layers=2"),
+        ({"sobolev_order": float("nan")}, "`sobolev_order` must be finite"),
+        ({"hidden_dropout": 1.0}, "`hidden_dropout` must lie in"),
+    ],
+)
+def test_configuration(config: type, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**arguments)
+
+
+@pytest.mark.parametrize(("size", "mend"), [(4, 5), (2, 3), (1, 3)])
+def test_filter_emb_dim_must_be_odd(size: int, mend: int) -> None:
+    with pytest.raises(ValueError, match=f"`filter_emb_dim` must be odd and at least 3 .* take {mend}"):
+        HyenaConfig(filter_emb_dim=size)
+
+
+def test_values_assigned_after_construction_are_checked_by_the_model() -> None:
+    config = HyenaConfig(hidden_size=8)
+    config.filter_type = "impicit"
+    with pytest.raises(ValueError, match="`filter_type` must be one of"):
+        HyenaForCausalLM(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"bidirectional": True}, "`bidirectional=True` .set `bidirectional=False`"),
+        ({"sobolev_mode": "zero_phase", "sobolev_order": 1.0}, "set `sobolev_mode='causal'`"),
+        ({"sobolev_mode": "zero_phase", "sobolev_trainable": True}, "set `sobolev_mode='causal'`"),
+        ({"num_input_channels": 2}, "`num_input_channels`=2"),
+    ],
+)
+def test_causal_heads_refuse_to_look_ahead(make_model, family: str, flags: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model(family, "ForCausalLM", **flags)
+
+
+def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
+    make_model("S4", "ForCausalLM", sobolev_mode="zero_phase")
+
+
+@pytest.mark.parametrize(
+    ("head", "inputs", "message"),
+    [
+        ("ForCausalLM", {"input_ids": torch.zeros(1, 65, dtype=torch.long)}, "`max_position_embeddings`=64"),
+        ("ForCausalLM", {"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"none of it empty, got \(1, 0\)"),
+        ("ForCausalLM", {"input_ids": torch.full((1, 3), 12)}, "the vocabulary has 12"),
+        ("ForCausalLM", {}, "exactly one of `input_ids` and `inputs_embeds`, got none"),
+        (
+            "ForCausalLM",
+            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 4)},
+            r"`attention_mask` has the shape \(1, 4\)",
+        ),
+        (
+            "ForCausalLM",
+            {"input_ids": torch.zeros(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},
+            "keeps no token in row 1",
+        ),
+        (
+            "ForSequenceClassification",
+            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([2])},
+            "`labels` has the value 2, but `num_labels`=2 allows 0 to 1",
+        ),
+        (
+            "ForTokenClassification",
+            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([[0, -1, 1]])},
+            "`labels` has the value -1",
+        ),
+        (
+            "ForCausalLM",
+            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([[0, 12, 1]])},
+            "`labels` has the value 12, but `vocab_size`=12",
+        ),
+        ("ForSignalRegression", {"input_values": torch.tensor([[[1.0], [torch.nan]]])}, "`input_values` holds NaN"),
+        ("ForSignalRegression", {"input_values": torch.zeros(1, 3, 2)}, "has 2 channels, but `num_input_channels`=1"),
+        ("ForSignalRegression", {"input_ids": torch.zeros(1, 3, dtype=torch.long)}, "exactly one of `input_values`"),
+        (
+            "ForSignalRegression",
+            {"input_values": torch.zeros(1, 3, 1), "labels": torch.zeros(1, 4, 2)},
+            r"`labels` has the shape \(1, 4, 2\), but the output is \(1, 3, 2\)",
+        ),
+    ],
+)
+def test_inputs(make_model, head: str, inputs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model("Hyena", head)(**inputs)
+
+
+def test_only_the_implicit_filter_has_a_longest_input(make_model) -> None:
+    for kind in ("sinusoid", "s4d", "s4"):
+        assert make_model("Hyena", "Model", filter_type=kind)(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_masked_lm_is_two_sided_and_leaves_the_given_configuration_alone() -> None:
+    config = S4Config(hidden_size=8, state_size=8)
+    assert S4ForMaskedLM(config).config.bidirectional is True
+    assert config.bidirectional is None

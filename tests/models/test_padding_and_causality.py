@@ -1,0 +1,120 @@
+"""Padding changes nothing, and causal heads do not see the future."""
+
+import pytest
+import torch
+
+FAMILIES = ("Hyena", "S4")
+HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
+VARIANTS = [
+    ("Hyena", {"filter_type": "implicit"}),
+    ("Hyena", {"filter_type": "sinusoid", "sinusoid_window": 7}),
+    ("Hyena", {"filter_type": "s4d", "hyena_order": 3}),
+    ("Hyena", {"filter_type": "s4"}),
+    ("S4", {"kernel_type": "s4d"}),
+    ("S4", {"kernel_type": "s4d", "discretization": "bilinear", "norm_type": "batch", "norm_first": False}),
+    ("S4", {"kernel_type": "s4", "discretization": "bilinear"}),
+    ("S4", {"kernel_type": "s4", "discretization": "zoh", "init": "lin"}),
+]
+LENGTHS = [12, 7, 1]
+
+
+def pad(rows: list[torch.Tensor], side: str, junk: float) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(row) for row in rows)
+    inputs = rows[0].new_full((len(rows), longest, *rows[0].shape[1:]), junk)
+    mask = torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(longest - len(row), None) if side == "left" else slice(0, len(row))
+        inputs[i, where], mask[i, where] = row, 1
+    return inputs, mask
+
+
+def check_padding(model, head: str) -> None:
+    continuous = head == "ForSignalRegression"
+    rows = [torch.randn(n, 1) if continuous else torch.randint(0, 12, (n,)) for n in LENGTHS]
+    name = "input_values" if continuous else "input_ids"
+    with torch.no_grad():
+        alone = [model(**{name: row.unsqueeze(0)}).logits[0] for row in rows]
+        for side in ("left", "right"):
+            inputs, mask = pad(rows, side, 5)
+            together = model(**{name: inputs}, attention_mask=mask).logits
+            for i, expected in enumerate(alone):
+                found = together[i] if expected.dim() == 1 else together[i][mask[i].bool()]
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # The comparison means something only if the rows differ and the outputs are not tiny.
+    assert all(logits.abs().max() > 0.05 for logits in alone)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_for_every_head(make_model, family: str, head: str) -> None:
+    check_padding(make_model(family, head), head)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("family", "flags"), VARIANTS)
+def test_padding_for_every_filter(make_model, family: str, flags: dict, bidirectional: bool) -> None:
+    head = "ForTokenClassification"
+    check_padding(make_model(family, head, bidirectional=bidirectional, **flags), head)
+
+
+@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForSignalRegression"])
+def test_padding_for_every_pooling(make_model, head: str, pooling: str) -> None:
+    check_padding(make_model("S4", head, pooling=pooling, bidirectional=True), head)
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "radian", "bilinear"])
+@pytest.mark.parametrize("mode", ["causal", "zero_phase"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_for_every_sobolev_filter(make_model, family: str, mode: str, frequency: str) -> None:
+    flags = {"sobolev_mode": mode, "sobolev_frequency": frequency, "sobolev_order": 0.5, "time_step_min": 0.05}
+    head = "ForTokenClassification"
+    check_padding(make_model(family, head, bidirectional=True, **flags), head)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_gets_no_gradient(make_model, head: str, side: str) -> None:
+    model = make_model("Hyena", head)
+    embeds, mask = pad([torch.randn(n, 8) for n in LENGTHS], side, 1.0)
+    embeds.requires_grad_()
+    logits = model(inputs_embeds=embeds, attention_mask=mask).logits
+    (logits if logits.dim() == 2 else logits[mask.bool()]).square().sum().backward()
+    assert (embeds.grad[mask == 0] == 0).all()
+    assert (embeds.grad[mask == 1].abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("order", [-1.0, -0.3, 0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("family", "flags"), VARIANTS)
+def test_causal_heads_do_not_see_the_future(make_model, family: str, flags: dict, order: float) -> None:
+    model = make_model(family, "ForCausalLM", sobolev_order=order, **flags)
+    tokens = torch.randint(0, 12, (1, 20))
+    changed = tokens.clone()
+    changed[:, 11] = (tokens[:, 11] + 1) % 12
+    with torch.no_grad():
+        before, after = model(tokens).logits, model(changed).logits
+    torch.testing.assert_close(before[:, :11], after[:, :11], rtol=1e-4, atol=1e-5)
+    assert (before[:, 11:] - after[:, 11:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "radian", "bilinear"])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_every_causal_sobolev_filter_is_causal(make_model, frequency: str, trainable: bool) -> None:
+    flags = {"sobolev_order": 0.7, "sobolev_frequency": frequency, "sobolev_trainable": trainable}
+    model = make_model("S4", "ForCausalLM", time_step_min=0.05, **flags)
+    tokens = torch.randint(0, 12, (1, 20))
+    with torch.no_grad():
+        before, after = model(tokens).logits, model(torch.cat([tokens[:, :9], 11 - tokens[:, 9:]], 1)).logits
+    torch.testing.assert_close(before[:, :9], after[:, :9], rtol=1e-4, atol=1e-5)
+
+
+def test_two_sided_models_see_both_sides(make_model) -> None:
+    for family in FAMILIES:
+        for flags in ({"bidirectional": True}, {"sobolev_mode": "zero_phase", "sobolev_order": 1.0}):
+            model = make_model(family, "ForTokenClassification", **flags)
+            tokens = torch.randint(0, 12, (1, 20))
+            changed = tokens.clone()
+            changed[:, -1] = (tokens[:, -1] + 1) % 12
+            with torch.no_grad():
+                difference = (model(tokens).logits - model(changed).logits)[0].abs().sum(-1)
+            assert (difference[:-1] > 0).all()

@@ -1,0 +1,114 @@
+"""Saving, and loading with the Auto classes in a new process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hf_ssm
+
+FAMILIES = ("Hyena", "S4")
+AUTO_CLASSES = {
+    "Model": "AutoModel",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
+}
+RELOAD = """
+import json, sys, torch, transformers, hf_ssm
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+logits, configs = {}, {}
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    if not folder.is_dir():
+        continue
+    spec = json.loads((folder / "spec.json").read_text())
+    model = getattr(transformers, spec["auto"]).from_pretrained(folder)
+    assert not model.training
+    outputs = model(**load_file(folder / "inputs.safetensors"))
+    logits[folder.name] = outputs[0].detach()
+    configs[folder.name] = {"class": type(model).__name__, "config": model.config.to_json_string()}
+save_file(logits, sys.argv[1] + "/logits.safetensors")
+Path(sys.argv[1], "configs.json").write_text(json.dumps(configs))
+"""
+
+
+def test_every_head_reloads_bit_equal_in_a_new_process(make_model, make_batch, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    expected, configs = {}, {}
+    for family in FAMILIES:
+        for head, auto in AUTO_CLASSES.items():
+            flags = {"sobolev_order": 0.3, "sobolev_trainable": True, "tau_weight": 0.1, "tie_word_embeddings": True}
+            model = make_model(family, head, **flags)
+            name = f"{family}{head}"
+            folder = tmp_path / name
+            model.save_pretrained(folder)
+            inputs = {key: value for key, value in make_batch(head).items() if key != "labels"}
+            save_file(inputs, folder / "inputs.safetensors")
+            (folder / "spec.json").write_text(json.dumps({"auto": auto}))
+            expected[name] = model(**inputs)[0].detach()
+            configs[name] = {"class": name, "config": model.config.to_json_string()}
+    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True)
+    found = load_file(tmp_path / "logits.safetensors")
+    assert found.keys() == expected.keys()
+    for name, logits in expected.items():
+        assert torch.equal(found[name], logits), name
+        assert logits.abs().max() > 0.05
+    found_configs = json.loads((tmp_path / "configs.json").read_text())
+    for name, value in configs.items():
+        assert found_configs[name]["class"] == value["class"]
+        assert json.loads(found_configs[name]["config"]) == json.loads(value["config"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_configuration_survives_the_round_trip(make_model, family: str, tmp_path: Path) -> None:
+    config = getattr(hf_ssm, f"{family}Config")(num_labels=3, sobolev_order=[0.1, -0.2], num_hidden_layers=2, d_model=16)
+    config.save_pretrained(tmp_path)
+    reloaded = type(config).from_pretrained(tmp_path)
+    # Where a configuration came from is no part of it.
+    assert {**reloaded.to_dict(), "_name_or_path": ""} == {**config.to_dict(), "_name_or_path": ""}
+    assert reloaded.num_labels == 3 and reloaded.hidden_size == 16 and reloaded.sobolev_orders == [0.1, -0.2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("family", "flags"), [("Hyena", {}), ("Hyena", {"filter_type": "s4d"}), ("S4", {})])
+def test_half_precision_keeps_the_dynamics_in_float32(make_model, tmp_path: Path, family, flags, dtype) -> None:
+    full = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
+    full.save_pretrained(tmp_path)
+    half = type(full).from_pretrained(tmp_path, dtype=dtype)
+    for name, parameter in half.named_parameters():
+        assert parameter.dtype == (torch.float32 if ".long_conv." in name else dtype), name
+    tokens = torch.randint(0, 12, (2, 10))
+    with torch.no_grad():
+        logits = half(tokens).logits
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), full(tokens).logits, rtol=0.1, atol=0.1)
+
+
+def test_a_backbone_loads_from_a_head_and_back(make_model, tmp_path: Path) -> None:
+    masked = make_model("S4", "ForMaskedLM")
+    masked.save_pretrained(tmp_path)
+    tokens = torch.randint(0, 12, (2, 10))
+    backbone = hf_ssm.S4Model.from_pretrained(tmp_path)
+    assert torch.equal(backbone(tokens).last_hidden_state, masked.model(tokens).last_hidden_state)
+    assert backbone.weights_were_loaded and not masked.weights_were_loaded
+
+
+def test_loading_draws_what_is_missing_like_a_fresh_model(make_model, tmp_path: Path) -> None:
+    """A checkpoint without one layer's dynamics gets those of a fresh model, not uninitialised memory."""
+    model = make_model("S4", "Model")
+    kept = {name: value for name, value in model.state_dict().items() if "layers.1.mixer.long_conv" not in name}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    loaded = hf_ssm.S4Model.from_pretrained(tmp_path)
+    long_conv = loaded.layers[1].mixer.long_conv
+    assert torch.equal(long_conv.filter.A_imag, model.layers[1].mixer.long_conv.filter.A_imag)
+    assert all(torch.isfinite(value).all() for value in loaded.state_dict().values())
+    low, high = long_conv.filter.log_dt.exp().min(), long_conv.filter.log_dt.exp().max()
+    assert 1e-3 * 0.999 <= low <= high <= 1e-1 * 1.001

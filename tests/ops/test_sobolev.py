@@ -1,0 +1,304 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.sobolev import causal_taps, circular_response, sobolev_weight, zero_phase_taps
+
+FREQUENCIES = ("bilinear", "normalized", "radian")
+ORDERS = (-1.5, -1.0, -0.3, 0.0, 0.5, 1.0, 2.0)
+
+
+def f64(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def magnitude(frequency: str, node: int, n_fft: int, dt: float) -> float:
+    if frequency == "bilinear":
+        return math.inf if 2 * node == n_fft else 2 / dt * math.tan(math.pi * node / n_fft)
+    return node / n_fft if frequency == "normalized" else 2 * math.pi * node / (n_fft * dt)
+
+
+def convolve(*series: np.ndarray) -> np.ndarray:
+    product = series[0]
+    for other in series[1:]:
+        product = np.convolve(product, other)[: len(product)]
+    return product
+
+
+def padded(coefficients: list[float], length: int) -> np.ndarray:
+    return np.array((coefficients + [0.0] * length)[:length])
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("n_fft", [1, 2, 9, 16])
+def test_weight_is_its_formula(n_fft, order, frequency):
+    for dt in (0.01, 1.0):
+        weight = sobolev_weight(n_fft, f64(order)[0], frequency, dt)
+        assert weight.shape == (n_fft // 2 + 1,)
+        for node, value in enumerate(weight.tolist()):
+            expected = (1 + magnitude(frequency, node, n_fft, dt)) ** order
+            assert value == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_fft", [15, 16])
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+def test_weight_per_channel(frequency, n_fft):
+    order, dt = f64(*ORDERS), torch.logspace(-3, 0, len(ORDERS), dtype=torch.float64)
+    for orders, steps in ((order, dt), (order, 0.1), (0.5, dt), (order, f64(0.1)[0])):
+        weight = sobolev_weight(n_fft, orders, frequency, steps)
+        assert weight.dtype == torch.float64
+        assert weight.shape == (len(ORDERS), n_fft // 2 + 1)
+        for d in range(len(ORDERS)):
+            one_order = orders[d] if isinstance(orders, torch.Tensor) else orders
+            one_step = steps[d] if isinstance(steps, torch.Tensor) and steps.dim() else steps
+            single = sobolev_weight(n_fft, one_order, frequency, one_step)
+            torch.testing.assert_close(weight[d], single)
+
+
+def test_weight_at_nyquist_has_no_bad_gradient():
+    order, dt = f64(-1, 0, 1).requires_grad_(), f64(0.1, 0.1, 0.1).requires_grad_()
+    weight = sobolev_weight(8, order, "bilinear", dt)
+    assert weight[:, -1].tolist() == [0, 1, math.inf]
+    grads = torch.autograd.grad(weight[:, :-1].sum() + weight[:2, -1].sum(), (order, dt))
+    assert all(bool(g.isfinite().all()) for g in grads)
+    finite = torch.autograd.grad(sobolev_weight(8, order, "bilinear", dt)[:, :-1].sum(), (order, dt))
+    for grad, other in zip(grads, finite, strict=True):
+        torch.testing.assert_close(grad, other)
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("n_grid", [1, 3, 31])
+def test_zero_phase_taps_have_the_weight_as_spectrum(n_grid, order, frequency):
+    taps = zero_phase_taps(n_grid, f64(order)[0], frequency, 0.1).numpy()
+    assert taps.shape == (n_grid // 2 + 1,)
+    for node in range(n_grid // 2 + 1):
+        spectrum = taps[0] + 2 * sum(
+            taps[m] * math.cos(2 * math.pi * m * node / n_grid) for m in range(1, len(taps))
+        )
+        expected = (1 + magnitude(frequency, node, n_grid, 0.1)) ** order
+        assert spectrum == pytest.approx(expected, rel=1e-10, abs=1e-12 * np.abs(taps).sum())
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("make", [zero_phase_taps, causal_taps])
+def test_taps_per_channel_equal_single_ones(make, order, frequency):
+    orders, dt = f64(order, 0.7), f64(0.3, 2.0)
+    taps = make(21, orders, frequency, dt)
+    for d in range(2):
+        torch.testing.assert_close(taps[d], make(21, orders[d], frequency, dt[d]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("make", [zero_phase_taps, causal_taps])
+def test_order_zero_is_exactly_no_filter(make, frequency):
+    for order in (0.0, 0, torch.zeros(()), torch.zeros(3)):
+        taps = make(101, order, frequency, 0.01)
+        assert taps.dtype == torch.float32
+        unit = torch.zeros(taps.shape[-1])
+        unit[0] = 1
+        assert torch.equal(taps, unit.expand_as(taps))
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("make", [zero_phase_taps, causal_taps])
+def test_dtype_of_the_result(make, frequency):
+    assert make(5, 0.5, frequency).dtype == torch.float32
+    assert make(5, torch.tensor(0.5), frequency, torch.tensor(0.1)).dtype == torch.float32
+    assert make(5, torch.tensor(0.5).bfloat16(), frequency).dtype == torch.float32
+    assert make(5, 0.5, frequency, f64(0.1)[0]).dtype == torch.float64
+    assert make(5, f64(0.5)[0], frequency).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dt", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("order", ORDERS)
+def test_causal_radian_response(order, dt):
+    # Long enough for the taps to have decayed: the DFT is then the response (1 + (1 - e^{-iw}) / dt)^order.
+    length = 8192
+    taps = causal_taps(length, f64(order)[0], "radian", dt).numpy()
+    w = 2 * np.pi * np.arange(length // 2 + 1) / length
+    expected = (1 + (1 - np.exp(-1j * w)) / dt) ** order
+    np.testing.assert_allclose(np.fft.rfft(taps), expected, rtol=1e-9)
+
+
+def test_causal_normalized_is_radian_with_step_two_pi():
+    order = f64(0.7)[0]
+    expected = causal_taps(50, order, "radian", 2 * math.pi)
+    torch.testing.assert_close(causal_taps(50, order, "normalized", 0.123), expected)
+    # Order 1 is 1 + s itself: i times the cycles per sample at low frequencies, 1 + 1/π in all at Nyquist.
+    response = np.fft.rfft(causal_taps(4000, f64(1.0)[0], "normalized").numpy())
+    cycles = np.arange(1, 20) / 4000
+    np.testing.assert_allclose(response[1:20] - 1, 1j * cycles, rtol=np.pi * 20 / 4000)
+    assert response[-1] == pytest.approx(1 + 1 / math.pi)
+
+
+@pytest.mark.parametrize("dt", [0.01, 2.0, 5.0])
+@pytest.mark.parametrize("order", ORDERS)
+def test_causal_bilinear_taps_match_a_recurrence(order, dt):
+    # f = (1 - r z)^β (1 + z)^-β solves (1 - r z)(1 + z) f' = -β (1 + r) f, a recurrence of three terms.
+    length, c = 300, 2 / dt
+    r = (c - 1) / (c + 1)
+    f = [1.0]
+    for n in range(length - 1):
+        older = r * (n - 1) * f[n - 1] if n > 0 else 0.0
+        f.append((-order * (1 + r) * f[n] - (1 - r) * n * f[n] + older) / (n + 1))
+    taps = causal_taps(length, f64(order)[0], "bilinear", dt).numpy() / (1 + c) ** order
+    np.testing.assert_allclose(taps, f, atol=1e-11 * max(np.abs(f)))
+
+
+@pytest.mark.parametrize("order", [-0.5, 0.5])
+def test_causal_bilinear_response_inside_the_circle(order):
+    dt, length = 0.1, 400
+    z = 0.9 * np.exp(-1j * np.linspace(0, np.pi, 9))
+    taps = causal_taps(length, f64(order)[0], "bilinear", dt).numpy()
+    series = np.array([np.sum(taps * v ** np.arange(length)) for v in z])
+    np.testing.assert_allclose(series, (1 + 2 / dt * (1 - z) / (1 + z)) ** order, rtol=1e-10)
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", [0.3, 1.0, 1.7, 2.0])
+@pytest.mark.parametrize("length", [1, 2, 33])
+def test_opposite_orders_cancel(length, order, frequency):
+    there, back = (causal_taps(length, f64(sign * order)[0], frequency, 0.1).numpy() for sign in (1, -1))
+    scale = np.abs(there).max() * np.abs(back).max()
+    np.testing.assert_allclose(convolve(there, back), padded([1.0], length), atol=1e-12 * length * scale)
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+def test_orders_add(frequency):
+    first, second, both = (causal_taps(40, f64(v)[0], frequency, 0.5).numpy() for v in (0.3, -0.8, -0.5))
+    np.testing.assert_allclose(convolve(first, second), both, atol=1e-12 * np.abs(both).max())
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_integer_orders_are_polynomials(length):
+    dt = 0.25
+    for frequency, step in (("radian", dt), ("normalized", 2 * math.pi)):
+        base = padded([1 + 1 / step, -1 / step], length)
+        for order in (1, 2):
+            taps = causal_taps(length, f64(order)[0], frequency, dt).numpy()
+            np.testing.assert_allclose(taps, convolve(*[base] * order), rtol=1e-14, atol=0)
+    c = 2 / dt
+    alternating = np.array([(-1.0) ** k for k in range(length)])
+    base = convolve(padded([1 + c, 1 - c], length), alternating)
+    for order in (1, 2):
+        taps = causal_taps(length, f64(order)[0], "bilinear", dt).numpy()
+        np.testing.assert_allclose(taps, convolve(*[base] * order), rtol=1e-12)
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", [-1.0, 0.0, 0.4, 1.0, 2.0])
+@pytest.mark.parametrize("make", [zero_phase_taps, causal_taps])
+def test_gradients_in_order_and_step_size(make, order, frequency):
+    # dt = 2 is where the ratio of the bilinear series vanishes, an integer order where the series ends.
+    order_tensor = f64(order, order).requires_grad_()
+    dt = f64(0.5, 2.0).requires_grad_()
+    if frequency == "normalized":
+        assert torch.autograd.gradcheck(lambda o: make(9, o, frequency), order_tensor)
+    else:
+        assert torch.autograd.gradcheck(lambda o, t: make(9, o, frequency, t), (order_tensor, dt))
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("make", [zero_phase_taps, causal_taps])
+def test_gradient_at_order_zero_by_finite_differences(make, frequency):
+    order = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    cotangent = randn(make(65, order, frequency, 0.1).shape[0])
+    (grad,) = torch.autograd.grad(make(65, order, frequency, 0.1), order, cotangent)
+    up, down = (make(65, f64(h)[0], frequency, 0.1) for h in (1e-6, -1e-6))
+    assert grad.item() == pytest.approx(((up - down) / 2e-6 @ cotangent).item(), rel=1e-7)
+    assert grad.item() != 0
+
+
+def system(channels: int = 3) -> list[torch.Tensor]:
+    a = initial_eigenvalues("lin", 8).repeat(channels, 1)
+    return [a, randn(channels, 4, seed=1, dtype=torch.complex128), randn(channels, 4, seed=2, dtype=a.dtype)]
+
+
+def dense_circular(u, a, b, c, order, dt, nyquist: float) -> np.ndarray:
+    """All nodes of the full DFT, negative frequencies included; Nyquist at a large finite frequency."""
+    length = len(u)
+    response = np.zeros(length, dtype=complex)
+    for j in range(length):
+        if 2 * j == length:
+            # The mean of the response just below and just above Nyquist.
+            nodes = [1j * nyquist, -1j * nyquist]
+        else:
+            nodes = [1j * 2 / dt * math.tan(math.pi * j / length)]
+        values = [
+            (1 + abs(s)) ** order
+            * sum(
+                cn * bn / (s - an) + (cn * bn / (s.conjugate() - an)).conjugate()
+                for an, bn, cn in zip(a, b, c, strict=True)
+            )
+            for s in nodes
+        ]
+        response[j] = np.mean(values)
+    dft = np.exp(-2j * np.pi * np.outer(np.arange(length), np.arange(length)) / length)
+    y = dft.conj().T @ (response * (dft @ u)) / length
+    assert np.abs(y.imag).max() < 1e-8 * max(1, np.abs(y.real).max())
+    return y.real
+
+
+@pytest.mark.parametrize("order", [-1.0, 0.0, 0.5, 1.0, 1.5, 2.0])
+@pytest.mark.parametrize("length", [1, 2, 9, 10])
+def test_circular_response_matches_a_dense_evaluation(length, order):
+    a, b, c = system()
+    dt = f64(0.01, 0.1, 1.0)
+    u = randn(2, length, 3, seed=3)
+    y = circular_response(u, a, b, c, order, dt)
+    assert y.shape == u.shape
+    for i in range(2):
+        for d in range(3):
+            expected = dense_circular(
+                u[i, :, d].numpy(), *(t[d].tolist() for t in (a, b, c)), order, dt[d].item(), 1e9
+            )
+            # At order 1.5 the neglected part of Nyquist falls like the root of the frequency.
+            tolerance = 3e-3 if order == 1.5 and length % 2 == 0 else 1e-6
+            np.testing.assert_allclose(y[i, :, d], expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("length", [9, 10])
+def test_circular_response_gradients(length):
+    inputs = [randn(1, length, 3, seed=3), *system(), f64(-0.5, 0.0, 1.3), f64(0.1, 0.5, 1.0)]
+    assert torch.autograd.gradcheck(circular_response, [t.requires_grad_() for t in inputs])
+
+
+def test_circular_response_keeps_the_dtype():
+    inputs = [t.to(torch.complex64) for t in system()]
+    y = circular_response(randn(2, 6, 3).float(), *inputs, 0.5, torch.tensor(0.1))
+    assert y.dtype == torch.float32
+
+
+def test_errors():
+    for make, name in ((sobolev_weight, "n_fft"), (zero_phase_taps, "n_grid"), (causal_taps, "length")):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            make(0, 0.5, "radian")
+        with pytest.raises(ValueError, match="'bilinear', 'normalized', 'radian', got 'hertz'"):
+            make(5, 0.5, "hertz")
+        with pytest.raises(ValueError, match="order must be finite, got nan"):
+            make(5, math.nan, "radian")
+        with pytest.raises(ValueError, match=r"dt must be positive, got 0\.0"):
+            make(5, 0.5, "radian", 0.0)
+        with pytest.raises(
+            ValueError, match=r"order must be a number or have shape \(channels,\), got \(2, 1\)"
+        ):
+            make(5, torch.zeros(2, 1), "radian")
+        with pytest.raises(ValueError, match=r"order and dt must .* got shapes \[\(2,\), \(3,\)\]"):
+            make(5, torch.zeros(2), "radian", torch.ones(3))
+    with pytest.raises(ValueError, match=r"n_grid must be odd .* got 8; use 9"):
+        zero_phase_taps(8, 0.5, "radian")
+    a, b, c = system()
+    with pytest.raises(ValueError, match=r"u must have shape .*channels = 3 as in a\), got \(2, 6, 4\)"):
+        circular_response(randn(2, 6, 4), a, b, c, 0.5, 0.1)
+    with pytest.raises(ValueError, match=r"order must be at most 2 for an even length \(6\).* got 2.5"):
+        circular_response(randn(2, 6, 3), a, b, c, 2.5, 0.1)

@@ -1,0 +1,73 @@
+"""τ and the moments it rests on."""
+
+import pytest
+import torch
+
+from hf_ssm.theory.complexity import lag_moments, tau, tau_reference
+
+LENGTHS = [9, 5, 1, 7]
+
+
+def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same four rows, padded with large numbers on one side."""
+    rows = [torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+    inputs = torch.full((4, 9, 3), 1e3, dtype=torch.float64)
+    mask = torch.zeros(4, 9, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(9 - len(row), None) if side == "left" else slice(0, len(row))
+        inputs[i, where], mask[i, where] = row, 1
+    return inputs, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_tau_equals_the_loops_with_padding(side: str) -> None:
+    inputs, mask = padded(side)
+    kernel = torch.randn(3, 9, dtype=torch.float64)
+    torch.testing.assert_close(tau(kernel, *lag_moments(inputs, mask)), tau_reference(kernel, inputs, mask))
+
+
+def test_tau_and_gradients_equal_the_loops_without_padding() -> None:
+    inputs = torch.randn(5, 6, 2, dtype=torch.float64, requires_grad=True)
+    kernel = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+    fast, slow = tau(kernel, *lag_moments(inputs)), tau_reference(kernel, inputs)
+    torch.testing.assert_close(fast, slow)
+    for ours, theirs in zip(
+        torch.autograd.grad(fast.sum(), [kernel, inputs]),
+        torch.autograd.grad(slow.sum(), [kernel, inputs]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_padding_on_either_side_gives_the_same_moments() -> None:
+    for ours, theirs in zip(lag_moments(*padded("left")), lag_moments(*padded("right")), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_moments_from_the_first_token_are_those_of_the_reversed_rows() -> None:
+    inputs, mask = padded("right")
+    ours = lag_moments(inputs, mask, from_first=True)
+    theirs = lag_moments(inputs.flip(1), mask.flip(1))
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_unit_statistics_give_the_squared_l1_norm() -> None:
+    kernel = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.0, -0.5]])
+    torch.testing.assert_close(tau(kernel), torch.tensor([36.0, 1.0]))
+
+
+def test_a_worked_example() -> None:
+    # Two rows, one channel: at lag 0 the values 1 and 3 (mean 2, variance 1), at lag 1 both 5 (variance 0).
+    inputs = torch.tensor([[[5.0], [1.0]], [[5.0], [3.0]]])
+    kernel = torch.tensor([[-1.0, 0.5]])
+    # sqrt(tau) = |-1| * 1 + |-1 * 2 + 0.5 * 5|
+    torch.testing.assert_close(tau(kernel, *lag_moments(inputs)), torch.tensor([1.5**2]))
+
+
+def test_constant_inputs_have_finite_gradients() -> None:
+    inputs = torch.ones(3, 4, 1, requires_grad=True)
+    kernel = torch.randn(1, 4, requires_grad=True)
+    tau(kernel, *lag_moments(inputs)).sum().backward()
+    assert torch.isfinite(inputs.grad).all()
+    assert torch.isfinite(kernel.grad).all()

@@ -1,0 +1,86 @@
+"""The byte tokenizer: ids are the bytes, and every text comes back."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hf_ssm.tokenization import BYTE_SPECIAL_TOKENS, build_byte_tokenizer
+
+TOKENIZER = build_byte_tokenizer()
+TEXTS = ["", " ", "a  b ", "\x00\x7f\r\n\t", "naïve café", "日本語", "👩‍👩‍👧 🤖", "[MASK] [PAD] <s>", "Ġ Ċ ĉ ▁"]
+
+
+@given(st.text())
+@example(TEXTS[3])
+@example(TEXTS[7])
+@example(TEXTS[8])
+def test_ids_are_the_bytes_and_decode_gives_the_text_back(text):
+    ids = TOKENIZER(text)["input_ids"]
+    assert ids == list(text.encode())
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == text
+
+
+def test_a_batch_round_trips():
+    batch = TOKENIZER(TEXTS, padding=True)
+    assert TOKENIZER.batch_decode(batch["input_ids"], skip_special_tokens=True) == TEXTS
+    assert [sum(mask) for mask in batch["attention_mask"]] == [len(text.encode()) for text in TEXTS]
+
+
+def test_vocabulary():
+    vocabulary = TOKENIZER.get_vocab()
+    assert sorted(vocabulary.values()) == list(range(263))
+    assert len(TOKENIZER) == TOKENIZER.vocab_size == 263
+    assert {token: vocabulary[token] for token in BYTE_SPECIAL_TOKENS} == BYTE_SPECIAL_TOKENS
+    assert BYTE_SPECIAL_TOKENS == {
+        "[PAD]": 256,
+        "[BOS]": 257,
+        "[EOS]": 258,
+        "[MASK]": 259,
+        "[UNK]": 260,
+        "[CLS]": 261,
+        "[SEP]": 262,
+    }
+    assert (TOKENIZER.pad_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id) == (256, 257, 258)
+    assert (TOKENIZER.mask_token_id, TOKENIZER.unk_token_id) == (259, 260)
+
+
+def test_all_256_bytes_have_their_value():
+    for byte in range(256):
+        if byte < 128:
+            assert TOKENIZER(chr(byte))["input_ids"] == [byte]
+    lead_and_tail = {identifier for code in range(0x80, 0x800) for identifier in TOKENIZER(chr(code))["input_ids"]}
+    assert lead_and_tail == {*range(0x80, 0xC0), *range(0xC2, 0xE0)}
+
+
+def test_offsets_are_characters():
+    text = "é🤖x"
+    encoded = TOKENIZER(text, return_offsets_mapping=True)
+    assert [text[start:end] for start, end in encoded["offset_mapping"]] == [*"éé", *"🤖🤖🤖🤖", "x"]
+
+
+def test_a_cut_character_decodes_as_the_replacement_character():
+    assert TOKENIZER.decode(list("a🤖".encode())[:-1]) == "a\ufffd"
+
+
+def test_special_tokens_in_text_are_read_when_asked():
+    tokenizer = build_byte_tokenizer(special_tokens_in_text=True)
+    assert tokenizer("a[MASK]b")["input_ids"] == [97, 259, 98]
+    assert TOKENIZER("a[MASK]b")["input_ids"] == list(b"a[MASK]b")
+
+
+def test_add_eos_padding_side_and_length():
+    tokenizer = build_byte_tokenizer(model_max_length=4, padding_side="left", add_eos=True)
+    batch = tokenizer(["abcdef", "a"], padding=True, truncation=True)
+    assert batch["input_ids"] == [[97, 98, 99, 258], [256, 256, 97, 258]]
+    assert batch["attention_mask"] == [[1, 1, 1, 1], [0, 0, 1, 1]]
+    assert tokenizer.decode(batch["input_ids"][1], skip_special_tokens=True) == "a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"model_max_length": 0}, "model_max_length=0"), ({"padding_side": "up"}, "padding_side='up'")],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_byte_tokenizer(**arguments)

@@ -1,0 +1,96 @@
+"""Our metrics against scikit-learn's and against loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from transformers import EvalPrediction
+
+from hf_ssm.training import metrics
+
+pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs)
+def test_classification_agrees_with_sklearn(examples):
+    labels, predictions = np.array(examples).T
+    assert metrics.accuracy(labels, predictions) == pytest.approx(
+        accuracy_score(labels, predictions), abs=1e-12
+    )
+    assert metrics.macro_f1(labels, predictions) == pytest.approx(
+        f1_score(labels, predictions, average="macro", zero_division=0.0), abs=1e-12
+    )
+    constant = len(set(labels)) == 1 or len(set(predictions)) == 1
+    expected = 0.0 if constant else matthews_corrcoef(labels, predictions)
+    assert metrics.matthews_correlation(labels, predictions) == pytest.approx(expected, abs=1e-12)
+
+
+def test_perfect_and_opposite_predictions():
+    labels = np.array([0, 1, 1, 0])
+    assert metrics.matthews_correlation(labels, labels) == pytest.approx(1.0)
+    assert metrics.matthews_correlation(labels, 1 - labels) == pytest.approx(-1.0)
+    assert metrics.macro_f1(labels, 1 - labels) == 0.0
+
+
+def test_constant_prediction_has_no_correlation():
+    assert metrics.matthews_correlation(np.array([0, 1, 1]), np.array([1, 1, 1])) == 0.0
+
+
+@pytest.mark.parametrize(("labels", "predictions"), [([], []), ([0, 1], [0]), ([[0]], [[0]])])
+def test_bad_shapes_are_refused(labels, predictions):
+    with pytest.raises(ValueError, match="labels"):
+        metrics.accuracy(np.array(labels, dtype=int), np.array(predictions, dtype=int))
+
+
+def test_classification_metrics_take_logits_and_first_of_a_tuple():
+    logits = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    labels = np.array([0, 1, 1])
+    plain = metrics.classification_metrics(EvalPrediction(logits, labels))
+    assert plain["accuracy"] == pytest.approx(2 / 3)
+    assert metrics.classification_metrics(EvalPrediction((logits, np.zeros(3)), labels)) == plain
+
+
+def test_token_classification_leaves_out_ignored_labels():
+    logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1, 2, -100, -100], [1, -100, 1, 0, 2]])
+    classes = metrics.predicted_classes(logits, labels)
+    found = metrics.classification_metrics(EvalPrediction(classes.numpy(), labels.numpy()))
+    kept = [(int(t), int(p)) for t, p in zip(labels.flatten(), classes.flatten(), strict=True) if t != -100]
+    assert found["accuracy"] == pytest.approx(sum(t == p for t, p in kept) / len(kept))
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_perplexity_is_the_mean_over_tokens_of_unequal_rows(shift):
+    logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = torch.tensor([[1, 2, 3, 0, 1, 2], [0, 3, -100, -100, -100, -100], [-100, -100, 2, 2, 1, -100]])
+    nats, right, count = 0.0, 0, 0
+    for b in range(3):
+        for t in range(6):
+            source = t - 1 if shift else t
+            if source < 0 or labels[b, t] == -100:
+                continue
+            row = logits[b, source].tolist()
+            nats += math.log(sum(math.exp(v) for v in row)) - row[labels[b, t]]
+            right += int(row.index(max(row)) == labels[b, t])
+            count += 1
+    statistics = torch.cat(
+        [
+            metrics.token_statistics(shift)(logits[:1], labels[:1]),
+            metrics.token_statistics(shift)(logits[1:], labels[1:]),
+        ]
+    )
+    found = metrics.language_modeling_metrics(EvalPrediction(statistics.numpy(), labels.numpy()))
+    assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert found["token_accuracy"] == pytest.approx(right / count)
+
+
+def test_perplexity_without_tokens_is_refused():
+    labels = torch.tensor([[3]])
+    statistics = metrics.token_statistics(True)(torch.zeros(1, 1, 4), labels)
+    with pytest.raises(ValueError, match="no token to predict"):
+        metrics.language_modeling_metrics(EvalPrediction(statistics.numpy(), labels.numpy()))

@@ -1,0 +1,230 @@
+"""The Trainer: regulariser, accumulation, logs, rescaling, optimizer groups."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer, TrainingArguments
+
+import hf_ssm
+from hf_ssm import SSMTrainer, rescale_init_, tau_loss
+from hf_ssm.training import SSMTrainingArguments
+
+# The default collator pins memory where there is an accelerator; here there is none.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+
+
+def data(head: str, rows: int = 16, length: int = 10) -> Dataset:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 12, (rows, length), generator=generator)
+    if head == "ForSequenceClassification":
+        labels = (tokens == 7).sum(-1) % 2
+    elif head == "ForSignalRegression":
+        values = torch.randn(rows, length, 1, generator=generator)
+        return Dataset.from_dict({"input_values": values.tolist(), "labels": values.cumsum(1).tolist()})
+    else:
+        # Rows with different numbers of labels tell a mean over tokens from a mean over rows.
+        labels = torch.where(torch.arange(length) < torch.randint(3, length, (rows, 1), generator=generator), tokens, -100)
+    return Dataset.from_dict({"input_ids": tokens.tolist(), "labels": labels.tolist()})
+
+
+def arguments(folder: Path, **changes) -> TrainingArguments:
+    defaults = {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "per_device_train_batch_size": 16,
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 1e9,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return SSMTrainingArguments(**(defaults | changes))
+
+
+def test_the_loss_is_task_loss_plus_weighted_tau(make_model, tmp_path: Path) -> None:
+    head, weight = "ForSequenceClassification", 0.3
+    model = make_model("S4", head, tau_weight=weight)
+    dataset = data(head)
+    expected = model(torch.tensor(dataset["input_ids"]), labels=torch.tensor(dataset["labels"]), output_tau=True)
+    trainer = SSMTrainer(model, arguments(tmp_path), train_dataset=dataset, eval_dataset=dataset)
+    trainer.train()
+    first = trainer.state.log_history[0]
+    assert first["task_loss"] == pytest.approx(expected.loss.item(), rel=1e-4)
+    assert first["tau"] == pytest.approx(expected.tau.sum().item(), rel=1e-4)
+    assert first["tau_loss"] == pytest.approx(weight * expected.tau.sum().item(), rel=1e-4)
+    assert [first["tau_layer_0"], first["tau_layer_1"]] == pytest.approx(expected.tau.tolist(), rel=1e-4)
+    assert first["loss"] == pytest.approx(first["task_loss"] + first["tau_loss"], rel=1e-4)
+    # Evaluation reports the task loss alone.
+    with torch.no_grad():
+        now = model.eval()(torch.tensor(dataset["input_ids"]), labels=torch.tensor(dataset["labels"])).loss
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(now.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["SSMTrainer", "tau_loss"])
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForCausalLM", "ForMaskedLM", "ForSignalRegression"])
+def test_one_step_with_accumulation_is_the_gradient_of_the_stated_objective(
+    make_model, tmp_path: Path, how: str, head: str
+) -> None:
+    """After one SGD step the weights have moved by the gradient of: task loss over all rows + λ mean over micro-batches
+    of Σ τ (weighted by their labels under `tau_loss`)."""
+    weight, rate, micro = 0.2, 0.1, 4
+    flags = {"num_labels": 1} if head == "ForSignalRegression" else {}
+    model = make_model("S4", head, tau_weight=weight, **flags)
+    fresh = make_model("S4", head, tau_weight=weight, **flags)
+    fresh.load_state_dict(model.state_dict())
+    dataset = data(head).with_format("torch")
+    rows = {name: dataset[:][name] for name in dataset.column_names}
+    objective = fresh(**rows).loss
+    labels = rows["labels"][:, 1:] if head == "ForCausalLM" else rows["labels"]
+    for start in range(0, 16, micro):
+        part = {name: value[start : start + micro] for name, value in rows.items()}
+        share = micro / 16
+        if how == "tau_loss":
+            share = (labels[start : start + micro] != -100).sum() / (labels != -100).sum()
+        objective = objective + weight * share * fresh(**part, output_tau=True).tau.sum()
+    objective.backward()
+    changes = {
+        "max_steps": 1,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": 16 // micro,
+        "learning_rate": rate,
+        "dynamics_learning_rate": rate,
+        "train_sampling_strategy": "sequential",
+        "weight_decay": 0.0,
+    }
+    if how == "SSMTrainer":
+        trainer = SSMTrainer(model, arguments(tmp_path, **changes), train_dataset=dataset)
+    else:
+        changes.pop("dynamics_learning_rate")
+        trainer = Trainer(
+            model, arguments(tmp_path, **changes), train_dataset=dataset, compute_loss_func=tau_loss(model)
+        )
+    trainer.train()
+    for (name, moved), start in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        torch.testing.assert_close(moved, start - rate * start.grad, rtol=1e-4, atol=1e-5, msg=name)
+    if how == "SSMTrainer":
+        assert trainer.state.log_history[0]["loss"] == pytest.approx(objective.item(), rel=1e-4)
+
+
+def test_a_plain_trainer_trains_the_task_loss(make_model, tmp_path: Path) -> None:
+    head = "ForSequenceClassification"
+    model = make_model("Hyena", head, tau_weight=0.5)
+    dataset = data(head)
+    expected = model(torch.tensor(dataset["input_ids"]), labels=torch.tensor(dataset["labels"])).loss.item()
+    trainer = Trainer(model, arguments(tmp_path, max_steps=1), train_dataset=dataset)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_both_regularisers_at_once_are_refused(make_model, tmp_path: Path) -> None:
+    model = make_model("S4", "ForSequenceClassification", tau_weight=0.5)
+    with pytest.raises(ValueError, match="adds τ already"):
+        SSMTrainer(model, arguments(tmp_path), compute_loss_func=tau_loss(model))
+
+
+def test_a_fresh_model_is_rescaled_once_on_its_first_batch(make_model, tmp_path: Path) -> None:
+    head = "ForSequenceClassification"
+    model = make_model("S4", head, rescale_init=True, tau_weight=1e-9)
+    dataset = data(head)
+    trainer = SSMTrainer(model, arguments(tmp_path, learning_rate=0.0), train_dataset=dataset)
+    trainer.train()
+    assert model.config.rescaled is True
+    assert trainer.state.log_history[0]["tau"] == pytest.approx(2.0, rel=1e-4)
+    assert len(trainer.rescale_tau) == 2 and all(abs(tau - 1) > 0.01 for tau in trainer.rescale_tau)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    again = SSMTrainer(model, arguments(tmp_path, learning_rate=0.0), train_dataset=data(head, rows=4))
+    again.train()
+    assert again.rescale_tau is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_rescaling_leaves_the_order_of_the_batches_alone(make_model, tmp_path: Path) -> None:
+    seen = []
+    for rescale in (False, True):
+        rows: list = []
+        torch.manual_seed(0)
+        model = make_model("S4", "ForSequenceClassification", rescale_init=rescale)
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs, rows=rows: rows.append(kwargs["input_ids"]) if "labels" in kwargs else None,
+            with_kwargs=True,
+        )
+        settings = arguments(tmp_path, per_device_train_batch_size=4, max_steps=3)
+        SSMTrainer(model, settings, train_dataset=data("ForSequenceClassification")).train()
+        seen.append(torch.stack(rows))
+    assert torch.equal(*seen)
+
+
+def test_loaded_weights_and_resumed_runs_are_not_rescaled(make_model, tmp_path: Path) -> None:
+    head = "ForSequenceClassification"
+    make_model("S4", head, rescale_init=True).save_pretrained(tmp_path / "checkpoint")
+    loaded = hf_ssm.S4ForSequenceClassification.from_pretrained(tmp_path / "checkpoint")
+    settings = {"learning_rate": 0.0, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer = SSMTrainer(loaded, arguments(tmp_path / "run", **settings), train_dataset=data(head))
+    trainer.train()
+    assert trainer.rescale_tau is None and loaded.config.rescaled is False
+    # Asked for, it is done all the same.
+    rescale_init_(loaded, {"input_ids": torch.randint(0, 12, (4, 9))})
+    assert loaded.config.rescaled is True
+    resumed = make_model("S4", head, rescale_init=True)
+    settings["max_steps"] = 2
+    trainer = SSMTrainer(resumed, arguments(tmp_path / "run", **settings), train_dataset=data(head))
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.rescale_tau is None and trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize(("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})])
+def test_optimizer_groups(make_model, tmp_path: Path, family: str, flags: dict) -> None:
+    model = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
+    settings = arguments(
+        tmp_path, weight_decay=0.1, dynamics_learning_rate=0.003, sobolev_learning_rate=0.02, optim="adamw_torch"
+    )
+    optimizer = SSMTrainer(model, settings, train_dataset=data("ForSequenceClassification")).create_optimizer()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {
+        names[parameter]: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert found.keys() == set(names.values())
+    dynamics = ("log_dt", "log_A_real", "A_imag", "filter.B", "filter.P", "filter.frequency", "filter.frequencies")
+    for name, settings_found in found.items():
+        if name.endswith(dynamics):
+            expected = (0.003, 0.0)
+        elif name.endswith("sobolev_order"):
+            expected = (0.02, 0.0)
+        elif name.endswith(("bias", "long_conv.D")) or "norm" in name:
+            expected = (0.1, 0.0)
+        else:
+            expected = (0.1, 0.1)
+        assert settings_found == expected, name
+
+
+def test_default_rate_of_the_dynamics(make_model, tmp_path: Path) -> None:
+    model = make_model("S4", "ForSequenceClassification")
+    plain = TrainingArguments(output_dir=str(tmp_path), learning_rate=0.01, report_to="none")
+    optimizer = SSMTrainer(model, plain, train_dataset=data("ForSequenceClassification")).create_optimizer()
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.001, 0.01]
+
+
+def test_negative_weight_of_tau_loss_is_refused(make_model) -> None:
+    with pytest.raises(ValueError, match="`weight` must not be negative, got -1"):
+        tau_loss(make_model("S4", "ForSequenceClassification"), -1)
+
+
+def test_lora_models_train_with_tau(make_model, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = make_model("S4", "ForSequenceClassification", tau_weight=0.1)
+    # peft asks transformers by a deprecated name.
+    with pytest.warns(FutureWarning):
+        model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["out_proj"]))
+    trainer = SSMTrainer(model, arguments(tmp_path), train_dataset=data("ForSequenceClassification"))
+    trainer.train()
+    assert trainer.state.log_history[0]["tau"] > 0
