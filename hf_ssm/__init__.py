@@ -15,7 +15,7 @@ from hf_ssm.models.configuration_s4 import S4Config
 
 __version__ = "0.1.0"
 
-_FAMILIES = {"Hyena": HyenaConfig, "S4": S4Config}
+_FAMILIES: dict[str, type[SSMConfig]] = {"Hyena": HyenaConfig, "S4": S4Config}
 _HEADS = {
     "Model": "AutoModel",
     "ForCausalLM": "AutoModelForCausalLM",
@@ -24,9 +24,7 @@ _HEADS = {
     "ForTokenClassification": "AutoModelForTokenClassification",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
-_MODELS = {
-    f"{family}{head}": f"hf_ssm.models.modeling_{family.lower()}" for family in _FAMILIES for head in _HEADS
-}
+_MODELS = {f"{family}{head}": f"hf_ssm.models.modeling_{family.lower()}" for family in _FAMILIES for head in _HEADS}
 _LAZY = {
     **_MODELS,
     "SSMTrainer": "hf_ssm.training",

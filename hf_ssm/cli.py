@@ -26,7 +26,7 @@ _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
         ("data", "dataset"),
         "SOURCE",
         str,
-        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), or a Hub id USER/NAME",
+        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), or a Hub id",
     ),
     "--tokenizer": (("data", "tokenizer"), "NAME", str, "dna (default), byte, a folder or a Hub id"),
     "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: none is cut)"),
@@ -69,9 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (help_text, add_arguments, function) in _COMMANDS.items():
-        command = commands.add_parser(
-            name, help=help_text.split(":")[0], description=help_text, allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=help_text.split(":")[0], description=help_text, allow_abbrev=False)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         add_arguments(command)
         command.set_defaults(function=function)
@@ -116,7 +114,7 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> "RunSettings":
-    """Settings from the file, the options and the assignments, the later winning, over those of a resumed run."""
+    """Settings of a resumed run, of the file, the options and the assignments, the later winning."""
     from hf_ssm.training import folder
     from hf_ssm.training import settings as run_settings
 
@@ -171,6 +169,7 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
         dataset_name=source if on_hub else Path(source).name,
         dataset_id=source if on_hub else None,
+        dataset_description=result.dataset_description,
         splits=result.splits,
         results=result.results,
         settings={
@@ -180,8 +179,7 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         },
         tau=result.tau,
         selection_note=(
-            "The checkpoint is the best one on the validation split; the test split was looked at once, "
-            "at the end."
+            "The checkpoint is the best one on the validation split; the test split was looked at once, at the end."
             if chosen
             else "The checkpoint is the last one; no split was used to choose it."
         ),
@@ -203,17 +201,15 @@ DEMO_SETTINGS: Sections = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "rescale_init": True,
-        "tau_weight": 1e-4,
+        "tau_weight": 1e-5,
     },
-    "data": {"dataset": "planted-motifs"},
-    "training": {"num_train_epochs": 6, "learning_rate": 2e-3},
+    "data": {"dataset": "planted-motifs", "length": 100},
+    "training": {"num_train_epochs": 8, "learning_rate": 3e-3, "logging_steps": 0.05},
 }
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", metavar="DIR", type=Path, default=Path("runs/demo"), help="default: runs/demo"
-    )
+    parser.add_argument("--output", metavar="DIR", type=Path, default=Path("runs/demo"), help="default: runs/demo")
     parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
 
 
@@ -231,7 +227,7 @@ def run_demo(args: argparse.Namespace) -> None:
     _finish(settings, result, args.output, None)
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    texts = load_sequences("planted-motifs")["test"]["sequence"][:16]
+    texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
     check_reload(args.output, result.model, result.tokenizer, "AutoModelForSequenceClassification", texts)
     print("A new process loaded the folder with the Auto classes: its logits are equal, bit for bit.")
     print(
@@ -241,9 +237,7 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 # Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
-_COMMANDS: dict[
-    str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]
-] = {
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
     "train": (
         "train or fine-tune a model: settings come from --config, the options and --set, the later winning. "
         "The output folder is in Hub layout.",

@@ -58,9 +58,7 @@ def violations(root: Path) -> list[str]:
         room = _room(module)
         where = f"{PACKAGE}/{path.relative_to(root).as_posix()}"
         if room not in ALLOWED:
-            found.append(
-                f"{where}:1: room {room!r} is not in the picture: add it to ALLOWED and CONTRIBUTING.md"
-            )
+            found.append(f"{where}:1: room {room!r} is not in the picture: add it to ALLOWED and CONTRIBUTING.md")
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
         for line, target in _imported_modules(tree, module, is_package):

@@ -43,9 +43,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     except EOFError as error:
         raise ValueError(f"source={str(path)!r} is truncated gzip; fetch or write it again.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"source={str(path)!r} is damaged gzip ({error}); fetch or write it again."
-        ) from error
+        raise ValueError(f"source={str(path)!r} is damaged gzip ({error}); fetch or write it again.") from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"source={str(path)!r} is not UTF-8 text ({error.reason}, byte {error.start} of what was read); "

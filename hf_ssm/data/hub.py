@@ -52,9 +52,7 @@ def fetch(source: str, config_name: str | None, revision: str | None) -> Dataset
     try:
         loaded = load_dataset(source, config_name, revision=revision)
     except DatasetNotFoundError as error:
-        raise ValueError(
-            f"source={source!r}: {error} Check the id; for a private one, log in first."
-        ) from error
+        raise ValueError(f"source={source!r}: {error} Check the id; for a private one, log in first.") from error
     except ConnectionError as error:
         raise _unreachable(source, error) from error
     if not isinstance(loaded, DatasetDict):
@@ -71,9 +69,7 @@ def _named_splits(source: str, loaded: DatasetDict) -> dict[str, Dataset]:
         else:
             named[target] = split
     if "train" not in named:
-        raise ValueError(
-            f"source={source!r} has the splits {list(loaded)} and no 'train'; choose another data set."
-        )
+        raise ValueError(f"source={source!r} has the splits {list(loaded)} and no 'train'; choose another data set.")
     return named
 
 

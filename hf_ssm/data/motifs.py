@@ -115,9 +115,7 @@ class _Plan:
     @property
     def codes(self) -> list[np.ndarray]:
         """The motifs as letter codes 0 to 3."""
-        return [
-            np.array([_LETTERS.index(letter) for letter in motif], dtype=np.int8) for motif in self.motifs
-        ]
+        return [np.array([_LETTERS.index(letter) for letter in motif], dtype=np.int8) for motif in self.motifs]
 
 
 def _rows(
@@ -223,9 +221,7 @@ def _decoys(code: np.ndarray, codes: list[np.ndarray], rows: int, rng: np.random
     )
 
 
-def _free_of_chance_copies(
-    plan: _Plan, letters: np.ndarray, starts: np.ndarray, labels: np.ndarray
-) -> np.ndarray:
+def _free_of_chance_copies(plan: _Plan, letters: np.ndarray, starts: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which rows hold the motifs at their own sites only, `(rows,)` bool."""
     clean = np.ones(len(letters), dtype=bool)
     for index, code in enumerate(plan.codes):

@@ -84,8 +84,7 @@ def cut(
         if not len(indices):
             shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
             raise ValueError(
-                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0, or give "
-                "more data."
+                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0, or give more data."
             )
     return rows
 

@@ -83,14 +83,10 @@ def _read_delimited(handle: TextIO, path: Path, delimiter: str, text_columns: se
 
 def _check_header(header: list[str], path: Path) -> None:
     if any("\0" in name for name in header):
-        raise ValueError(
-            f"source={str(path)!r} is not a text table (it holds NUL bytes); give a csv or tsv file."
-        )
+        raise ValueError(f"source={str(path)!r} is not a text table (it holds NUL bytes); give a csv or tsv file.")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise ValueError(
-            f"source={str(path)!r}: the header names {twice} more than once; rename the columns."
-        )
+        raise ValueError(f"source={str(path)!r}: the header names {twice} more than once; rename the columns.")
 
 
 @contextmanager

@@ -93,9 +93,9 @@ def _encode(
     cut = [len(row) > limit and limit < _NO_LIMIT for row in ids]
     for index in [index for index, too_long in enumerate(cut) if too_long]:
         # The tokenizer cuts, not a slice: it keeps the special token that ends a sequence.
-        ids[index] = tokenizer(
-            batch[column][index], truncation=True, max_length=limit, return_attention_mask=False
-        )["input_ids"]
+        ids[index] = tokenizer(batch[column][index], truncation=True, max_length=limit, return_attention_mask=False)[
+            "input_ids"
+        ]
     unknown = [row.count(tokenizer.unk_token_id) for row in ids]
     return {"input_ids": ids, "length": [len(row) for row in ids], "unknown": unknown, "cut": cut}
 

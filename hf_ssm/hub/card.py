@@ -48,6 +48,7 @@ class CardFacts:
         task: as in `hf-ssm train --task`.
         num_parameters: trainable parameters.
         dataset_name: what people call the data: a Hub id, a file name (never a local path), a generator.
+        dataset_description: more about it, one paragraph; empty if there is nothing to say.
         dataset_id: the id on the Hub, if it comes from there; only then it stands in the metadata.
         splits: number of sequences per split, in the order to be shown.
         results: for each split, its metrics; the last split is the one the metadata reports.
@@ -69,6 +70,7 @@ class CardFacts:
     splits: Mapping[str, int]
     results: Mapping[str, Mapping[str, float]]
     settings: Mapping[str, Any]
+    dataset_description: str = ""
     dataset_id: str | None = None
     tau: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
     selection_note: str = ""
@@ -168,6 +170,7 @@ def _cell(value: Any) -> str:
 
 
 def _data_description(facts: CardFacts) -> str:
+    name = f"`{facts.dataset_name}`"
     if facts.dataset_id:
-        return f"[{facts.dataset_name}](https://huggingface.co/datasets/{facts.dataset_id}) on the Hub."
-    return f"`{facts.dataset_name}`."
+        name = f"[{facts.dataset_name}](https://huggingface.co/datasets/{facts.dataset_id}) on the Hub"
+    return f"{name}. {facts.dataset_description}".strip()

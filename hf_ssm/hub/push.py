@@ -55,9 +55,7 @@ def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
         raise OSError(f"the Hub cannot be reached: {error}") from error
     own = [identity["name"], *(organisation["name"] for organisation in identity.get("orgs", []))]
     if namespace not in own:
-        raise ValueError(
-            f"the login is for {' and '.join(own)}, which may not write to {repo_id!r}: use {own[0]}/..."
-        )
+        raise ValueError(f"the login is for {' and '.join(own)}, which may not write to {repo_id!r}: use {own[0]}/...")
 
 
 def push_folder(
@@ -91,7 +89,5 @@ def push_folder(
             raise ValueError(f"{str(folder)!r} holds no {needed}: push the output folder of a finished run")
     api = api or HfApi()
     url = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(
-        repo_id=repo_id, folder_path=folder, commit_message=message, ignore_patterns=list(IGNORED)
-    )
+    api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, ignore_patterns=list(IGNORED))
     return str(url)

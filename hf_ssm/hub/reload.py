@@ -29,9 +29,7 @@ save_file({"logits": logits}, job["result"])
 """
 
 
-def logits_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
-) -> torch.Tensor:
+def logits_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> torch.Tensor:
     """Logits of a padded batch of texts, on the CPU and in evaluation mode; `(B, ...)` as the head has it."""
     model = model.cpu().eval()
     with torch.no_grad():
@@ -88,6 +86,4 @@ def check_reload(
     here, there = logits_of(model, tokenizer, texts), reload_logits(folder, auto_class, texts)
     if here.dtype != there.dtype or not torch.equal(here, there):
         difference = (here.double() - there.double()).abs().max().item()
-        raise OSError(
-            f"the model in {str(folder)!r} gives other logits in a new process, by up to {difference:g}"
-        )
+        raise OSError(f"the model in {str(folder)!r} gives other logits in a new process, by up to {difference:g}")

@@ -1,23 +1,21 @@
-"""One backbone and one of each head for all families. A family adds its mixer, its configuration and its names.
+"""The backbone of all families. A family adds its mixer, its configuration and its names.
 
-Legend: `B` batch, `L` length, `D` hidden size, `V` vocabulary.
+Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.modules.block import Block, build_norm
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.pooling import pool
 
 from .configuration_common import SSMConfig
 
@@ -38,34 +36,6 @@ class SSMModelOutput(ModelOutput):
     tau: Tensor | None = None
 
 
-@dataclass
-class SSMHeadOutput(ModelOutput):
-    """Output of a model with a head.
-
-    Args:
-        loss: Task loss (without the τ regulariser), a scalar, when `labels` are given.
-        logits: `(B, L, V)`, `(B, L, num_labels)` or `(B, num_labels)`.
-        hidden_states, tau: As in `SSMModelOutput`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    tau: Tensor | None = None
-
-
-def check_labels(labels: Tensor, classes: int, argument: str) -> None:
-    """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
-    if torch.compiler.is_compiling() or labels.numel() == 0:
-        return
-    bad = (labels != -100) & ((labels < 0) | (labels >= classes))
-    if bad.any():
-        raise ValueError(
-            f"`labels` has the value {labels[bad][0].item()}, but `{argument}`={classes} allows 0 to {classes - 1} "
-            f"(and -100 for positions without a label): correct the labels, or set `{argument}`."
-        )
-
-
 class SSMPreTrainedModel(PreTrainedModel):
     """Weight initialisation, precision and loading for all families."""
 
@@ -73,9 +43,9 @@ class SSMPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["Block"]
+    _no_split_modules = ["Block"]
     # Step sizes, state matrices and filters lose their meaning in half precision.
-    _keep_in_fp32_modules_strict: ClassVar[set[str]] = {"long_conv"}
+    _keep_in_fp32_modules_strict = {"long_conv"}
     mixer_class: ClassVar[Callable[..., nn.Module]]
     weights_were_loaded = False
 
@@ -167,32 +137,30 @@ class SSMModel(SSMPreTrainedModel):
         )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None) -> Tensor:
-        given = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
-        names = [name for name, value in given.items() if value is not None]
+        named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
+        given = [(name, value) for name, value in named.items() if value is not None]
         takes = "input_ids" if self.config.num_input_channels is None else "input_values"
-        if len(names) != 1 or names[0] not in (takes, "inputs_embeds"):
+        if len(given) != 1 or given[0][0] not in (takes, "inputs_embeds"):
             raise ValueError(
-                f"Give exactly one of `{takes}` and `inputs_embeds`, got {', '.join(names) or 'none'} "
+                f"Give exactly one of `{takes}` and `inputs_embeds`, got {' and '.join(dict(given)) or 'none'} "
                 f"(`num_input_channels`={self.config.num_input_channels})."
             )
-        inputs = given[names[0]]
-        dimensions = 2 if names[0] == "input_ids" else 3
+        ((name, inputs),) = given
+        dimensions = 2 if name == "input_ids" else 3
         if inputs.dim() != dimensions or inputs.shape[0] == 0 or inputs.shape[1] == 0:
             shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
-            raise ValueError(f"`{names[0]}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
+            raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
         longest = self.config.longest_input
         if longest is not None and inputs.shape[1] > longest:
             raise ValueError(
                 f"The input has {inputs.shape[1]} positions, but filter_type='implicit' is defined on "
                 f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
             )
-        if inputs_embeds is not None:
-            return inputs_embeds
-        if input_ids is not None:
-            return self._embed_tokens(input_ids)
-        return self._project(input_values)
+        if name == "inputs_embeds":
+            return inputs
+        return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
 
-    def _embed_tokens(self, input_ids: Tensor) -> Tensor:
+    def _look_up(self, input_ids: Tensor) -> Tensor:
         size = self.embed_tokens.num_embeddings
         if not torch.compiler.is_compiling() and (input_ids.min() < 0 or input_ids.max() >= size):
             raise ValueError(
@@ -232,268 +200,4 @@ class SSMModel(SSMPreTrainedModel):
         return None if mask.all() else mask
 
 
-class SSMForCausalLM(SSMPreTrainedModel, GenerationMixin):
-    """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
-
-    Raises:
-        ValueError: The configuration lets the model look ahead (`bidirectional`, zero-phase Sobolev filter), or the
-            model reads continuous inputs.
-    """
-
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
-    accepts_loss_kwargs = True
-    backbone_class: ClassVar[type[SSMModel]]
-
-    def __init__(self, config: SSMConfig):
-        if config.looks_ahead is not None:
-            raise ValueError(
-                f"A causal language model cannot have {config.looks_ahead}: it would read the tokens it predicts."
-            )
-        _require_tokens(config, type(self).__name__)
-        super().__init__(config)
-        self.model = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        kept = {name: kwargs.get(name) for name in ("attention_mask", "output_hidden_states")}
-        embeds = kwargs.get("inputs_embeds")
-        if embeds is not None:
-            # generate() passes the prompt as embeddings and the tokens it has drawn since as ids.
-            embeds = torch.cat([embeds, self.model.embed_tokens(input_ids)], dim=1) if input_ids.shape[1] else embeds
-            return {"inputs_embeds": embeds, **kept}
-        return {"input_ids": input_ids, **kept}
-
-    def task_loss(
-        self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
-        """Cross-entropy of each token given those before it; see `forward` for the labels."""
-        return _token_loss(self, logits, labels, **kwargs)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_tau: bool = False,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> SSMHeadOutput:
-        r"""
-        Args:
-            labels: `(B, L)`, the input ids themselves (they are shifted here); -100 is ignored.
-            logits_to_keep: Compute only that many last logits (0: all), or those at the given positions.
-
-        The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
-        """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            output_tau=output_tau,
-            return_dict=True,
-        )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
-
-
-def _token_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-    size = model.config.vocab_size
-    check_labels(labels, size, "vocab_size")
-    return model.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
-
-
-def _require_tokens(config: SSMConfig, name: str) -> None:
-    if config.num_input_channels is not None:
-        raise ValueError(
-            f"{name} predicts tokens, but `num_input_channels`={config.num_input_channels} asks for continuous inputs: "
-            "leave it None."
-        )
-
-
-class SSMForMaskedLM(SSMPreTrainedModel):
-    """Two-sided backbone (unless the configuration says `bidirectional=False`) and a linear map to the vocabulary."""
-
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
-    accepts_loss_kwargs = True
-    backbone_class: ClassVar[type[SSMModel]]
-
-    def __init__(self, config: SSMConfig):
-        _require_tokens(config, type(self).__name__)
-        if config.bidirectional is None:
-            config = copy.deepcopy(config)
-            config.bidirectional = True
-        super().__init__(config)
-        self.model = self.backbone_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def task_loss(
-        self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> Tensor:
-        """Cross-entropy of the masked tokens; see `forward` for the labels."""
-        return _token_loss(self, logits, labels, **kwargs)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_tau: bool = False,
-        **kwargs: Any,
-    ) -> SSMHeadOutput:
-        r"""
-        Args:
-            labels: `(B, L)`, the true token at each masked position, -100 elsewhere.
-
-        The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
-        """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            output_tau=output_tau,
-            return_dict=True,
-        )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
-        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
-
-
-class _LabelHead(SSMPreTrainedModel):
-    """What the heads with `num_labels` outputs share: backbone, dropout, linear map."""
-
-    # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
-    accepts_loss_kwargs = False
-    backbone_class: ClassVar[type[SSMModel]]
-
-    def __init__(self, config: SSMConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = self.backbone_class(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_tau: bool = False,
-        **kwargs: Any,
-    ) -> SSMHeadOutput:
-        r"""
-        Args:
-            labels: The targets, in the shape of the head: see the class.
-
-        The other arguments are those of the backbone.
-        """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            input_values,
-            output_hidden_states=output_hidden_states,
-            output_tau=output_tau,
-            return_dict=True,
-        )
-        hidden_states = outputs.last_hidden_state
-        mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
-        logits = self._logits(hidden_states, mask)
-        loss = None if labels is None else self.task_loss(logits, labels, mask)
-        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
-
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        return self.classifier(self.dropout(hidden_states))
-
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Mean loss of the batch; see the class for the labels."""
-        raise NotImplementedError
-
-
-class SSMForSequenceClassification(_LabelHead):
-    """Pooled backbone and a linear map to `(B, num_labels)`.
-
-    `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels at once, or floats for
-    regression, as `problem_type` says (by default deduced like everywhere in transformers).
-    """
-
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        return self.classifier(self.dropout(pool(hidden_states, mask, self.config.pooling or "mean")))
-
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        integer = not labels.is_floating_point()
-        if integer and self.config.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
-            check_labels(labels, self.config.num_labels, "num_labels")
-        return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-
-
-class SSMForTokenClassification(_LabelHead):
-    """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored."""
-
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        check_labels(labels, self.config.num_labels, "num_labels")
-        return self.loss_function(logits, labels, self.config)
-
-
-class SSMForSignalRegression(_LabelHead):
-    """Continuous inputs to continuous outputs.
-
-    `input_values` `(B, L, C_in)` with C_in = `num_input_channels` (1 where the configuration has `None`) to `logits`
-    `(B, L, C_out)`, or `(B, C_out)` with `pooling`, where C_out = `num_labels`. `labels` have the shape of the
-    logits (a last dimension of size 1 may be missing). The loss is the mean squared error over all tokens.
-    """
-
-    main_input_name = "input_values"
-
-    def __init__(self, config: SSMConfig):
-        if config.num_input_channels is None:
-            config = copy.deepcopy(config)
-            config.num_input_channels = 1
-        super().__init__(config)
-
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        if self.config.pooling is not None:
-            hidden_states = pool(hidden_states, mask, self.config.pooling)
-        return self.classifier(self.dropout(hidden_states))
-
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
-            labels = labels.unsqueeze(-1)
-        if labels.shape != logits.shape:
-            raise ValueError(
-                f"`labels` has the shape {tuple(labels.shape)}, but the output is {tuple(logits.shape)} "
-                f"(`pooling`={self.config.pooling!r}, `num_labels`={self.config.num_labels})."
-            )
-        if attention_mask is not None and self.config.pooling is None:
-            mask = attention_mask.to(logits.device).bool()
-            logits, labels = logits[mask], labels[mask]
-        return nn.functional.mse_loss(logits.float(), labels.to(logits.device).float())
-
-
-__all__ = [
-    "SSMForCausalLM",
-    "SSMForMaskedLM",
-    "SSMForSequenceClassification",
-    "SSMForSignalRegression",
-    "SSMForTokenClassification",
-    "SSMHeadOutput",
-    "SSMModel",
-    "SSMModelOutput",
-    "SSMPreTrainedModel",
-]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]

@@ -197,7 +197,7 @@ class SSMConfig(PreTrainedConfig):
                 raise ValueError(f"`{name}` must be positive and finite, got {value}.")
         for name in _NOT_NEGATIVE:
             value = getattr(self, name, 0)
-            if not 0 <= value < math.inf:
+            if value is None or not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
         for name in _PROBABILITIES:
             if not 0 <= getattr(self, name) < 1:

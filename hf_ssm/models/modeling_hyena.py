@@ -1,17 +1,16 @@
-"""Models of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network): the choice of the mixer, and the names."""
+"""Models of gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network): the mixer, and the names."""
 
 from hf_ssm.modules.mixers import HyenaMixer
 
-from .common import (
+from .common import SSMModel, SSMPreTrainedModel
+from .configuration_hyena import HyenaConfig
+from .heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
     SSMForSequenceClassification,
     SSMForSignalRegression,
     SSMForTokenClassification,
-    SSMModel,
-    SSMPreTrainedModel,
 )
-from .configuration_hyena import HyenaConfig
 
 
 class HyenaPreTrainedModel(SSMPreTrainedModel):

@@ -1,17 +1,16 @@
-"""Models of the linear time-invariant state space models S4 and S4D: the choice of the mixer, and the names."""
+"""The linear time-invariant state space models S4 and S4D: the mixer, and the names."""
 
 from hf_ssm.modules.mixers import S4Mixer
 
-from .common import (
+from .common import SSMModel, SSMPreTrainedModel
+from .configuration_s4 import S4Config
+from .heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
     SSMForSequenceClassification,
     SSMForSignalRegression,
     SSMForTokenClassification,
-    SSMModel,
-    SSMPreTrainedModel,
 )
-from .configuration_s4 import S4Config
 
 
 class S4PreTrainedModel(SSMPreTrainedModel):

@@ -82,7 +82,7 @@ class Block(GradientCheckpointingLayer):
         hidden_states = hidden_states + self.dropout(mixed)
         if not self.norm_first:
             hidden_states = self.norm1(hidden_states, mask)
-        if self.mlp is None:
+        if self.mlp is None or self.norm2 is None:
             return hidden_states, tau
         normed = self.norm2(hidden_states, mask) if self.norm_first else hidden_states
         hidden_states = hidden_states + self.dropout(self.mlp(normed))

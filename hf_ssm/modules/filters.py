@@ -6,6 +6,7 @@ nearest first. Every kernel is linear in the parameters that `scale_` multiplies
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +86,7 @@ class StateSpaceFilter(LongFilter):
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
-        eigenvalues = initial_eigenvalues(
-            self.init, self.state_size, self.frequency_scale, self.frequency_shift
-        )
+        eigenvalues = initial_eigenvalues(self.init, self.state_size, self.frequency_scale, self.frequency_shift)
         if self.init == "legs":
             _, low_rank, inputs, _ = legs_nplr(self.state_size)
         else:
@@ -174,7 +173,7 @@ class ImplicitFilter(LongFilter):
         self.frequency_shift = frequency_shift
         self.activation_frequency = activation_frequency
         sizes = [embedding_size, *[width] * (num_inner_layers + 1)]
-        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.frequency = nn.Parameter(torch.empty(width), requires_grad=train_frequency)
         self.output = nn.Linear(width, directions * channels, bias=False)
 
@@ -207,8 +206,10 @@ class ImplicitFilter(LongFilter):
         phase = phase * self._shifted(torch.linspace(1e-4, bands - 1, bands, device=steps.device, dtype=steps.dtype))
         hidden = torch.cat([time, phase.cos(), -phase.sin()], dim=-1)
         for layer in self.layers:
-            linear = nn.functional.linear(hidden, self._precise(layer.weight), self._precise(layer.bias))
-            hidden = torch.sin(self._precise(self.frequency) * linear)
+            hidden = hidden @ self._precise(layer.get_parameter("weight")).T + self._precise(
+                layer.get_parameter("bias")
+            )
+            hidden = torch.sin(self._precise(self.frequency) * hidden)
         kernel = (hidden @ weight.T).T.unflatten(0, (self.directions, self.channels))
         return kernel * (torch.exp(-self._decay_rates(weight) * time.T) + self.window_shift)
 

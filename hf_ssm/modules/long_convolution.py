@@ -1,6 +1,7 @@
 """A long convolution with its kernel generator, feed-through, Sobolev filter and complexity τ.
 
-Legend: `B` batch, `L` length, `C` channels of all groups, `G` groups, `D` = C / G channels of one group, `K` directions.
+Legend: `B` batch, `L` length, `C` channels of all groups, `G` groups, `D` = C / G channels of one group, `K`
+directions.
 """
 
 import torch
@@ -90,6 +91,10 @@ class LongConvolution(nn.Module):
             return self.sobolev_order.to(torch.promote_types(self.sobolev_order.dtype, torch.float32))
         return self.initial_order if self.initial_order != 0 else None
 
+    def _time_step(self) -> Tensor | float:
+        # Normalised frequencies know no step size; without one, all channels share the taps.
+        return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step()
+
     def kernels(self, length: int) -> Tensor:
         """What is convolved with the input: kernel, feed-through at lag 0, and the causal Sobolev filter.
 
@@ -105,7 +110,7 @@ class LongConvolution(nn.Module):
         order = self._order()
         if order is None or self.sobolev_mode != "causal":
             return kernel
-        taps = causal_taps(length, order, self.sobolev_frequency, self.filter.time_step())
+        taps = causal_taps(length, order, self.sobolev_frequency, self._time_step())
         taps = taps.to(kernel).expand(kernel.shape[1:])
         return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
 
@@ -135,9 +140,12 @@ class LongConvolution(nn.Module):
         dtype = inputs.dtype
         if self.sobolev_mode == "zero_phase":
             inputs = self._filter_input(inputs, channels, mask)
-        value = self._tau(inputs, kernels, mask) if output_tau or self.rescaling is not None else None
-        if self.rescaling is not None:
-            kernels = kernels * self._rescale_(value, channels)
+        value = None
+        if output_tau or self.rescaling is not None:
+            value = self._tau(inputs, kernels, mask)
+            if self.rescaling is not None:
+                self.rescaling.append(value.detach())
+                kernels = kernels * self._rescale_(value.detach(), channels)
         backward = kernels[1] if len(kernels) == 2 else None
         return long_conv(inputs, kernels[0], backward).to(dtype), value
 
@@ -147,7 +155,7 @@ class LongConvolution(nn.Module):
             return inputs
         if isinstance(order, Tensor):
             order = order[channels]
-        step = self.filter.time_step()
+        step = self._time_step()
         if isinstance(step, Tensor):
             step = step[channels]
         if self.sobolev_frequency == "bilinear":
@@ -187,5 +195,4 @@ class LongConvolution(nn.Module):
         self.filter.scale_(factor, channels)
         if self.D is not None:
             self.D.data[channels] *= factor
-        self.rescaling.append(value.detach())
         return factor

@@ -48,9 +48,7 @@ class HyenaMixer(nn.Module):
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
             # The bias of the short convolution is not zero at padding, hence the mask once more.
-            value, tau = self.long_conv(
-                _masked(value * gate, mask), kernels, mask, group=group, output_tau=output_tau
-            )
+            value, tau = self.long_conv(_masked(value * gate, mask), kernels, mask, group=group, output_tau=output_tau)
             taus.append(tau)
         output = self.out_proj(value * gates[0])
         return output, torch.stack(taus).mean() if output_tau else None

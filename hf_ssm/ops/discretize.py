@@ -3,8 +3,6 @@
 Dimensions: `N` states; `...` any leading dimensions, broadcast.
 """
 
-import math
-
 import torch
 
 DISCRETIZATIONS = ("zoh", "bilinear")
@@ -17,9 +15,7 @@ _SERIES_BELOW = {torch.float32: 0.3, torch.complex64: 0.3, torch.float64: 3e-3, 
 def check_discretization(name: str) -> None:
     """Raises a ValueError that lists the choices unless `name` is a known discretization."""
     if name not in DISCRETIZATIONS:
-        raise ValueError(
-            f"discretization must be one of {', '.join(map(repr, DISCRETIZATIONS))}, got {name!r}"
-        )
+        raise ValueError(f"discretization must be one of {', '.join(map(repr, DISCRETIZATIONS))}, got {name!r}")
 
 
 def _expm1_over(x: torch.Tensor) -> torch.Tensor:
@@ -75,54 +71,12 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tupl
 
 def _check_dense(a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
-        raise ValueError(
-            f"a must have shape (..., N, N), got {tuple(a.shape)}; use zoh or bilinear for a diagonal"
-        )
+        raise ValueError(f"a must have shape (..., N, N), got {tuple(a.shape)}; use zoh or bilinear for a diagonal")
     if b.dim() < 1 or b.shape[-1] != a.shape[-1]:
         raise ValueError(f"b must have shape (..., N) with N = {a.shape[-1]} as in a, got {tuple(b.shape)}")
 
 
-# Coefficients of the numerator of the [13/13] Padé approximant of exp, over their leading one; it is exact to
-# float64 rounding up to a norm of 5.37 (Higham 2005, Table 2.3).
-_PADE = [
-    math.factorial(26 - k)
-    * math.factorial(13)
-    / (math.factorial(26) * math.factorial(13 - k) * math.factorial(k))
-    for k in range(14)
-]
-_PADE_NORM = 5.371920351148152
-
-
-def _matrix_exp(x: torch.Tensor) -> torch.Tensor:
-    """Matrix exponential by scaling and squaring, for `(..., N, N)`.
-
-    The backward of `torch.linalg.matrix_exp` takes the exponential of a matrix of twice the size, at eight
-    times the cost; differentiating these products costs twice the forward.
-    """
-    norm = float(x.detach().abs().sum(-2).max())
-    if not math.isfinite(norm):
-        raise ValueError(
-            "the matrix to exponentiate, dt times a, is not finite; check a and dt for overflow and NaN"
-        )
-    squarings = max(0, math.ceil(math.log2(norm / _PADE_NORM))) if norm > 0 else 0
-    x = x / 2**squarings
-    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    x2 = x @ x
-    x4 = x2 @ x2
-    x6 = x4 @ x2
-    c = _PADE
-    odd = x6 @ (c[13] * x6 + c[11] * x4 + c[9] * x2) + c[7] * x6 + c[5] * x4 + c[3] * x2 + c[1] * identity
-    even = x6 @ (c[12] * x6 + c[10] * x4 + c[8] * x2) + c[6] * x6 + c[4] * x4 + c[2] * x2 + identity
-    odd = x @ odd
-    result: torch.Tensor = torch.linalg.solve(even - odd, even + odd)
-    for _ in range(squarings):
-        result = result @ result
-    return result
-
-
-def zoh_dense(
-    a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def zoh_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero-order hold of a dense system by one matrix exponential of `[[A, B], [0, 0]] dt`.
 
     Needs no inverse of `A`, so a singular `A` is fine.
@@ -136,7 +90,7 @@ def zoh_dense(
         `A_bar` `(..., N, N)` and `B_bar` `(..., N)`.
 
     Raises:
-        ValueError: `a` is not square, `b` does not match it, or a value is not finite.
+        ValueError: `a` is not square, or `b` does not match it.
 
     Source: Van Loan 1978 for the block matrix.
     """
@@ -146,13 +100,11 @@ def zoh_dense(
     n = a.shape[-1]
     top = torch.cat([a.expand(*batch, n, n), b.to(a.dtype).expand(*batch, n).unsqueeze(-1)], dim=-1)
     block = torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
-    exponential = _matrix_exp(block * scale[..., None, None])
+    exponential = torch.linalg.matrix_exp(block * scale[..., None, None])
     return exponential[..., :n, :n], exponential[..., :n, n]
 
 
-def bilinear_dense(
-    a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def bilinear_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
     """Bilinear rule of a dense system.
 
     `A_bar = (I - dt/2 A)^{-1} (I + dt/2 A)` and `B_bar = (I - dt/2 A)^{-1} dt B`, by one solve.

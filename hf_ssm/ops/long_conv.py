@@ -80,9 +80,7 @@ class _CircularConv(torch.autograd.Function):
         return grad_u, grad_taps, None
 
 
-def long_conv(
-    u: torch.Tensor, kernel: torch.Tensor, backward_kernel: torch.Tensor | None = None
-) -> torch.Tensor:
+def long_conv(u: torch.Tensor, kernel: torch.Tensor, backward_kernel: torch.Tensor | None = None) -> torch.Tensor:
     """Causal or two-sided convolution along the length, one kernel per channel.
 
     `y[t] = Σ_{j<=t} kernel[t-j] u[j] + Σ_{j>t} backward_kernel[j-t-1] u[j]`, zero outside the input. Kernels

@@ -22,9 +22,7 @@ def _check(length: int, discretization: str, dt: torch.Tensor, **states: torch.T
     shapes = {name: tuple(value.shape) for name, value in states.items()}
     first = next(iter(states.values()))
     if first.dim() != 2 or len(set(shapes.values())) != 1:
-        raise ValueError(
-            f"{', '.join(shapes)} must share one shape (channels, state_size // 2), got {shapes}"
-        )
+        raise ValueError(f"{', '.join(shapes)} must share one shape (channels, state_size // 2), got {shapes}")
     for name, value in states.items():
         if not value.is_complex():
             raise ValueError(f"{name} must be complex, got {value.dtype}; torch.view_as_complex makes it so")
@@ -381,8 +379,6 @@ def sinusoid_ssm(
         cos, sin = torch.cos(2 * math.pi / window * a), torch.sin(2 * math.pi / window * a)
         rotations.append(torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2)))
     empty = torch.zeros_like(rotations[0])
-    a_bar = torch.cat(
-        [torch.cat([rotations[0], empty], dim=-1), torch.cat([empty, rotations[1]], dim=-1)], dim=-2
-    )
+    a_bar = torch.cat([torch.cat([rotations[0], empty], dim=-1), torch.cat([empty, rotations[1]], dim=-1)], dim=-2)
     zero, one = torch.zeros_like(c1), torch.ones_like(c1)
     return a_bar, torch.stack([one, zero, one, zero], dim=-1), torch.stack([c1, zero, zero, c2], dim=-1)

@@ -87,9 +87,7 @@ def short_conv_step(
     _check(weight, bias, u.shape[-1])
     expected = (*u.shape, weight.shape[1] - 1)
     if state.shape != expected:
-        raise ValueError(
-            f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}"
-        )
+        raise ValueError(f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}")
     window = torch.cat([state.to(u.dtype), u.unsqueeze(-1)], dim=-1)
     y = (window * weight).sum(-1)
     return (y if bias is None else y + bias), window[..., 1:].to(state.dtype)

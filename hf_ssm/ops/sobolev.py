@@ -23,9 +23,7 @@ from hf_ssm.ops.lti_kernel import diagonal_transfer
 FREQUENCIES = ("bilinear", "normalized", "radian")
 
 
-def _check(
-    count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float
-) -> None:
+def _check(count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float) -> None:
     if count < 1:
         raise ValueError(f"{count_name} must be at least 1, got {count!r}")
     if frequency not in FREQUENCIES:
@@ -33,9 +31,7 @@ def _check(
     for name, value in (("order", order), ("dt", dt)):
         if isinstance(value, torch.Tensor):
             if value.dim() > 1:
-                raise ValueError(
-                    f"{name} must be a number or have shape (channels,), got {tuple(value.shape)}"
-                )
+                raise ValueError(f"{name} must be a number or have shape (channels,), got {tuple(value.shape)}")
         elif not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value!r}")
     if not isinstance(dt, torch.Tensor) and dt <= 0:
@@ -232,9 +228,7 @@ def circular_response(
     Source: Yu et al. 2025, eqs. (6) and (8).
     """
     if u.dim() != 3 or u.shape[2] != a.shape[0]:
-        raise ValueError(
-            f"u must have shape (batch, length, channels = {a.shape[0]} as in a), got {tuple(u.shape)}"
-        )
+        raise ValueError(f"u must have shape (batch, length, channels = {a.shape[0]} as in a), got {tuple(u.shape)}")
     length = u.shape[1]
     _check("length", length, order, "bilinear", dt)
     beta, step, _, _ = _columns(order, dt)

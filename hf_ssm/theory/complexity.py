@@ -9,9 +9,7 @@ from torch import Tensor
 __all__ = ["lag_moments", "tau", "tau_reference"]
 
 
-def lag_moments(
-    inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False
-) -> tuple[Tensor, Tensor]:
+def lag_moments(inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False) -> tuple[Tensor, Tensor]:
     """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
 
     The last position of a row is its last token, so that padding on either side changes nothing. The variance is the
@@ -86,10 +84,7 @@ def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) ->
     """
     batch, length, channels = inputs.shape
     kernel, inputs = kernel.double(), inputs.double()
-    rows = [
-        [t for t in range(length) if mask is None or bool(mask[b, t])]
-        for b in range(batch)
-    ]
+    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
     values = []
     for d in range(channels):
         spread, centre = kernel.new_zeros(()), kernel.new_zeros(())

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_ssm.data import label_names, load_sequences, tokenize
+from hf_ssm.data import GENERATORS, label_names, load_sequences, tokenize
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training import metrics
 from hf_ssm.training.settings import MODEL_TYPE_PREFIX, RunSettings, config_class, nearest
@@ -96,35 +96,50 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_data(
-    settings: RunSettings, tokenizer: PreTrainedTokenizerBase
-) -> tuple[DatasetDict, list[str] | None]:
-    """Token ids (and `labels`) per split, and the names of the classes if the task has classes.
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """The data of a run.
+
+    Attributes:
+        tokens: `input_ids` (and `labels`) per split.
+        classes: names of the classes, or None if the task has none.
+        description: what a generator says about its data; empty for other sources.
+    """
+
+    tokens: DatasetDict
+    classes: list[str] | None
+    description: str
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence of any split."""
+        return max(len(row) for split in self.tokens.values() for row in split["input_ids"])
+
+
+def load_data(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> RunData:
+    """Load and tokenize the data of the settings.
 
     Raises:
         ValueError: for unreadable or unsuitable data; see `load_sequences` and `tokenize`.
         OSError: if a file is missing or the Hub cannot be reached.
     """
-    arguments = dict(settings.loader_arguments)
-    if not TASKS[settings.task].labelled:
-        arguments["label_column"] = None
-    columns = {"sequence_column": arguments.get("sequence_column", "sequence")}
-    columns["label_column"] = arguments.get("label_column", "label")
-    data = load_sequences(settings.data["dataset"], **_for_loader(settings, arguments))
-    names = label_names(data, columns["label_column"]) if TASKS[settings.task].labelled else None
-    return tokenize(data, tokenizer, **columns, max_length=settings.data["max_length"]), names
-
-
-def longest_sequence(data: DatasetDict) -> int:
-    """Tokens of the longest sequence of any split."""
-    return max(len(row) for split in data.values() for row in split["input_ids"])
+    source, arguments = settings.data["dataset"], settings.loader_arguments
+    sequence_column = arguments.get("sequence_column", "sequence")
+    label_column = arguments.get("label_column", "label") if TASKS[settings.task].labelled else None
+    if source not in GENERATORS:
+        arguments["label_column"] = label_column
+    data = load_sequences(source, **arguments)
+    return RunData(
+        tokens=tokenize(data, tokenizer, sequence_column, label_column, settings.data["max_length"]),
+        classes=None if label_column is None else label_names(data, label_column),
+        description=data["train"].info.description if source in GENERATORS else "",
+    )
 
 
 def build_model(
     settings: RunSettings,
     tokenizer: PreTrainedTokenizerBase,
-    longest: int,
-    classes: list[str] | None,
+    data: RunData,
     resume_from: Path | None = None,
 ) -> PreTrainedModel:
     """A fresh model, one to fine-tune, or the one of a checkpoint of this very run.
@@ -132,8 +147,7 @@ def build_model(
     Args:
         settings: of the run.
         tokenizer: its vocabulary and special tokens enter the configuration of a fresh model.
-        longest: tokens of the longest sequence; a fresh model takes at least that many.
-        classes: names of the classes, or None.
+        data: a fresh model takes sequences as long as its longest, and has its classes.
         resume_from: checkpoint of this run to go on from.
 
     Raises:
@@ -144,31 +158,24 @@ def build_model(
     if resume_from is not None:
         model = auto_class.from_pretrained(resume_from)
     elif settings.model["checkpoint"] is not None:
-        model = _load_for_fine_tuning(settings, classes)
+        model = _load_for_fine_tuning(settings, data.classes)
     else:
-        model = auto_class.from_config(_fresh_config(settings, tokenizer, longest, classes))
+        model = auto_class.from_config(_fresh_config(settings, tokenizer, data))
     if model.config.vocab_size < len(tokenizer):
         raise ValueError(
             f"the model has vocab_size={model.config.vocab_size} but the tokenizer has {len(tokenizer)} "
             "tokens: leave model.vocab_size out, or use the tokenizer of the checkpoint"
         )
     limit = model.config.longest_input
-    if limit is not None and longest > limit:
+    if limit is not None and data.longest > limit:
         raise ValueError(
-            f"the longest sequence has {longest} tokens but the model takes {limit}: cut the sequences with "
-            f"--max-length {limit}, or make model.max_position_embeddings larger"
+            f"the longest sequence has {data.longest} tokens but the model takes {limit}: cut the sequences "
+            f"with --max-length {limit}, or make model.max_position_embeddings larger"
         )
     return model
 
 
-def _for_loader(settings: RunSettings, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The seed of the data is its own (0 by default), so that runs of several seeds share their splits."""
-    return {"seed": 0, **arguments}
-
-
-def _fresh_config(
-    settings: RunSettings, tokenizer: PreTrainedTokenizerBase, longest: int, classes: list[str] | None
-) -> Any:
+def _fresh_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, data: RunData) -> Any:
     config_type = config_class(str(settings.model["family"]))
     aliases = config_type.attribute_map
     fields = {aliases.get(name, name): value for name, value in settings.config_fields.items()}
@@ -176,7 +183,8 @@ def _fresh_config(
     for token in ("pad", "bos", "eos"):
         fields.setdefault(f"{token}_token_id", getattr(tokenizer, f"{token}_token_id"))
     if any(field.name == "max_position_embeddings" for field in dataclasses.fields(config_type)):
-        fields.setdefault("max_position_embeddings", settings.data["max_length"] or longest)
+        fields.setdefault("max_position_embeddings", settings.data["max_length"] or data.longest)
+    classes = data.classes
     if classes is not None:
         if fields.pop("num_labels", len(classes)) != len(classes):
             raise ValueError(

@@ -1,16 +1,38 @@
 """The τ regulariser as a loss for transformers' own Trainer (Liu & Li 2024, Algorithm 2)."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
-__all__ = ["tau_loss"]
+__all__ = ["TauLoss", "tau_loss"]
 
 
-def tau_loss(model: PreTrainedModel, weight: float | None = None) -> Callable[..., Tensor]:
+class TauLoss:
+    """What `tau_loss` returns: call it with the model's outputs and the labels."""
+
+    def __init__(self, model: Any, weight: float):
+        self.model = model
+        self.weight = weight
+        self._attention_mask: Tensor | None = None
+        self._labels_are_shifted = type(model).__name__.endswith("ForCausalLM")
+        model.register_forward_pre_hook(self._ask_for_tau, with_kwargs=True)
+
+    def _ask_for_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        self._attention_mask = kwargs.get("attention_mask")
+        return args, {**kwargs, "output_tau": model.training and self.weight > 0}
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Task loss + λ Σ τ, times the share of this micro-batch in `num_items_in_batch`."""
+        total = self.model.task_loss(outputs.logits, labels, self._attention_mask)
+        if outputs.tau is not None:
+            total = total + self.weight * outputs.tau.sum()
+        if num_items_in_batch is None:
+            return total
+        counted = labels[..., 1:] if self._labels_are_shifted else labels
+        return total * (counted.ne(-100).sum() / num_items_in_batch)
+
+
+def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     """A `compute_loss_func` for the plain `transformers.Trainer`: task loss + λ Σ τ over the layers.
 
     ```python
@@ -33,24 +55,4 @@ def tau_loss(model: PreTrainedModel, weight: float | None = None) -> Callable[..
     factor = float(model.config.tau_weight if weight is None else weight)
     if not factor >= 0:
         raise ValueError(f"`weight` must not be negative, got {weight}.")
-    seen: dict[str, Any] = {}
-
-    def ask_for_tau(module: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        seen["attention_mask"] = kwargs.get("attention_mask")
-        kwargs["output_tau"] = module.training and factor > 0
-        return args, kwargs
-
-    model.register_forward_pre_hook(ask_for_tau, with_kwargs=True)
-    shifts = type(model).__name__.endswith("ForCausalLM")
-
-    def loss(outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        total = model.task_loss(outputs.logits, labels, seen["attention_mask"])
-        if outputs.tau is not None:
-            total = total + factor * outputs.tau.sum()
-        if num_items_in_batch is None:
-            return total
-        counted = labels[..., 1:] if shifts else labels
-        return total * (counted.ne(-100).sum() / num_items_in_batch)
-
-    loss.adds_tau = True  # SSMTrainer refuses to add it twice
-    return loss
+    return TauLoss(model, factor)

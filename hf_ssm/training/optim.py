@@ -1,4 +1,7 @@
-"""Which parameters get which learning rate and weight decay, by name (attributes of parameters do not survive loading)."""
+"""Which parameters get which learning rate and weight decay.
+
+By name, as attributes of parameters do not survive loading.
+"""
 
 __all__ = ["is_decayed", "is_dynamics", "is_sobolev_order"]
 

@@ -70,9 +70,7 @@ def plot_training_log(
     figure.savefig(path, format="png", dpi=120)
 
 
-def _panels(
-    log_history: Sequence[Entry], metrics: Sequence[str]
-) -> list[tuple[str, list[tuple[str, str]], str]]:
+def _panels(log_history: Sequence[Entry], metrics: Sequence[str]) -> list[tuple[str, list[tuple[str, str]], str]]:
     """Label of the y axis, `(key, label)` of each line that has points, and scale, for each panel."""
     keys = {key for entry in log_history for key in entry if series([entry], key)[0]}
     layers = sorted((key for key in keys if key.startswith("tau_layer_")), key=lambda key: (len(key), key))
@@ -92,9 +90,7 @@ def _panels(
     return [(name, [line for line in lines if line[0] in keys], scale) for name, lines, scale in wanted]
 
 
-def _draw(
-    axes: "Axes", log_history: Sequence[Entry], name: str, lines: list[tuple[str, str]], scale: str
-) -> None:
+def _draw(axes: "Axes", log_history: Sequence[Entry], name: str, lines: list[tuple[str, str]], scale: str) -> None:
     for index, (key, label) in enumerate(lines):
         steps, values = series(log_history, key)
         axes.plot(

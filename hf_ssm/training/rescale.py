@@ -14,7 +14,7 @@ __all__ = ["rescale_init_"]
 
 
 @torch.no_grad()
-def rescale_init_(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Divide C and D of every layer by √τ of that layer, in place, in one forward pass.
 
     Each layer is rescaled just before it computes, so that the layers above see inputs that are already rescaled.
@@ -63,7 +63,9 @@ def rescale_init_(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         dropout.eval()
     try:
         model(**inputs)
-        found = torch.stack([torch.stack([tau for part in layer for tau in part.rescaling]).mean() for layer in layers])
+        found = torch.stack(
+            [torch.stack([tau for part in layer for tau in part.rescaling or []]).mean() for layer in layers]
+        )
     except Exception:
         for part, values in zip(convolutions, before, strict=True):
             for parameter, value in zip(part.parameters(), values, strict=True):

@@ -25,7 +25,6 @@ from hf_ssm.training.build import (
     build_model,
     load_data,
     load_tokenizer,
-    longest_sequence,
 )
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
@@ -41,6 +40,7 @@ class RunResult:
         model: the trained model: the best checkpoint on the validation split where there is one.
         tokenizer: its tokenizer.
         splits: sequences per split.
+        dataset_description: what a generator says about its data.
         results: for "validation" and "test", as far as they exist, the metrics and the `loss`.
         tau: τ per layer on one batch of training data, at the moments it was measured.
         log_history: of the Trainer.
@@ -51,6 +51,7 @@ class RunResult:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     splits: dict[str, int]
+    dataset_description: str
     results: dict[str, dict[str, float]]
     tau: dict[str, list[float]]
     log_history: list[dict[str, Any]]
@@ -99,8 +100,9 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     checkpoint = folder.last_checkpoint(output) if resume else None
     set_seed(int(settings.training["seed"]))
     tokenizer = load_tokenizer(settings)
-    data, classes = load_data(settings, tokenizer)
-    model = build_model(settings, tokenizer, longest_sequence(data), classes, checkpoint)
+    loaded = load_data(settings, tokenizer)
+    data = loaded.tokens
+    model = build_model(settings, tokenizer, loaded, checkpoint)
     trainer = _build_trainer(settings, output, model, tokenizer, data)
     if overwrite and not resume:
         folder.clear_output(output)
@@ -108,9 +110,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
 
     started = time.perf_counter()
     tau = _train_and_measure_tau(trainer, _probe_batch(data["train"], tokenizer), checkpoint)
-    results = {
-        split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data
-    }
+    results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
     seconds = time.perf_counter() - started
 
     trainer.save_model(str(output))
@@ -121,6 +121,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
         model=trainer.accelerator.unwrap_model(trainer.model),
         tokenizer=tokenizer,
         splits={name: len(split) for name, split in data.items()},
+        dataset_description=loaded.description,
         results=results,
         tau=tau,
         log_history=trainer.state.log_history,

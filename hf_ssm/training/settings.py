@@ -109,9 +109,7 @@ def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
     for section, values in content.items():
         check_choice("section", str(section), SECTIONS, f"settings file {str(path)!r}")
         if values is not None and not isinstance(values, dict):
-            raise ValueError(
-                f"section {section!r} of {str(path)!r} must hold key: value lines, got {values!r}"
-            )
+            raise ValueError(f"section {section!r} of {str(path)!r} must hold key: value lines, got {values!r}")
     return {section: dict(values or {}) for section, values in content.items()}
 
 

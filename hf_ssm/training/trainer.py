@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
+from hf_ssm.training.losses import TauLoss
 from hf_ssm.training.optim import is_decayed, is_dynamics, is_sobolev_order
 from hf_ssm.training.rescale import rescale_init_
 
@@ -48,7 +49,7 @@ class SSMTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if getattr(self.compute_loss_func, "adds_tau", False) and self._ssm.config.tau_weight > 0:
+        if isinstance(self.compute_loss_func, TauLoss) and self._ssm.config.tau_weight > 0:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for the plain Trainer: SSMTrainer adds τ already (config."
                 f"tau_weight={self._ssm.config.tau_weight}). Leave one of the two out."
@@ -98,7 +99,8 @@ class SSMTrainer(Trainer):
             is_dynamics: min(rate, 1e-3) if dynamics_rate is None else dynamics_rate,
             is_sobolev_order: rate if sobolev_rate is None else sobolev_rate,
         }
-        named = dict((self.model if model is None else model).named_parameters())
+        trained: Any = self.model if model is None else model
+        named = dict(trained.named_parameters())
         for belongs, own_rate in rates.items():
             chosen = {id(parameter) for name, parameter in named.items() if belongs(name)}
             moved = []

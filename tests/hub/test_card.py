@@ -67,9 +67,7 @@ def test_tables_are_whole():
 
 
 def test_data_from_the_hub_stands_in_the_metadata():
-    built = card.build_card(
-        replace(FACTS, dataset_id="user/data", base_model="user/base", repo_id="me/model")
-    )
+    built = card.build_card(replace(FACTS, dataset_id="user/data", base_model="user/base", repo_id="me/model"))
     assert built.data.datasets == ["user/data"]
     assert built.data.base_model == "user/base"
     assert 'from_pretrained("me/model")' in built.text

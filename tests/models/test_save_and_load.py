@@ -69,7 +69,9 @@ def test_every_head_reloads_bit_equal_in_a_new_process(make_model, make_batch, t
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_survives_the_round_trip(make_model, family: str, tmp_path: Path) -> None:
-    config = getattr(hf_ssm, f"{family}Config")(num_labels=3, sobolev_order=[0.1, -0.2], num_hidden_layers=2, d_model=16)
+    config = getattr(hf_ssm, f"{family}Config")(
+        num_labels=3, sobolev_order=[0.1, -0.2], num_hidden_layers=2, d_model=16
+    )
     config.save_pretrained(tmp_path)
     reloaded = type(config).from_pretrained(tmp_path)
     # Where a configuration came from is no part of it.

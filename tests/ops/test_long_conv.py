@@ -54,9 +54,7 @@ def test_values_and_gradients_match_the_reference(length, taps, backward_taps):
     cotangent = randn(*y.shape, seed=3)
     # A backward kernel cannot act on one position: both leave its gradient at zero or unset.
     grads = torch.autograd.grad(y, inputs, cotangent, allow_unused=True, materialize_grads=True)
-    expected_grads = torch.autograd.grad(
-        expected, inputs, cotangent, allow_unused=True, materialize_grads=True
-    )
+    expected_grads = torch.autograd.grad(expected, inputs, cotangent, allow_unused=True, materialize_grads=True)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-12)
 

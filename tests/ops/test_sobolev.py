@@ -81,9 +81,7 @@ def test_zero_phase_taps_have_the_weight_as_spectrum(n_grid, order, frequency):
     taps = zero_phase_taps(n_grid, f64(order)[0], frequency, 0.1).numpy()
     assert taps.shape == (n_grid // 2 + 1,)
     for node in range(n_grid // 2 + 1):
-        spectrum = taps[0] + 2 * sum(
-            taps[m] * math.cos(2 * math.pi * m * node / n_grid) for m in range(1, len(taps))
-        )
+        spectrum = taps[0] + 2 * sum(taps[m] * math.cos(2 * math.pi * m * node / n_grid) for m in range(1, len(taps)))
         expected = (1 + magnitude(frequency, node, n_grid, 0.1)) ** order
         assert spectrum == pytest.approx(expected, rel=1e-10, abs=1e-12 * np.abs(taps).sum())
 
@@ -229,11 +227,9 @@ def dense_circular(u, a, b, c, order, dt, nyquist: float) -> np.ndarray:
     length = len(u)
     response = np.zeros(length, dtype=complex)
     for j in range(length):
-        if 2 * j == length:
-            # The mean of the response just below and just above Nyquist.
-            nodes = [1j * nyquist, -1j * nyquist]
-        else:
-            nodes = [1j * 2 / dt * math.tan(math.pi * j / length)]
+        # At Nyquist: the mean of the response just below and just above.
+        at_nyquist = 2 * j == length
+        nodes = [1j * nyquist, -1j * nyquist] if at_nyquist else [1j * 2 / dt * math.tan(math.pi * j / length)]
         values = [
             (1 + abs(s)) ** order
             * sum(
@@ -259,9 +255,7 @@ def test_circular_response_matches_a_dense_evaluation(length, order):
     assert y.shape == u.shape
     for i in range(2):
         for d in range(3):
-            expected = dense_circular(
-                u[i, :, d].numpy(), *(t[d].tolist() for t in (a, b, c)), order, dt[d].item(), 1e9
-            )
+            expected = dense_circular(u[i, :, d].numpy(), *(t[d].tolist() for t in (a, b, c)), order, dt[d].item(), 1e9)
             # At order 1.5 the neglected part of Nyquist falls like the root of the frequency.
             tolerance = 3e-3 if order == 1.5 and length % 2 == 0 else 1e-6
             np.testing.assert_allclose(y[i, :, d], expected, atol=tolerance)
@@ -289,9 +283,7 @@ def test_errors():
             make(5, math.nan, "radian")
         with pytest.raises(ValueError, match=r"dt must be positive, got 0\.0"):
             make(5, 0.5, "radian", 0.0)
-        with pytest.raises(
-            ValueError, match=r"order must be a number or have shape \(channels,\), got \(2, 1\)"
-        ):
+        with pytest.raises(ValueError, match=r"order must be a number or have shape \(channels,\), got \(2, 1\)"):
             make(5, torch.zeros(2, 1), "radian")
         with pytest.raises(ValueError, match=r"order and dt must .* got shapes \[\(2,\), \(3,\)\]"):
             make(5, torch.zeros(2), "radian", torch.ones(3))

@@ -19,9 +19,7 @@ pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, ma
 @given(pairs)
 def test_classification_agrees_with_sklearn(examples):
     labels, predictions = np.array(examples).T
-    assert metrics.accuracy(labels, predictions) == pytest.approx(
-        accuracy_score(labels, predictions), abs=1e-12
-    )
+    assert metrics.accuracy(labels, predictions) == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
     assert metrics.macro_f1(labels, predictions) == pytest.approx(
         f1_score(labels, predictions, average="macro", zero_division=0.0), abs=1e-12
     )

@@ -59,7 +59,7 @@ def test_a_failure_leaves_the_model_as_it_was(make_model, make_batch) -> None:
         model.model.layers[1].mixer.long_conv.filter.C.zero_()
         model.model.layers[1].mixer.long_conv.D.zero_()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match="τ of a layer is 0.0"):
+    with pytest.raises(ValueError, match=r"τ of a layer is 0\.0"):
         rescale_init_(model, make_batch("ForSequenceClassification"))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -25,7 +25,9 @@ def data(head: str, rows: int = 16, length: int = 10) -> Dataset:
         return Dataset.from_dict({"input_values": values.tolist(), "labels": values.cumsum(1).tolist()})
     else:
         # Rows with different numbers of labels tell a mean over tokens from a mean over rows.
-        labels = torch.where(torch.arange(length) < torch.randint(3, length, (rows, 1), generator=generator), tokens, -100)
+        labels = torch.where(
+            torch.arange(length) < torch.randint(3, length, (rows, 1), generator=generator), tokens, -100
+        )
     return Dataset.from_dict({"input_ids": tokens.tolist(), "labels": labels.tolist()})
 
 
@@ -179,7 +181,9 @@ def test_loaded_weights_and_resumed_runs_are_not_rescaled(make_model, tmp_path: 
     assert trainer.rescale_tau is None and trainer.state.global_step == 2
 
 
-@pytest.mark.parametrize(("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})])
+@pytest.mark.parametrize(
+    ("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})]
+)
 def test_optimizer_groups(make_model, tmp_path: Path, family: str, flags: dict) -> None:
     model = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
     settings = arguments(

@@ -1,0 +1,271 @@
+"""One of each head for all families.
+
+Legend: `B` batch, `L` length, `V` vocabulary.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.utils import ModelOutput, can_return_tuple
+
+from hf_ssm.modules.pooling import pool
+
+from .common import SSMModel, SSMPreTrainedModel
+from .configuration_common import SSMConfig
+
+
+@dataclass
+class SSMHeadOutput(ModelOutput):
+    """Output of a model with a head.
+
+    Args:
+        loss: Task loss (without the τ regulariser), a scalar, when `labels` are given.
+        logits: `(B, L, V)`, `(B, L, num_labels)` or `(B, num_labels)`.
+        hidden_states, tau: As in `SSMModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    tau: Tensor | None = None
+
+
+def check_labels(labels: Tensor, classes: int, argument: str) -> None:
+    """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
+    if torch.compiler.is_compiling() or labels.numel() == 0:
+        return
+    bad = (labels != -100) & ((labels < 0) | (labels >= classes))
+    if bad.any():
+        raise ValueError(
+            f"`labels` has the value {labels[bad][0].item()}, but `{argument}`={classes} allows 0 to {classes - 1} "
+            f"(and -100 for positions without a label): correct the labels, or set `{argument}`."
+        )
+
+
+class _TokenHead(SSMPreTrainedModel):
+    """What the heads that predict tokens share: backbone, linear map to the vocabulary, cross-entropy."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    accepts_loss_kwargs = True
+    backbone_class: ClassVar[type[SSMModel]]
+
+    def __init__(self, config: SSMConfig):
+        if config.num_input_channels is not None:
+            raise ValueError(
+                f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} asks for "
+                "continuous inputs: leave it None."
+            )
+        super().__init__(config)
+        self.model = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Cross-entropy; see `forward` for the labels. The mask is not needed: padding has the label -100."""
+        size = self.config.vocab_size
+        check_labels(labels, size, "vocab_size")
+        return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_tau: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        r"""
+        Args:
+            labels: `(B, L)`. Causal: the input ids themselves (they are shifted here). Masked: the true token at each
+                masked position. -100 is ignored.
+            logits_to_keep: Compute only that many last logits (0: all), or those at the given positions.
+
+        The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            return_dict=True,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
+        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
+
+
+class SSMForCausalLM(_TokenHead, GenerationMixin):
+    """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
+
+    Raises:
+        ValueError: The configuration lets the model look ahead (`bidirectional`, zero-phase Sobolev filter), or the
+            model reads continuous inputs.
+    """
+
+    def __init__(self, config: SSMConfig):
+        if config.looks_ahead is not None:
+            raise ValueError(
+                f"A causal language model cannot have {config.looks_ahead}: it would read the tokens it predicts."
+            )
+        super().__init__(config)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        *args: Any,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The whole prefix: there is no cache to continue from."""
+        inputs = {"attention_mask": attention_mask, "output_hidden_states": kwargs.get("output_hidden_states")}
+        if inputs_embeds is None:
+            return {"input_ids": input_ids, **inputs}
+        # generate() passes the prompt as embeddings, and the tokens it has drawn since as ids.
+        return {"inputs_embeds": torch.cat([inputs_embeds, self.model.embed_tokens(input_ids)], dim=1), **inputs}
+
+
+class SSMForMaskedLM(_TokenHead):
+    """Two-sided backbone (unless the configuration says `bidirectional=False`) and a linear map to the vocabulary."""
+
+    def __init__(self, config: SSMConfig):
+        if config.bidirectional is None:
+            config = copy.deepcopy(config)
+            config.bidirectional = True
+        super().__init__(config)
+
+
+class _LabelHead(SSMPreTrainedModel):
+    """What the heads with `num_labels` outputs share: backbone, dropout, linear map."""
+
+    # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
+    accepts_loss_kwargs = False
+    backbone_class: ClassVar[type[SSMModel]]
+
+    def __init__(self, config: SSMConfig):
+        super().__init__(config)
+        self.model = self.backbone_class(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.num_labels = config.num_labels or 0
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_tau: bool = False,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        r"""
+        Args:
+            labels: The targets, in the shape of the head: see the class.
+
+        The other arguments are those of the backbone.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            input_values,
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            return_dict=True,
+        )
+        hidden_states = outputs.last_hidden_state
+        mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
+        logits = self._logits(hidden_states, mask)
+        loss = None if labels is None else self.task_loss(logits, labels, mask)
+        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
+
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        return self.classifier(self.dropout(hidden_states))
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Mean loss of the batch; see the class for the labels."""
+        raise NotImplementedError
+
+
+class SSMForSequenceClassification(_LabelHead):
+    """Pooled backbone and a linear map to `(B, num_labels)`.
+
+    `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels at once, or floats for
+    regression, as `problem_type` says (by default deduced like everywhere in transformers).
+    """
+
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        return self.classifier(self.dropout(pool(hidden_states, mask, self.config.pooling or "mean")))
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        integer = not labels.is_floating_point()
+        if integer and self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
+            check_labels(labels, self.num_labels, "num_labels")
+        return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+
+
+class SSMForTokenClassification(_LabelHead):
+    """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored."""
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        check_labels(labels, self.num_labels, "num_labels")
+        return self.loss_function(logits, labels, self.config)
+
+
+class SSMForSignalRegression(_LabelHead):
+    """Continuous inputs to continuous outputs.
+
+    `input_values` `(B, L, C_in)` with C_in = `num_input_channels` (1 where the configuration has `None`) to `logits`
+    `(B, L, C_out)`, or `(B, C_out)` with `pooling`, where C_out = `num_labels`. `labels` have the shape of the
+    logits (a last dimension of size 1 may be missing). The loss is the mean squared error over all tokens.
+    """
+
+    main_input_name = "input_values"
+
+    def __init__(self, config: SSMConfig):
+        if config.num_input_channels is None:
+            config = copy.deepcopy(config)
+            config.num_input_channels = 1
+        super().__init__(config)
+
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        if self.config.pooling is not None:
+            hidden_states = pool(hidden_states, mask, self.config.pooling)
+        return self.classifier(self.dropout(hidden_states))
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
+            labels = labels.unsqueeze(-1)
+        if labels.shape != logits.shape:
+            raise ValueError(
+                f"`labels` has the shape {tuple(labels.shape)}, but the output is {tuple(logits.shape)} "
+                f"(`pooling`={self.config.pooling!r}, `num_labels`={self.num_labels})."
+            )
+        if attention_mask is not None and self.config.pooling is None:
+            mask = attention_mask.to(logits.device).bool()
+            logits, labels = logits[mask], labels[mask]
+        return nn.functional.mse_loss(logits.float(), labels.to(logits.device).float())
+
+
+__all__ = [
+    "SSMForCausalLM",
+    "SSMForMaskedLM",
+    "SSMForSequenceClassification",
+    "SSMForSignalRegression",
+    "SSMForTokenClassification",
+    "SSMHeadOutput",
+]

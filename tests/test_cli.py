@@ -1,0 +1,389 @@
+"""`hf-ssm` from the outside: what it leaves behind, and what it says to bad input."""
+
+import gzip
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.hub import push
+from hf_ssm.hub.reload import check_reload
+from hf_ssm.training import plots
+from hf_ssm.training import settings as run_settings
+from hf_ssm.training.rescale import rescale_init_
+
+TINY_MODEL = ["--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1"]
+TINY_TRAINING = ["--epochs", "1", "--batch-size", "16", "--set", "training.disable_tqdm=true"]
+TINY = [*TINY_MODEL, *TINY_TRAINING]
+DATA = {"length": 40, "num_train": 32, "num_validation": 16, "num_test": 16, "motif_length": 8, "copies": 1}
+PLANTED = ["--dataset", "planted-motifs", *(f"--set=data.{name}={value}" for name, value in DATA.items())]
+GENOME = "".join(random.Random(0).choices("ACGT", k=1600))
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix; progress bars may come before it."""
+    assert run(*arguments) == 2
+    written = capsys.readouterr().err
+    assert "Traceback" not in written
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a two-epoch run with rescaling and regulariser; tests must not change it."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    flags = ["--set", "model.rescale_init=true", "--set", "model.tau_weight=1e-4"]
+    assert run("train", *PLANTED, *TINY, *flags, "--epochs", 2, "--output", output) == 0
+    return output
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A labelled csv file of 40 sequences, two classes."""
+    path = tmp_path / "table.csv"
+    rows = [f"{'ACGT'[i % 4] * 10}{'CATG' * (1 + i % 3)},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["sequence,label", *rows]), encoding="utf-8")
+    return path
+
+
+def test_output_is_in_hub_layout(finished):
+    files = {path.name for path in finished.iterdir()}
+    assert files == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
+        *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
+    }
+    card = ModelCard.load(finished / "README.md")
+    assert {result.metric_type for result in card.data.eval_results} == {"accuracy", "f1", "matthews_correlation"}
+    assert {result.dataset_split for result in card.data.eval_results} == {"test"}
+    for heading in ("at initialisation", "after rescaling", "after training"):
+        assert heading in card.text
+    assert str(finished.parent) not in card.text
+
+
+def test_log_has_the_parts_and_every_split(finished):
+    log = json.loads((finished / "training_log.json").read_text(encoding="utf-8"))
+    keys = {key for entry in log for key in entry}
+    assert {"task_loss", "tau", "tau_layer_0", "eval_accuracy", "validation_mcc", "test_f1"} <= keys
+    assert max(entry["step"] for entry in log) == 4
+
+
+def test_folder_loads_in_a_new_process_with_equal_logits(finished):
+    model = AutoModelForSequenceClassification.from_pretrained(finished)
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    texts = ["ACGTACGT", "ACGTN", "T"]
+    check_reload(finished, model, tokenizer, "AutoModelForSequenceClassification", texts)
+    with torch.no_grad():
+        model.classifier.bias += 1e-3
+    with pytest.raises(OSError, match="gives other logits in a new process"):
+        check_reload(finished, model, tokenizer, "AutoModelForSequenceClassification", texts)
+
+
+def test_settings_file_repeats_the_run(finished, tmp_path):
+    assert run("train", "--config", finished / "train_config.yaml", "--output", tmp_path / "again") == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, tmp_path / "again"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_resume_goes_on_as_if_never_interrupted(finished, tmp_path, monkeypatch):
+    """Take away what came after the first epoch; what follows must be the same to the bit."""
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    shutil.rmtree(output / "checkpoint-4")
+    (output / "checkpoint-9").mkdir()  # cut off while it was written: must not be taken for the last
+    for name in ("model.safetensors", "README.md", "training_log.json"):
+        (output / name).unlink()
+    monkeypatch.setattr("hf_ssm.training.trainer.rescale_init_", _forbidden)
+    assert run("train", "--resume", "--output", output) == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert json.loads((output / "config.json").read_text())["rescaled"] is True
+    assert (output / "README.md").exists()
+
+
+def _forbidden(*args: object) -> None:
+    raise AssertionError("a resumed run must not be rescaled")
+
+
+def test_rescaling_is_done_once_in_a_fresh_run(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("hf_ssm.training.trainer.rescale_init_", lambda *args: calls.append(1) or rescale_init_(*args))
+    assert run("train", *PLANTED, *TINY, "--set", "model.rescale_init=true", "--output", tmp_path / "run") == 0
+    assert calls == [1]
+
+
+def test_resume_without_a_checkpoint(capsys, tmp_path):
+    assert "holds no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
+
+
+def test_resume_with_another_model(capsys, finished):
+    message = error_of(capsys, "train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
+    assert message.startswith("--resume: model.hidden_size was 8 when the run began and is 32 now")
+
+
+def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    message = error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
+    assert "is not empty" in message and "--resume" in message and "--overwrite-output" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_output_that_is_a_file(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file" in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "file")
+
+
+def test_overwriting_removes_the_old_run_and_nothing_else(finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    (output / "notes.txt").write_text("mine")
+    assert run("train", *PLANTED, *TINY, "--output", output, "--overwrite-output") == 0
+    assert (output / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-2"]
+
+
+def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", output, "--overwrite-output")
+    assert (output / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--family", "hiena"], "unknown family 'hiena': did you mean 'hyena'?"),
+        (["--task", "casual-lm"], "unknown task 'casual-lm': did you mean 'causal-lm'?"),
+        (["--set", "model.hiden_size=8"], "did you mean `hidden_size`?"),
+        (["--set", "training.learning_rat=1"], "did you mean 'learning_rate'?"),
+        (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
+        (["--set", "modle.hidden_size=8"], "unknown section 'modle': did you mean 'model'?"),
+        (["--set", "hidden_size=8"], "--set takes section.key=value"),
+        (["--set", "training.learning_rate=fast"], "training.learning_rate must be of type float, got 'fast'"),
+        (["--set", "training.output_dir=x"], "use --output"),
+        (["--set", "model.hidden_size=[8"], "cannot read the value"),
+        (["--set", "model.filter_emb_dim=4"], "`filter_emb_dim` must be odd"),
+        (["--tokenizer", "dan"], "did you mean 'dna'?"),
+        (["--max-length", "0"], "data.max_length must be a positive number"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_mistyped_settings(capsys, tmp_path, arguments, message):
+    assert message in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "run", *arguments)
+
+
+def test_no_dataset(capsys, tmp_path):
+    assert "no dataset: give --dataset" in error_of(capsys, "train", "--output", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("modle: {}", "unknown section 'modle'"),
+        ("- 1", "must hold the sections model, data, training"),
+        ("model: 3", "section 'model'"),
+        ("a: [", "neither YAML nor JSON"),
+    ],
+)
+def test_bad_settings_file(capsys, tmp_path, content, message):
+    path = tmp_path / "settings.yaml"
+    path.write_text(content, encoding="utf-8")
+    assert message in error_of(capsys, "train", *PLANTED, "--config", path, "--output", tmp_path / "run")
+
+
+def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
+    path = tmp_path / "settings.json"
+    path.write_text('{"training": {"learning_rate": 1e-3, "seed": 3}, "data": {"dataset": "planted-motifs"}}')
+    options = ["--seed", "4", "--learning-rate", "0.5"]
+    assignments = ["--set", "training.weight_decay=2e-3", "--set", "training.learning_rate=1"]
+    arguments = ["train", "--output", "x", *assignments, *options, "--config", str(path)]
+    training = cli._settings(cli.build_parser().parse_args(arguments)).training
+    assert (training["learning_rate"], training["seed"], training["weight_decay"]) == (1, 4, 2e-3)
+    assert training["max_grad_norm"] == 1.0 and training["lr_scheduler_type"] == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("data.csv", b"seq,label\nACGT,0\n", [], "sequence_column='sequence'"),
+        ("data.csv", b"sequence,class\nACGT,0\n", [], "label_column='label'"),
+        ("data.csv.gz", gzip.compress(b"sequence,label\nACGT,0\n" * 99)[:40], [], "truncated gzip"),
+        ("data.csv", b"\xff\xfe\x00", [], "not UTF-8"),
+        ("data.csv", b"", [], "is empty"),
+        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label'"),
+        ("data.xyz", b"ACGT", [], "its name does not tell its format"),
+    ],
+)
+def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
+    (tmp_path / name).write_bytes(content)
+    found = error_of(capsys, "train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
+    assert message in found
+
+
+def test_missing_data_file(capsys, tmp_path):
+    found = error_of(capsys, "train", "--dataset", tmp_path / "no.csv", *TINY, "--output", tmp_path / "run")
+    assert "no such file" in found
+
+
+def test_sequences_longer_than_the_model(capsys, table, tmp_path):
+    limit = ["--set", "model.max_position_embeddings=16"]
+    found = error_of(capsys, "train", "--dataset", table, *TINY, *limit, "--output", tmp_path / "run")
+    assert "longest sequence has 22 tokens but the model takes 16" in found and "--max-length 16" in found
+
+
+def test_number_of_classes_comes_from_the_data(capsys, table, tmp_path):
+    labels = ["--set", "model.num_labels=3"]
+    found = error_of(capsys, "train", "--dataset", table, *TINY, *labels, "--output", tmp_path / "run")
+    assert "model.num_labels=3 but the data has 2 classes (0, 1)" in found
+
+
+def test_debug_shows_the_traceback(capsys, tmp_path):
+    assert run("train", "--debug", "--output", tmp_path / "run") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interruption_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_ssm.training.run.train", interrupt)
+    assert run("train", *PLANTED, "--output", tmp_path / "run") == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_language_model_then_classifier_from_it(table, tmp_path):
+    """Pre-training and fine-tuning: the backbone goes over, the head is new, the tokenizer is the checkpoint's."""
+    genome = tmp_path / "genome.fa"
+    genome.write_text(">chr\n" + GENOME, encoding="utf-8")
+    pretrained, tuned = tmp_path / "pretrained", tmp_path / "tuned"
+    window = ["--set", "data.window=32"]
+    assert run("train", "--dataset", genome, *window, "--task", "causal-lm", *TINY, "--output", pretrained) == 0
+    card = ModelCard.load(pretrained / "README.md")
+    assert [result.metric_type for result in card.data.eval_results] == ["perplexity"]
+    rates = ["--learning-rate", "0", "--set", "training.dynamics_learning_rate=0.0"]
+    assert run("train", "--dataset", table, "--model", pretrained, *TINY_TRAINING, *rates, "--output", tuned) == 0
+    before = AutoModelForCausalLM.from_pretrained(pretrained).model.state_dict()
+    model = AutoModelForSequenceClassification.from_pretrained(tuned)
+    assert all(torch.equal(before[name], value) for name, value in model.model.state_dict().items())
+    assert model.config.num_labels == 2
+    assert "base_model" not in (tuned / "README.md").read_text()
+
+
+def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
+    arguments = ["--model", finished, "--set", "model.hidden_size=16"]
+    found = error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
+    assert "have another shape" in found
+    found = error_of(capsys, "train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
+    assert "is of family 'hyena'" in found
+    arguments = ["--model", finished, "--set", "model.hiden_size=16"]
+    found = error_of(capsys, "train", *PLANTED, *arguments, "--output", tmp_path / "run")
+    assert "did you mean 'hidden_size'?" in found
+
+
+def test_masked_language_model_of_the_other_family_on_bytes(tmp_path):
+    data = [*PLANTED, "--tokenizer", "byte", "--max-length", "32"]
+    assert run("train", *data, "--family", "s4", "--task", "masked-lm", *TINY, "--output", tmp_path / "run") == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model_type"] == "hf_ssm_s4" and config["vocab_size"] == 263
+
+
+def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
+    data = ["--dataset", table, "--set", "data.validation_fraction=0.0"]
+    assert run("train", *data, *TINY, "--output", tmp_path / "run") == 0
+    assert "no split was used to choose it" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "can_plot", lambda: False)
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 0
+    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
+    assert not (tmp_path / "run" / "training_log.png").exists()
+    assert "training_log.png" not in (tmp_path / "run" / "README.md").read_text()
+
+
+class FakeHub:
+    """Stands in for `HfApi`."""
+
+    pushed: ClassVar[list[str]] = []
+
+    def whoami(self) -> dict[str, str]:
+        return {"name": "me"}
+
+    def create_repo(self, repo_id: str, **options: object) -> str:
+        return f"https://huggingface.co/{repo_id}"
+
+    def upload_folder(self, repo_id: str, folder_path: Path, **options: object) -> None:
+        self.pushed.append(f"{repo_id} {sorted(path.name for path in folder_path.glob('*.json'))}")
+
+
+def test_push_follows_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "HfApi", FakeHub)
+    monkeypatch.setattr(FakeHub, "pushed", [])
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run", "--push-to-hub", "me/motifs") == 0
+    (pushed,) = FakeHub.pushed
+    assert pushed.startswith("me/motifs ['config.json', 'tokenizer.json'")
+    assert "Pushed to https://huggingface.co/me/motifs" in capsys.readouterr().out
+    assert 'from_pretrained("me/motifs")' in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_push_that_cannot_work_is_refused_before_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "HfApi", FakeHub)
+    found = error_of(capsys, "train", *PLANTED, "--output", tmp_path / "run", "--push-to-hub", "you/motifs")
+    assert "may not write to 'you/motifs'" in found
+    assert not (tmp_path / "run").exists()
+
+
+def test_demo(capsys, tmp_path, monkeypatch):
+    small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
+    monkeypatch.setitem(cli.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
+    for name, value in small.items():
+        monkeypatch.setitem(cli.DEMO_SETTINGS["data"], name, value)
+    monkeypatch.setitem(cli.DEMO_SETTINGS["training"], "num_train_epochs", 1)
+    monkeypatch.setitem(cli.DEMO_SETTINGS["training"], "disable_tqdm", True)
+    assert run("demo", "--output", tmp_path / "demo") == 0
+    printed = capsys.readouterr().out
+    for part in ("accuracy", "at initialisation", "after rescaling", "after training", "bit for bit", "Next:"):
+        assert part in printed
+
+
+def test_help_names_every_family_and_task(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("train", "--help")
+    text = capsys.readouterr().out
+    for name in (*run_settings.FAMILIES, *run_settings.TASKS):
+        assert name in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("--version")
+    assert capsys.readouterr().out.strip() == f"hf-ssm {hf_ssm.__version__}"
+
+
+def test_version_is_that_of_the_project_file():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{hf_ssm.__version__}"' in text
+
+
+def test_written_settings_are_yaml_without_defaults_left_out(finished):
+    content = yaml.safe_load((finished / "train_config.yaml").read_text(encoding="utf-8"))
+    assert set(content) == {"model", "data", "training"}
+    assert content["training"]["learning_rate"] == 1e-3
+    assert content["data"]["tokenizer"] == "dna"
