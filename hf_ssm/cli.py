@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Sections = dict[str, dict[str, Any]]
 
+# Settings of the section `data` that may be local paths, which are nobody's business on a card.
+_PATHS = ("dataset", "tokenizer")
+
 # Option of `hf-ssm train` -> (section, key), metavar, type, help.
 _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
     "--dataset": (
@@ -174,7 +177,7 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         results=result.results,
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},
-            **{f"data.{name}": value for name, value in settings.loader_arguments.items()},
+            **{f"data.{name}": value for name, value in settings.data.items() if name not in _PATHS and value},
             **{f"training.{name}": value for name, value in settings.training.items()},
         },
         tau=result.tau,
@@ -204,7 +207,7 @@ DEMO_SETTINGS: Sections = {
         "tau_weight": 1e-5,
     },
     "data": {"dataset": "planted-motifs", "length": 100},
-    "training": {"num_train_epochs": 8, "learning_rate": 3e-3, "logging_steps": 0.05},
+    "training": {"num_train_epochs": 6, "learning_rate": 3e-3, "logging_steps": 0.05},
 }
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hf_ssm.data.augment import with_random_reverse_complement as with_random_reverse_complement
     from hf_ssm.data.loading import GENERATORS as GENERATORS
     from hf_ssm.data.loading import label_names as label_names
     from hf_ssm.data.loading import load_sequences as load_sequences
@@ -20,8 +21,16 @@ _MODULES = {
     "load_sequences": "loading",
     "planted_motifs": "motifs",
     "tokenize": "tokenized",
+    "with_random_reverse_complement": "augment",
 }
-__all__ = ["GENERATORS", "label_names", "load_sequences", "planted_motifs", "tokenize"]
+__all__ = [
+    "GENERATORS",
+    "label_names",
+    "load_sequences",
+    "planted_motifs",
+    "tokenize",
+    "with_random_reverse_complement",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -51,8 +51,8 @@ def planted_motifs(
     Args:
         num_train: Rows in "train".
         num_validation: Rows in "validation"; 0 leaves the split out.
-        num_test: Rows in "test"; 0 leaves the split out. A split depends on the seed and on the later ones in
-            the order train, validation, test only through the rule that no sequence occurs twice.
+        num_test: Rows in "test"; 0 leaves the split out. The test rows do not depend on the other two numbers,
+            nor the validation rows on `num_train`.
         length: Bases per row.
         motif: The motif, or one motif for each class but class 0, in capitals A, C, G, T. None (the default)
             draws `num_labels - 1` motifs of `motif_length` letters, all of the same composition.

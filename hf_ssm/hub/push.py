@@ -72,7 +72,8 @@ def push_folder(
     Args:
         folder: the output folder of a run.
         repo_id: USER/NAME.
-        private: whether a repository that is made now is private; an existing one keeps its state.
+        private: make a new repository private; otherwise the default of the namespace decides. An existing
+            one keeps its state.
         message: of the commit.
         api: the client; by default one with the stored login.
 
@@ -81,6 +82,7 @@ def push_folder(
 
     Raises:
         ValueError: for a malformed name or a folder without `config.json` or weights.
+        OSError: if the Hub refuses or cannot be reached; the message says how to repeat the push.
     """
     folder = Path(folder)
     check_repo_id(repo_id)
@@ -88,6 +90,12 @@ def push_folder(
         if not any(folder.glob(needed)):
             raise ValueError(f"{str(folder)!r} holds no {needed}: push the output folder of a finished run")
     api = api or HfApi()
-    url = api.create_repo(repo_id, private=private, exist_ok=True)
-    api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, ignore_patterns=list(IGNORED))
+    try:
+        url = api.create_repo(repo_id, private=private or None, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, ignore_patterns=list(IGNORED))
+    except Exception as error:  # see check_can_push; whatever it is, the work of the run must not seem lost
+        raise OSError(
+            f"the push to {repo_id!r} failed ({error}), but {str(folder)!r} is complete: "
+            f"repeat with `hf upload {repo_id} {folder} . --exclude 'checkpoint-*/*'`"
+        ) from error
     return str(url)

@@ -16,7 +16,7 @@ class HyenaConfig(SSMConfig):
     Args:
         hyena_order (`int`, defaults to 2): Number of gates (two or more); there is one long filter fewer.
         filter_type (`str`, defaults to `"implicit"`): `"implicit"` (Hyena: sine MLP with exponential window),
-            `"sinusoid"` (Nishikawa & Suzuki 2024, Section 3), `"s4d"` or `"s4"` (H3-style).
+            `"sinusoid"` (Nishikawa & Suzuki 2025, Section 3), `"s4d"` or `"s4"` (H3-style).
         conv_kernel (`int`, defaults to 3): Taps of the short convolution.
         intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
         max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is

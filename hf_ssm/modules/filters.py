@@ -51,7 +51,7 @@ class StateSpaceFilter(LongFilter):
     The real part of the eigenvalues is -exp(log_A_real), so that the model stays stable. Complex parameters are stored
     as real pairs in a last dimension of size 2. Both directions share Δ, A and B.
 
-    Source: Liu & Li 2024, Section 4 (parameterisation); Yu et al. 2024, eq. (5) (frequency scale).
+    Source: Liu & Li 2024, Section 4 (parameterisation); Yu et al. 2025, eq. (5) (frequency scale).
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ImplicitFilter(LongFilter):
     Raises:
         ValueError: A length over T.
 
-    Source: Nishikawa & Suzuki 2024, Section 2 and Appendix K (HyenaDNA).
+    Source: Nishikawa & Suzuki 2025, Section 2 and Appendix K (HyenaDNA).
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class SinusoidFilter(LongFilter):
     `frequency_shift`; the amplitudes c are normal with variance 1/U, so that the kernel has an expected squared
     norm of one.
 
-    Source: Nishikawa & Suzuki 2024, Section 3 (gated convolution layer) and Appendix D (as a state space model).
+    Source: Nishikawa & Suzuki 2025, Section 3 (gated convolution layer) and Appendix D (as a state space model).
     """
 
     def __init__(

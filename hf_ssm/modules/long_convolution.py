@@ -32,7 +32,7 @@ class LongConvolution(nn.Module):
         sobolev_order: β.
         sobolev_mode, sobolev_frequency, sobolev_trainable, tau_statistics, tau_detach_statistics: See `SSMConfig`.
 
-    Source: Yu et al. 2024, eqs. (3) and (8); Liu & Li 2024, Algorithms 1 and 2.
+    Source: Yu et al. 2025, eqs. (3) and (8); Liu & Li 2024, Algorithms 1 and 2.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ def _masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 class HyenaMixer(nn.Module):
     """v ← x_o ⊙ v, v ← k_o ∗ v for o = order-1, ..., 1; y = W_out (x_0 ⊙ v), with [x_0, ..., v] = short(W_in h).
 
-    Source: Nishikawa & Suzuki 2024, Section 3; the practical form is HyenaDNA's operator.
+    Source: Nishikawa & Suzuki 2025, Section 3; the practical form is HyenaDNA's operator.
     """
 
     def __init__(self, config, layer_idx: int):

@@ -23,7 +23,7 @@ def is_dynamics(parameter_name: str) -> bool:
 
 
 def is_sobolev_order(parameter_name: str) -> bool:
-    """Whether the parameter is a trainable β: own learning rate, no decay (Yu et al. 2024, Table 4)."""
+    """Whether the parameter is a trainable β: own learning rate, no decay (Yu et al. 2025, Table 4)."""
     return _own_name(parameter_name) == "sobolev_order"
 
 

@@ -18,6 +18,7 @@ from transformers import (
     set_seed,
 )
 
+from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.training import folder
 from hf_ssm.training.build import (
     TASKS,
@@ -144,12 +145,15 @@ def _build_trainer(
         "dataloader_pin_memory": torch.accelerator.is_available(),
         **settings.training,
     }
+    train_dataset = data["train"]
+    if settings.data["reverse_complement"]:
+        train_dataset = with_random_reverse_complement(train_dataset, tokenizer)
     if "validation" not in data:
         training.update(eval_strategy="no", load_best_model_at_end=False)
     return SSMTrainer(
         model=model,
         args=SSMTrainingArguments(output_dir=str(output), **training),
-        train_dataset=data["train"],
+        train_dataset=train_dataset,
         eval_dataset=data.get("validation"),
         data_collator=build_collator(settings, tokenizer),
         processing_class=tokenizer,

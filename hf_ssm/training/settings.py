@@ -27,7 +27,7 @@ MODEL_TYPE_PREFIX = "hf_ssm_"
 TASKS = ("sequence-classification", "causal-lm", "masked-lm")
 
 _MODEL_KEYS = ("family", "task", "checkpoint")
-_DATA_KEYS = ("dataset", "tokenizer", "max_length")
+_DATA_KEYS = ("dataset", "tokenizer", "max_length", "reverse_complement")
 # Fields of the training arguments that the command decides itself, and the option to use instead.
 _MANAGED = {
     "output_dir": "--output",
@@ -39,7 +39,12 @@ _MANAGED = {
 }
 
 MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
-DATA_DEFAULTS: dict[str, Any] = {"dataset": None, "tokenizer": None, "max_length": None}
+DATA_DEFAULTS: dict[str, Any] = {
+    "dataset": None,
+    "tokenizer": None,
+    "max_length": None,
+    "reverse_complement": False,
+}
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
@@ -140,7 +145,8 @@ class RunSettings:
 
     Attributes:
         model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
-        data: `dataset`, `tokenizer`, `max_length` (tokens; None: the longest sequence) and loader arguments.
+        data: `dataset`, `tokenizer`, `max_length` (tokens; None: the longest sequence), `reverse_complement` (train
+            on either strand of each sequence by chance) and loader arguments.
         training: fields of `SSMTrainingArguments`.
     """
 
@@ -246,6 +252,8 @@ def _check_data(settings: RunSettings) -> None:
     max_length = settings.data["max_length"]
     if max_length is not None and (not _is_number(max_length, int) or max_length < 1):
         raise ValueError(f"data.max_length must be a positive number of tokens, got {max_length!r}")
+    if not isinstance(settings.data["reverse_complement"], bool):
+        raise ValueError(f"data.reverse_complement must be true or false, got {settings.data['reverse_complement']!r}")
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

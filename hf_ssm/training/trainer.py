@@ -48,12 +48,14 @@ class SSMTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
+        self._resuming: bool | None = None
         super().__init__(*args, **kwargs)
         if isinstance(self.compute_loss_func, TauLoss) and self._ssm.config.tau_weight > 0:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for the plain Trainer: SSMTrainer adds τ already (config."
                 f"tau_weight={self._ssm.config.tau_weight}). Leave one of the two out."
             )
+        # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
         self._parts: dict[str, Tensor] = {}
 
@@ -63,23 +65,32 @@ class SSMTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first where its configuration asks for it."""
-        config = self._ssm.config
-        if config.rescale_init and not config.rescaled and not resume_from_checkpoint:
-            if any(getattr(part, "weights_were_loaded", False) for part in self._ssm.modules()):
-                logger.warning(
-                    "rescale_init=True is for fresh models: this model's weights were loaded, so they stay as they "
-                    "are. Call hf_ssm.rescale_init_(model, batch) to rescale them all the same."
-                )
-            else:
-                self._rescale()
+        self._resuming = bool(resume_from_checkpoint)
+        if self.model_init is None:
+            self._rescale_if_asked(self._ssm)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _rescale(self) -> None:
+    def call_model_init(self, trial: Any = None) -> Any:
+        """As in transformers; the model that `train` makes is rescaled where its configuration asks for it."""
+        model = super().call_model_init(trial)
+        # Also called by the constructor, for a model that train() will replace.
+        if self._resuming is not None:
+            self._rescale_if_asked(model)
+        return model
+
+    def _rescale_if_asked(self, model: Any) -> None:
+        if not model.config.rescale_init or model.config.rescaled or self._resuming:
+            return
+        if any(getattr(part, "weights_were_loaded", False) for part in model.modules()):
+            logger.warning(
+                "rescale_init=True is for fresh models: this model's weights were loaded, so they stay as they are. "
+                "Call hf_ssm.rescale_init_(model, batch) to rescale them all the same."
+            )
+            return
         # The generator is put back, so that the first step sees this very batch, as it would without rescaling.
         with torch.random.fork_rng():
             batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
-        found = rescale_init_(self._ssm, batch)
-        self.rescale_tau = found.tolist()
+        self.rescale_tau = rescale_init_(model, batch).tolist()
         logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

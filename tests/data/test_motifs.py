@@ -138,8 +138,8 @@ def test_more_training_rows_leave_the_test_rows_alone(default):
 
 
 def test_no_sequence_occurs_twice():
-    # 4**9 decoys and words: chance alone would repeat some of the 3,000 rows.
-    data = planted_motifs(length=9, motif="ACGTA", copies=1, num_train=2000, num_validation=500, num_test=500)
+    # Class 1 has at most 8 * 4**7 rows: chance alone would repeat about eight of its 1,500.
+    data = planted_motifs(length=12, motif="ACGTA", copies=1, num_train=2000, num_validation=500, num_test=500)
     rows = [sequence for split in data.values() for sequence in split["sequence"]]
     assert len(set(rows)) == len(rows) == 3000
 
@@ -163,7 +163,7 @@ def test_no_sequence_occurs_twice():
         ({"motif": ["ACGT", "TGCA"]}, "num_labels=2"),
         ({"motif": ["ACGT", "ACGT"], "num_labels": 3}, "different motifs"),
         ({"motif_length": 3}, "motif_length=3"),
-        ({"motif": "ACGT", "length": 5000}, "by chance"),
+        ({"motif": "AATT", "mutation_rate": 0.25}, "by chance"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

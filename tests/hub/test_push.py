@@ -78,6 +78,19 @@ def test_push_sends_the_model_and_leaves_the_run_behind(tmp_path):
     assert sorted(left) == sorted(sent)
 
 
+def test_failed_push_says_how_to_repeat_it(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("x")
+    api = FakeApi()
+    api.upload_folder = _no_connection
+    with pytest.raises(OSError, match=r"failed \(no route\), but .* is complete: repeat with `hf upload me/m "):
+        push.push_folder(tmp_path, "me/m", api=api)
+
+
+def _no_connection(**options):
+    raise RuntimeError("no route")
+
+
 @pytest.mark.parametrize("present", [[], ["config.json"], ["model.safetensors"]])
 def test_folder_without_a_model_is_refused(tmp_path, present):
     for name in present:

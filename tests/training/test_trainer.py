@@ -147,6 +147,18 @@ def test_a_fresh_model_is_rescaled_once_on_its_first_batch(make_model, tmp_path:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_model_from_model_init_is_rescaled(make_model, tmp_path: Path) -> None:
+    trainer = SSMTrainer(
+        model_init=lambda: make_model("S4", "ForSequenceClassification", rescale_init=True, tau_weight=1e-9),
+        args=arguments(tmp_path, learning_rate=0.0),
+        train_dataset=data("ForSequenceClassification"),
+    )
+    assert trainer.rescale_tau is None
+    trainer.train()
+    assert trainer.model.config.rescaled is True
+    assert trainer.state.log_history[0]["tau"] == pytest.approx(2.0, rel=1e-4)
+
+
 def test_rescaling_leaves_the_order_of_the_batches_alone(make_model, tmp_path: Path) -> None:
     seen = []
     for rescale in (False, True):

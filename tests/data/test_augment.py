@@ -1,0 +1,70 @@
+"""The other strand."""
+
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_ssm.data.augment import with_random_reverse_complement
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+
+TOKENIZER = build_dna_tokenizer()
+
+
+def turned(texts: list[str], probability: float = 1.0) -> list[str]:
+    tokens = Dataset.from_dict({"input_ids": TOKENIZER(texts)["input_ids"], "labels": list(range(len(texts)))})
+    rows = with_random_reverse_complement(tokens, TOKENIZER, probability)[:]
+    assert rows["labels"] == list(range(len(texts)))
+    return TOKENIZER.batch_decode(rows["input_ids"])
+
+
+def test_bases_are_reversed_and_complemented() -> None:
+    assert turned(["ACGTN", "AAC", "T"]) == ["NACGT", "GTT", "A"]
+
+
+def test_twice_is_the_identity() -> None:
+    texts = ["ACCGTTTANNGA", "GATTACA"]
+    assert turned(turned(texts)) == texts
+
+
+def test_special_tokens_stay_where_they_are() -> None:
+    assert turned(["[BOS]AAC[MASK]G[SEP]"]) == ["[BOS]CGT[MASK]T[SEP]"]
+
+
+def test_half_of_the_rows_are_turned_and_each_reading_draws_anew() -> None:
+    tokens = Dataset.from_dict({"input_ids": TOKENIZER(["AC"] * 400)["input_ids"]})
+    rows = with_random_reverse_complement(tokens, TOKENIZER)
+    torch.manual_seed(1)
+    first, second = rows[:]["input_ids"], rows[:]["input_ids"]
+    share = sum(row == TOKENIZER("GT")["input_ids"] for row in first) / 400
+    assert 0.4 < share < 0.6
+    assert first != second
+    torch.manual_seed(1)
+    assert rows[:]["input_ids"] == first
+    assert turned(["AC"], probability=0.0) == ["AC"]
+
+
+def test_bad_input() -> None:
+    tokens = Dataset.from_dict({"input_ids": [[7, 8]]})
+    with pytest.raises(ValueError, match="no token for the bases"):
+        with_random_reverse_complement(tokens, build_byte_tokenizer_without_bases())
+    with pytest.raises(ValueError, match="probability=2"):
+        with_random_reverse_complement(tokens, TOKENIZER, 2)
+    with pytest.raises(ValueError, match="no such column"):
+        with_random_reverse_complement(Dataset.from_dict({"ids": [[7]]}), TOKENIZER)
+
+
+def build_byte_tokenizer_without_bases():
+    """A tokenizer that knows no single letters."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"[UNK]": 0}, "[UNK]")), unk_token="[UNK]")
+
+
+def test_a_byte_tokenizer_has_bases_too() -> None:
+    tokenizer = build_byte_tokenizer()
+    rows = with_random_reverse_complement(
+        Dataset.from_dict({"input_ids": [tokenizer("AACG")["input_ids"]]}), tokenizer, 1.0
+    )
+    assert tokenizer.decode(rows[0]["input_ids"]) == "CGTT"

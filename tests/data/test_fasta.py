@@ -1,0 +1,77 @@
+"""FASTA records, their windows, and malformed files."""
+
+import gzip
+import logging
+
+import pytest
+
+from hf_ssm.data.fasta import fasta_windows, read_fasta
+
+TEXT = "; a comment\n>chr1 first record\r\nACGT\nacgtn\n\n>chr2\nGGG\nC*\n"
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    """`fasta(text)`: the path of a file with that text."""
+
+    def write(text, name="a.fa"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["a.fa", "a.fna.gz"])
+def test_records(fasta, name):
+    assert list(read_fasta(fasta(TEXT, name))) == [("chr1", "ACGTacgtn"), ("chr2", "GGGC*")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ACGT\n", "line 1: 'ACGT' stands before any header"),
+        (">a\nACGT\nchr2 second record\nACGT\n", "line 3: 'chr2 second record' is not a line of sequence.*'>'"),
+        (">a\nAC1GT\n", "line 2: 'AC1GT'"),
+        (">a\n>b\nACGT\n", "line 1: the record 'a' has an empty sequence"),
+        (">a\nACGT\n>b\n", "line 3: the record 'b' has an empty sequence"),
+        (">\nACGT\n", "line 1: a header without a name"),
+        ("\n\n", "no FASTA record"),
+    ],
+)
+def test_malformed_files_are_refused(fasta, text, message):
+    with pytest.raises(ValueError, match=message):
+        list(read_fasta(fasta(text)))
+
+
+def test_truncated_gzip_is_refused(fasta):
+    path = fasta(">a\n" + "ACGT\n" * 5000, "a.fa.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(ValueError, match="truncated"):
+        list(read_fasta(path))
+
+
+def test_windows_cover_the_records_without_overlap(fasta):
+    columns = fasta_windows(fasta(">a\nACGTACGTAC\n>b\nGGG\n>c\nTT\n"), window=4, min_window=3)
+    assert columns == {"sequence": ["ACGT", "ACGT", "GGG"], "name": ["a", "a", "b"], "start": [0, 4, 0]}
+    assert fasta_windows(fasta(">a\nACGTAC\n"), window=4, min_window=2)["sequence"] == ["ACGT", "AC"]
+
+
+def test_windows_of_mostly_n_are_left_out_and_counted(fasta, caplog):
+    with caplog.at_level(logging.WARNING):
+        columns = fasta_windows(fasta(">a\nACNNNNnnACGTnnnA\n"), window=4, min_window=4)
+    assert columns["start"] == [0, 8]
+    assert "left out 2 windows" in caplog.text
+
+
+def test_no_window_is_an_error(fasta):
+    with pytest.raises(ValueError, match="min_window=4"):
+        fasta_windows(fasta(">a\nACG\n"), window=8, min_window=4)
+
+
+def test_real_genome(shared_data):
+    records = dict(read_fasta(shared_data / "lambda_phage.fa.gz"))
+    assert [len(sequence) for sequence in records.values()] == [48_502]
+    columns = fasta_windows(shared_data / "lambda_phage.fa.gz", window=1000, min_window=500)
+    assert len(columns["sequence"]) == 49
+    assert "".join(columns["sequence"]) == next(iter(records.values()))

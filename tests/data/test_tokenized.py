@@ -1,0 +1,100 @@
+"""From sequences to ids: columns, truncation, and what the collators make of them."""
+
+import logging
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict
+from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding
+
+from hf_ssm.data import load_sequences, planted_motifs, tokenize
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+
+
+def splits(**columns):
+    return DatasetDict(train=Dataset.from_dict(columns))
+
+
+def test_ids_and_labels_only():
+    data = tokenize(splits(sequence=["ACGT", "nA"], label=[1, 0], extra=["x", "y"]), build_dna_tokenizer())
+    assert data["train"].to_dict() == {"labels": [1, 0], "input_ids": [[7, 8, 9, 10], [11, 7]]}
+
+
+def test_no_labels_for_language_modelling():
+    data = tokenize(splits(sequence=["ACGT", "A"], label=[1, 0]), build_dna_tokenizer(), label_column=None)
+    assert data["train"].column_names == ["input_ids"]
+    batch = DataCollatorForLanguageModeling(build_dna_tokenizer(), mlm=False)(list(data["train"]))
+    assert batch["labels"].tolist() == [[7, 8, 9, 10], [7, -100, -100, -100]]
+
+
+def test_other_column_names():
+    data = tokenize(splits(text=["é"], rating=[3]), build_byte_tokenizer(), "text", "rating")
+    assert data["train"].to_dict() == {"labels": [3], "input_ids": [[195, 169]]}
+    assert tokenize(splits(sequence=["A"], labels=[3]), build_dna_tokenizer(), label_column="labels")[
+        "train"
+    ].to_dict() == {
+        "labels": [3],
+        "input_ids": [[7]],
+    }
+
+
+def test_class_names_survive():
+    data = tokenize(planted_motifs(num_train=4, num_validation=0, num_test=2), build_dna_tokenizer())
+    assert isinstance(data["train"].features["labels"], ClassLabel)
+    assert list(data) == ["train", "test"]
+
+
+def test_truncation_is_counted_and_keeps_the_end_of_sequence(caplog):
+    data = splits(sequence=["ACGTACGT", "ACG", "AC"], label=[0, 1, 0])
+    with caplog.at_level(logging.WARNING):
+        cut = tokenize(data, build_dna_tokenizer(add_eos=True), max_length=4)
+    assert cut["train"]["input_ids"][:] == [[7, 8, 9, 1], [7, 8, 9, 1], [7, 8, 1]]
+    assert "cut 1 of 3 sequences to 4 tokens" in caplog.text
+
+
+def test_the_tokenizers_limit_holds_by_default(caplog):
+    data = splits(sequence=["ACGTACGT", "ACG"], label=[0, 1])
+    with caplog.at_level(logging.WARNING):
+        assert [len(row) for row in tokenize(data, build_dna_tokenizer(5))["train"]["input_ids"]] == [5, 3]
+        assert "cut 1 of 2" in caplog.text
+        caplog.clear()
+        assert [len(row) for row in tokenize(data, build_dna_tokenizer())["train"]["input_ids"]] == [8, 3]
+    assert not caplog.text
+
+
+def test_the_collator_pads_and_masks():
+    data = tokenize(splits(sequence=["ACGT", "A"], label=[1, 0]), build_dna_tokenizer())
+    batch = DataCollatorWithPadding(build_dna_tokenizer(padding_side="left"))(list(data["train"]))
+    assert batch["input_ids"].tolist() == [[7, 8, 9, 10], [4, 4, 4, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 0, 0, 1]]
+    assert batch["labels"].tolist() == [1, 0]
+
+
+def test_the_wrong_tokenizer_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        tokenize(splits(sequence=["what a film"], label=[1]), build_dna_tokenizer())
+    assert "tokens are unknown to the tokenizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "message"),
+    [
+        (
+            {"sequence": ["A", " \n"], "label": [0, 1]},
+            {},
+            r"1 sequences of split 'train' give no token \(first: row 2\)",
+        ),
+        ({"seq": ["A"], "label": [0]}, {}, "sequence_column='sequence'.*did you mean 'seq'"),
+        ({"sequence": ["A"]}, {}, "label_column='label'"),
+        ({"sequence": ["A"], "label": [0]}, {"max_length": 0}, "max_length=0"),
+    ],
+)
+def test_bad_input_is_refused(columns, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tokenize(splits(**columns), build_dna_tokenizer(), **arguments)
+
+
+def test_real_data(shared_data):
+    data = load_sequences(shared_data / "human_ocr_ensembl_1000.csv.gz")
+    tokens = tokenize(data, build_dna_tokenizer())
+    assert [len(row) for row in tokens["test"]["input_ids"]] == [len(row) for row in data["test"]["sequence"]]
+    assert set(tokens["train"]["input_ids"][0]) <= {7, 8, 9, 10}
