@@ -50,7 +50,7 @@ def main() -> None:
             settings = resolve(
                 {
                     "model": {**FAMILIES[args.family], **flags},
-                    "data": {"dataset": "planted-motifs", "seed": seed},
+                    "data": {"dataset": "planted-motifs", "copies": 1, "mutation_rate": 0.1, "seed": seed},
                     "training": {"num_train_epochs": args.epochs, "learning_rate": 3e-3, "seed": seed},
                 },
                 TINY if args.tiny else {},

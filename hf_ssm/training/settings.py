@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from hf_ssm.data import GENERATORS, load_sequences
@@ -232,7 +233,10 @@ def _check_model(settings: RunSettings) -> None:
     if family is not None:
         check_choice("family", str(family), FAMILIES, "model.family")
     if settings.model["checkpoint"] is None:
-        config_class(str(family))(**settings.config_fields)  # its own checks, before any work
+        try:
+            config_class(str(family))(**settings.config_fields)  # its own checks, before any work
+        except StrictDataclassError as error:  # a value of the wrong type
+            raise ValueError(f"model: {error}") from error
 
 
 def config_class(family: str) -> Any:
