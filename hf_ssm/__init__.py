@@ -53,11 +53,14 @@ def _register_models() -> None:
     """Register the model classes, which import torch; run when the first configuration is made."""
     SSMConfig.on_first_use = None
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     for family, config_class in _FAMILIES.items():
         for head, auto_class in _HEADS.items():
             model_class = getattr(importlib.import_module(_MODELS[f"{family}{head}"]), f"{family}{head}")
             getattr(transformers, auto_class).register(config_class, model_class, exist_ok=True)
+        # The Trainer looks here whether label smoothing has to shift the labels, which registering does not tell it.
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config_class.model_type] = f"{family}ForCausalLM"
 
 
 for _config_class in _FAMILIES.values():

@@ -120,12 +120,13 @@ class StateSpaceFilter(LongFilter):
         return self._precise(self.log_dt).exp()
 
     def forward(self, length: int) -> Tensor:
-        model = {name: matrix.expand_as(self.state_space()["c"]) for name, matrix in self.state_space().items()}
-        a, b, c = (model[name].flatten(0, 1) for name in "abc")
+        model = self.state_space()
+        # Both directions have their own C alone.
+        flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
+        a, b, c = flat["a"], flat["b"], flat["c"]
         dt = self.time_step().repeat(self.directions)
         if self.low_rank:
-            p = model["p"].flatten(0, 1)
-            kernel = dplr_kernel(a, p, b, c, dt, length, self.discretization)
+            kernel = dplr_kernel(a, flat["p"], b, c, dt, length, self.discretization)
         else:
             kernel = diagonal_kernel(a, b, c, dt, length, self.discretization)
         return kernel.unflatten(0, (self.directions, self.channels))

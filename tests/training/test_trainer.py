@@ -126,6 +126,17 @@ def test_a_plain_trainer_trains_the_task_loss(make_model, tmp_path: Path) -> Non
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_label_smoothing_predicts_the_next_token(make_model, tmp_path: Path) -> None:
+    model = make_model("S4", "ForCausalLM")
+    dataset = data("ForCausalLM")
+    tokens, labels = torch.tensor(dataset["input_ids"]), torch.tensor(dataset["labels"])
+    logits = model(tokens).logits[:, :-1].flatten(0, 1).detach()
+    expected = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), label_smoothing=0.2).item()
+    trainer = Trainer(model, arguments(tmp_path, max_steps=1, label_smoothing_factor=0.2), train_dataset=dataset)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_both_regularisers_at_once_are_refused(make_model, tmp_path: Path) -> None:
     model = make_model("S4", "ForSequenceClassification", tau_weight=0.5)
     with pytest.raises(ValueError, match="adds τ already"):
