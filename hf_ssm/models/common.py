@@ -3,6 +3,8 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,8 +34,40 @@ class SSMModelOutput(ModelOutput):
     """
 
     last_hidden_state: Tensor | None = None
+    past_key_values: None = None
     hidden_states: tuple[Tensor, ...] | None = None
     tau: Tensor | None = None
+
+
+def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
+    model.weights_were_loaded = True
+
+
+# Arguments of `forward` that transformers and its Trainer pass, and that need nothing done here.
+_PASSED_BY = frozenset(
+    {
+        *("cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "position_ids", "return_dict"),
+        *("shift_labels", "token_type_ids", "use_cache", "past_key_values", "labels"),
+    }
+)
+
+
+def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
+    """Refuse a cache, and arguments that look like one of `forward`'s with a slip of the pen.
+
+    Other unknown arguments are let through, as transformers does.
+
+    Raises:
+        ValueError: A cache is given.
+        TypeError: A name is close to, but not, an argument; the message names it.
+    """
+    if given.get("past_key_values") is not None:
+        raise ValueError(f"{type(model).__name__} takes no `past_key_values`: pass the whole sequence.")
+    known = sorted(set(inspect.signature(model.forward).parameters) - {"kwargs"} | _PASSED_BY)
+    for name in given.keys() - _PASSED_BY:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        if near:
+            raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near[0]}`?")
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -47,17 +81,20 @@ class SSMPreTrainedModel(PreTrainedModel):
     # Step sizes, state matrices and filters lose their meaning in half precision.
     _keep_in_fp32_modules_strict = {"long_conv"}
     mixer_class: ClassVar[Callable[..., nn.Module]]
+    # Of this very model, unlike `config.rescaled`: a configuration may be shared by several.
     weights_were_loaded = False
+    weights_were_rescaled = False
 
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
         config.check()
         super().__init__(config, *inputs, **kwargs)
+        self.register_load_state_dict_post_hook(_remember_loading)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled."""
         loaded = super().from_pretrained(*args, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded).weights_were_loaded = True
+        _remember_loading(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
     @torch.no_grad()
@@ -113,9 +150,11 @@ class SSMModel(SSMPreTrainedModel):
             output_tau: Return τ of each layer.
 
         Raises:
+            TypeError: An argument with a slip of the pen.
             ValueError: Not exactly one input; an empty sequence; an input longer than the model allows; token ids
                 outside the vocabulary; NaN in `input_values`; a mask of another shape or with an empty row.
         """
+        check_extra_arguments(self, kwargs)
         hidden_states = self._embed(input_ids, inputs_embeds, input_values)
         mask = self._check_mask(attention_mask, hidden_states)
         if output_hidden_states is None:

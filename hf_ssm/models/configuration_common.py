@@ -7,6 +7,9 @@ from typing import Any, Callable, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # Arguments that transformers itself understands although they are no fields of the configuration.
 _TRANSFORMERS_ARGUMENTS = frozenset(
@@ -158,15 +161,46 @@ class SSMConfig(PreTrainedConfig):
     def _derive(self) -> None:
         """Fill fields whose default depends on others; after `attribute_map` has been applied."""
 
-    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        own = {field.name for field in fields(self)} | set(self.attribute_map)
+    @classmethod
+    def _known(cls) -> set[str]:
+        """Names of all arguments, transformers' own among them."""
         theirs = _TRANSFORMERS_ARGUMENTS | set(GenerationConfig._get_default_generation_params())
+        return {field.name for field in fields(cls)} | set(cls.attribute_map) | theirs
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        known = self._known()
         for name in kwargs:
-            if name in own or name in theirs or name.startswith("_"):
+            if name in known or name.startswith("_"):
                 continue
-            near = difflib.get_close_matches(name, sorted(own | theirs), n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(sorted(own))}."
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(sorted(known))}."
             raise ValueError(f"{type(self).__name__} has no argument `{name}` (given {kwargs[name]!r}): {hint}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers: what a file on disk holds beyond our fields is kept as it is, with a warning.
+
+        Raises:
+            ValueError: A keyword argument that is close to, but not, one of the fields.
+        """
+        known = cls._known()
+        for name in kwargs.keys() - known:
+            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+            if near:
+                raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near[0]}`?")
+        foreign = {name: value for name, value in config_dict.items() if name not in known and name[:1] != "_"}
+        if foreign:
+            logger.warning_once(f"{cls.__name__} does not know {', '.join(map(repr, sorted(foreign)))} of its file.")
+        config_dict = {name: value for name, value in config_dict.items() if name not in foreign}
+        found = super().from_dict(config_dict, **kwargs)
+        for name, value in foreign.items():
+            setattr(found[0] if isinstance(found, tuple) else found, name, value)
+        return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if SSMConfig.on_first_use is not None:
+            SSMConfig.on_first_use()
 
     def check(self) -> None:
         """Raise `ValueError` for values out of range; also run by the models, as fields can be assigned later."""

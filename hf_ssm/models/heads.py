@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.modules.pooling import pool
 
-from .common import SSMModel, SSMPreTrainedModel
+from .common import SSMModel, SSMPreTrainedModel, check_extra_arguments
 from .configuration_common import SSMConfig
 
 
@@ -30,6 +30,7 @@ class SSMHeadOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    past_key_values: None = None
     hidden_states: tuple[Tensor, ...] | None = None
     tau: Tensor | None = None
 
@@ -65,10 +66,15 @@ class _TokenHead(SSMPreTrainedModel):
         self.post_init()
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Cross-entropy; see `forward` for the labels. The mask is not needed: padding has the label -100."""
+        """Cross-entropy; see `forward` for the labels. Padding predicts nothing and is not predicted."""
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
+        if attention_mask is not None:
+            labels = self._without_padding(labels, attention_mask.to(labels.device).bool())
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+
+    def _without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
+        return labels.masked_fill(~mask, -100)
 
     @can_return_tuple
     def forward(
@@ -90,6 +96,7 @@ class _TokenHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
+        check_extra_arguments(self, kwargs)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -100,7 +107,7 @@ class _TokenHead(SSMPreTrainedModel):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None if labels is None else self.task_loss(logits, labels, **kwargs)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **kwargs)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 
 
@@ -119,20 +126,29 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             )
         super().__init__(config)
 
+    def _without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
+        # The last position of a padding on the left would be asked for the first token.
+        predicted_by_token = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=True)
+        return super()._without_padding(labels, mask & predicted_by_token)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         *args: Any,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The whole prefix: there is no cache to continue from."""
         inputs = {"attention_mask": attention_mask, "output_hidden_states": kwargs.get("output_hidden_states")}
         if inputs_embeds is None:
             return {"input_ids": input_ids, **inputs}
-        # generate() passes the prompt as embeddings, and the tokens it has drawn since as ids.
-        return {"inputs_embeds": torch.cat([inputs_embeds, self.model.embed_tokens(input_ids)], dim=1), **inputs}
+        # The prompt is given as embeddings; its ids, if given too, are not wanted, but those drawn since are.
+        if is_first_iteration:
+            self._ids_of_prompt = input_ids.shape[1]
+        drawn = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
+        return {"inputs_embeds": torch.cat([inputs_embeds, drawn], dim=1), **inputs}
 
 
 class SSMForMaskedLM(_TokenHead):
@@ -178,6 +194,7 @@ class _LabelHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone.
         """
+        check_extra_arguments(self, kwargs)
         outputs = self.model(
             input_ids,
             attention_mask,

@@ -25,11 +25,11 @@ class LongFilter(nn.Module):
         self.channels = channels
         self.directions = directions
 
-    def forward(self, length: int) -> Tensor:
-        """The kernel of shape `(K, C, length)`, in float32 or better."""
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The kernel of shape `(K, C, length)`, computed in `dtype`, or in that of the parameters if it is better."""
         raise NotImplementedError
 
-    def time_step(self) -> Tensor | float:
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
         """Δ of each channel, `(C,)`, or 1.0 where the filter has no step size."""
         return 1.0
 
@@ -41,8 +41,14 @@ class LongFilter(nn.Module):
         """Multiply the kernel of some channels, in place, by scaling the parameters it is linear in."""
         raise NotImplementedError
 
-    def _precise(self, parameter: Tensor) -> Tensor:
-        return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+    def _parameter(self, *shape: int, requires_grad: bool = True) -> nn.Parameter:
+        """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=requires_grad)
+
+    @staticmethod
+    def _precise(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        return parameter.to(torch.promote_types(parameter.dtype, dtype))
 
 
 class StateSpaceFilter(LongFilter):
@@ -76,13 +82,13 @@ class StateSpaceFilter(LongFilter):
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
         pairs = state_size // 2
-        self.log_dt = nn.Parameter(torch.empty(channels))
-        self.log_A_real = nn.Parameter(torch.empty(channels, pairs))
-        self.A_imag = nn.Parameter(torch.empty(channels, pairs))
-        self.B = nn.Parameter(torch.empty(channels, pairs, 2))
-        self.C = nn.Parameter(torch.empty(directions, channels, pairs, 2))
+        self.log_dt = self._parameter(channels)
+        self.log_A_real = self._parameter(channels, pairs)
+        self.A_imag = self._parameter(channels, pairs)
+        self.B = self._parameter(channels, pairs, 2)
+        self.C = self._parameter(directions, channels, pairs, 2)
         if low_rank:
-            self.P = nn.Parameter(torch.empty(channels, pairs, 2))
+            self.P = self._parameter(channels, pairs, 2)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
@@ -105,26 +111,26 @@ class StateSpaceFilter(LongFilter):
             values["P"] = torch.view_as_real(low_rank.expand(shape).contiguous())
         return values
 
-    def state_space(self) -> dict[str, Tensor]:
+    def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
         matrices = {
-            "a": torch.complex(-self._precise(self.log_A_real).exp(), self._precise(self.A_imag)),
-            "b": torch.view_as_complex(self._precise(self.B).contiguous()),
-            "c": torch.view_as_complex(self._precise(self.C).contiguous()),
+            "a": torch.complex(-self._precise(self.log_A_real, dtype).exp(), self._precise(self.A_imag, dtype)),
+            "b": torch.view_as_complex(self._precise(self.B, dtype).contiguous()),
+            "c": torch.view_as_complex(self._precise(self.C, dtype).contiguous()),
         }
         if self.low_rank:
-            matrices["p"] = torch.view_as_complex(self._precise(self.P).contiguous())
+            matrices["p"] = torch.view_as_complex(self._precise(self.P, dtype).contiguous())
         return matrices
 
-    def time_step(self) -> Tensor:
-        return self._precise(self.log_dt).exp()
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._precise(self.log_dt, dtype).exp()
 
-    def forward(self, length: int) -> Tensor:
-        model = self.state_space()
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        model = self.state_space(dtype)
         # Both directions have their own C alone.
         flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
         a, b, c = flat["a"], flat["b"], flat["c"]
-        dt = self.time_step().repeat(self.directions)
+        dt = self.time_step(dtype).repeat(self.directions)
         if self.low_rank:
             kernel = dplr_kernel(a, flat["p"], b, c, dt, length, self.discretization)
         else:
@@ -173,46 +179,51 @@ class ImplicitFilter(LongFilter):
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
         self.activation_frequency = activation_frequency
-        sizes = [embedding_size, *[width] * (num_inner_layers + 1)]
-        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
-        self.frequency = nn.Parameter(torch.empty(width), requires_grad=train_frequency)
-        self.output = nn.Linear(width, directions * channels, bias=False)
+        self.sizes = [embedding_size, *[width] * (num_inner_layers + 1), directions * channels]
+        for layer, (before, after) in enumerate(pairwise(self.sizes)):
+            self.register_parameter(f"weight_{layer}", self._parameter(after, before))
+            if layer < num_inner_layers + 1:
+                self.register_parameter(f"bias_{layer}", self._parameter(after))
+        self.frequency = self._parameter(width, requires_grad=train_frequency)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         omega = self._shifted(torch.tensor(self.activation_frequency))
         values = {"frequency": omega.expand_as(self.frequency)}
         # PyTorch's default for linear layers: the window expects outputs of order one, whatever the residual
         # stream's initializer_range is.
-        for name, layer in self.named_modules():
-            if isinstance(layer, nn.Linear):
-                bound = 1 / math.sqrt(layer.in_features)
-                for kind, parameter in layer.named_parameters():
-                    values[f"{name}.{kind}"] = torch.empty(parameter.shape).uniform_(-bound, bound)
+        for layer, size in enumerate(self.sizes[:-1]):
+            for name in (f"weight_{layer}", f"bias_{layer}"):
+                if name in self._parameters:
+                    values[name] = torch.empty(self.get_parameter(name).shape).uniform_(-(size**-0.5), size**-0.5)
         return values
 
     def _shifted(self, frequency: Tensor) -> Tensor:
         return self.frequency_scale * frequency + self.frequency_shift
 
-    def forward(self, length: int) -> Tensor:
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         if length > self.longest:
             raise ValueError(
                 f"The input has {length} positions, but the implicit filter is defined on "
                 f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
             )
-        weight = self._precise(self.output.weight)
-        steps = torch.arange(length, device=weight.device, dtype=weight.dtype)
-        time = (steps / max(self.longest - 1, 1)).unsqueeze(-1)
+        frequency = self._precise(self.frequency, dtype)
+        hidden, time = self._positions(length, frequency)
+        *inner, last = range(len(self.sizes) - 1)
+        for layer in inner:
+            weight, bias = (self._precise(self.get_parameter(f"{name}_{layer}"), dtype) for name in ("weight", "bias"))
+            hidden = torch.sin(frequency * (hidden @ weight.T + bias))
+        output = self._precise(self.get_parameter(f"weight_{last}"), dtype)
+        kernel = (hidden @ output.T).T.unflatten(0, (self.directions, self.channels))
+        return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
+
+    def _positions(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
+        steps = torch.arange(length, device=like.device, dtype=like.dtype).unsqueeze(-1)
+        time = steps / max(self.longest - 1, 1)
         bands = (self.embedding_size - 1) // 2
-        phase = (2 * math.pi / self.longest) * steps.unsqueeze(-1)
-        phase = phase * self._shifted(torch.linspace(1e-4, bands - 1, bands, device=steps.device, dtype=steps.dtype))
-        hidden = torch.cat([time, phase.cos(), -phase.sin()], dim=-1)
-        for layer in self.layers:
-            hidden = hidden @ self._precise(layer.get_parameter("weight")).T + self._precise(
-                layer.get_parameter("bias")
-            )
-            hidden = torch.sin(self._precise(self.frequency) * hidden)
-        kernel = (hidden @ weight.T).T.unflatten(0, (self.directions, self.channels))
-        return kernel * (torch.exp(-self._decay_rates(weight) * time.T) + self.window_shift)
+        frequencies = self._shifted(torch.linspace(1e-4, bands - 1, bands, device=like.device, dtype=like.dtype))
+        phase = (2 * math.pi / self.longest) * steps * frequencies
+        return torch.cat([time, phase.cos(), -phase.sin()], dim=-1), time
 
     def _decay_rates(self, like: Tensor) -> Tensor:
         # The window falls to 1 % after 0.3 (fastest channel) to 1.5 (slowest) times the longest input.
@@ -221,7 +232,8 @@ class ImplicitFilter(LongFilter):
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
-        self.output.weight.unflatten(0, (self.directions, self.channels))[:, channels] *= factor
+        output = self.get_parameter(f"weight_{len(self.sizes) - 2}")
+        output.unflatten(0, (self.directions, self.channels))[:, channels] *= factor
 
 
 class SinusoidFilter(LongFilter):
@@ -241,8 +253,8 @@ class SinusoidFilter(LongFilter):
         self.window = window
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
-        self.amplitudes = nn.Parameter(torch.empty(2, directions, channels))
-        self.frequencies = nn.Parameter(torch.empty(2, directions, channels))
+        self.amplitudes = self._parameter(2, directions, channels)
+        self.frequencies = self._parameter(2, directions, channels)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = torch.rand(self.frequencies.shape) * self.window / 8
@@ -251,8 +263,8 @@ class SinusoidFilter(LongFilter):
             "frequencies": self.frequency_scale * draw + self.frequency_shift,
         }
 
-    def forward(self, length: int) -> Tensor:
-        (c1, c2), (a1, a2) = (self._precise(p).flatten(1) for p in (self.amplitudes, self.frequencies))
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        (c1, c2), (a1, a2) = (self._precise(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
         kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
         return kernel.unflatten(0, (self.directions, self.channels))
 

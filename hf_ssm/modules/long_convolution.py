@@ -4,6 +4,9 @@ Legend: `B` batch, `L` length, `C` channels of all groups, `G` groups, `D` = C /
 directions.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +20,13 @@ __all__ = ["LongConvolution"]
 # The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
 # on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
 ZERO_PHASE_GRID = 3**3 * 5**4
+
+
+def _no_autocast(device: torch.device) -> AbstractContextManager:
+    """Kernels and τ are computed as they are written, not in the precision of the surrounding matrix products."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 class LongConvolution(nn.Module):
@@ -56,8 +66,9 @@ class LongConvolution(nn.Module):
         self.sobolev_frequency = sobolev_frequency
         self.tau_statistics = tau_statistics
         self.tau_detach_statistics = tau_detach_statistics
-        self.D = nn.Parameter(torch.empty(filter.channels)) if use_skip else None
-        self.sobolev_order = nn.Parameter(torch.empty(filter.channels)) if sobolev_trainable else None
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.D = nn.Parameter(torch.empty(filter.channels, dtype=dtype)) if use_skip else None
+        self.sobolev_order = nn.Parameter(torch.empty(filter.channels, dtype=dtype)) if sobolev_trainable else None
         # While a list, the forward pass rescales the parameters before it uses them and appends the τ it found.
         self.rescaling: list[Tensor] | None = None
 
@@ -85,34 +96,50 @@ class LongConvolution(nn.Module):
             values["sobolev_order"] = torch.full(self.sobolev_order.shape, self.initial_order)
         return values
 
-    def _order(self) -> Tensor | float | None:
-        """β, or `None` where there is no filter."""
-        if self.sobolev_order is not None:
-            return self.sobolev_order.to(torch.promote_types(self.sobolev_order.dtype, torch.float32))
-        return self.initial_order if self.initial_order != 0 else None
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
+        # `model.bfloat16()` and the like: steps, frequencies and kernels lose their meaning in half precision.
+        def at_least_single(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if tensor.is_floating_point() and moved.dtype in (torch.float16, torch.bfloat16):
+                return tensor.to(device=moved.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
+            return moved
 
-    def _time_step(self) -> Tensor | float:
+        return super()._apply(at_least_single, recurse)
+
+    @property
+    def _filters_widely(self) -> bool:
+        # Against (1 + 2/Δ)^β the rounding of float32 transforms would be seen at positions that ought to be untouched.
+        has_filter = self.sobolev_order is not None or self.initial_order != 0
+        return has_filter and self.sobolev_frequency != "normalized"
+
+    def _order(self, like: Tensor) -> Tensor | None:
+        """β, a number or `(C,)`, or `None` where there is no filter."""
+        if self.sobolev_order is not None:
+            return self.sobolev_order.to(like.dtype)
+        return torch.tensor(self.initial_order).to(like) if self.initial_order != 0 else None
+
+    def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies know no step size; without one, all channels share the taps.
-        return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step()
+        return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step(like.dtype)
 
     def kernels(self, length: int) -> Tensor:
         """What is convolved with the input: kernel, feed-through at lag 0, and the causal Sobolev filter.
 
         Returns:
-            `(K, C, length)`, float32 or better.
+            `(K, C, length)`, float32 or better, also under autocast.
         """
-        kernel = self.filter(length)
-        if self.D is not None:
-            impulse = torch.zeros_like(kernel[0])
-            impulse[:, 0] = 1.0
-            skip = impulse * self.D.to(kernel.dtype).unsqueeze(-1)
-            kernel = torch.cat([(kernel[0] + skip).unsqueeze(0), kernel[1:]])
-        order = self._order()
-        if order is None or self.sobolev_mode != "causal":
-            return kernel
-        taps = causal_taps(length, order, self.sobolev_frequency, self._time_step())
-        taps = taps.to(kernel).expand(kernel.shape[1:])
-        return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
+        with _no_autocast(next(self.parameters()).device):
+            kernel = self.filter(length, torch.float64 if self._filters_widely else torch.float32)
+            if self.D is not None:
+                impulse = torch.zeros_like(kernel[0])
+                impulse[:, 0] = 1.0
+                skip = impulse * self.D.to(kernel.dtype).unsqueeze(-1)
+                kernel = torch.cat([(kernel[0] + skip).unsqueeze(0), kernel[1:]])
+            order = self._order(kernel)
+            if order is None or self.sobolev_mode != "causal":
+                return kernel
+            taps = causal_taps(length, order, self.sobolev_frequency, self._time_step(kernel))
+            return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
 
     def forward(
         self,
@@ -133,37 +160,34 @@ class LongConvolution(nn.Module):
             output_tau: Also return τ.
 
         Returns:
-            The output, `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar) or `None`.
+            The output, `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or
+            `None`.
         """
         channels = slice(group, None, self.groups)
         kernels = kernels[:, channels]
         dtype = inputs.dtype
-        if self.sobolev_mode == "zero_phase":
-            inputs = self._filter_input(inputs, channels, mask)
         value = None
-        if output_tau or self.rescaling is not None:
-            value = self._tau(inputs, kernels, mask)
-            if self.rescaling is not None:
-                self.rescaling.append(value.detach())
-                kernels = kernels * self._rescale_(value.detach(), channels)
-        backward = kernels[1] if len(kernels) == 2 else None
-        return long_conv(inputs, kernels[0], backward).to(dtype), value
+        with _no_autocast(inputs.device):
+            inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
+            if self.sobolev_mode == "zero_phase":
+                inputs = self._filter_input(inputs, channels, mask)
+            if output_tau or self.rescaling is not None:
+                value = self._tau(inputs, kernels, mask).to(next(self.parameters()).dtype)
+                if self.rescaling is not None:
+                    self.rescaling.append(value.detach())
+                    kernels = kernels * self._rescale_(value.detach(), channels)
+            backward = kernels[1] if len(kernels) == 2 else None
+            return long_conv(inputs, kernels[0], backward).to(dtype), value
 
     def _filter_input(self, inputs: Tensor, channels: slice, mask: Tensor | None) -> Tensor:
-        order = self._order()
+        order = self._order(inputs)
         if order is None:
             return inputs
-        if isinstance(order, Tensor):
-            order = order[channels]
-        step = self._time_step()
-        if isinstance(step, Tensor):
-            step = step[channels]
-        if self.sobolev_frequency == "bilinear":
-            # The largest node is about 4·GRID/(2πΔ): in float32 its rounding would drown the other frequencies.
-            inputs = inputs.double()
+        step = self._time_step(inputs)
+        order = order[channels] if order.dim() else order
+        step = step[channels] if isinstance(step, Tensor) else step
         taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        precise = torch.promote_types(inputs.dtype, torch.float32)
-        taps = taps[..., : inputs.shape[1] + 1].to(precise).expand(inputs.shape[-1], -1)
+        taps = taps[..., : inputs.shape[1] + 1].to(inputs).expand(inputs.shape[-1], -1)
         filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 
@@ -173,16 +197,11 @@ class LongConvolution(nn.Module):
             return tau(kernels).mean()
         if self.tau_detach_statistics:
             inputs = inputs.detach()
-        values = [tau(kernels[0], *self._moments(inputs, mask, kernels.dtype))]
+        values = [tau(kernels[0], *lag_moments(inputs, mask))]
         if len(kernels) == 2:
-            mean, variance = self._moments(inputs, mask, kernels.dtype, from_first=True)
+            mean, variance = lag_moments(inputs, mask, from_first=True)
             values.append(tau(kernels[1, :, :-1], mean[1:], variance[1:]))
         return torch.stack(values).mean()
-
-    @staticmethod
-    def _moments(inputs: Tensor, mask: Tensor | None, dtype: torch.dtype, from_first: bool = False):
-        mean, variance = lag_moments(inputs, mask, from_first=from_first)
-        return mean.to(dtype), variance.to(dtype)
 
     def _rescale_(self, value: Tensor, channels: slice) -> Tensor:
         """Divide the kernel's parameters by √τ, in place (Liu & Li 2024, eq. (7), with C and D alike)."""

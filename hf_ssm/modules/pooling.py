@@ -22,8 +22,10 @@ def pool(hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
             return hidden_states.mean(dim=1)
         return hidden_states[:, -1 if how == "last" else 0]
     if how == "mean":
-        weights = mask.unsqueeze(-1).to(hidden_states.dtype)
-        return torch.where(mask.unsqueeze(-1), hidden_states, 0).sum(dim=1) / weights.sum(dim=1)
+        # Half precision could not hold the sum, nor the count, of a long sequence.
+        precise = torch.promote_types(hidden_states.dtype, torch.float32)
+        total = torch.where(mask.unsqueeze(-1), hidden_states, 0).sum(dim=1, dtype=precise)
+        return (total / mask.sum(dim=1, keepdim=True)).to(hidden_states.dtype)
     length = mask.shape[1]
     steps = torch.arange(length, device=mask.device)
     index = (mask.int() * (steps + 1 if how == "last" else length - steps)).argmax(dim=1)

@@ -19,7 +19,9 @@ class TauLoss:
 
     def _ask_for_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self._attention_mask = kwargs.get("attention_mask")
-        return args, {**kwargs, "output_tau": model.training and self.weight > 0}
+        if model.training and self.weight > 0:
+            kwargs = {**kwargs, "output_tau": True, "return_dict": True}
+        return args, kwargs
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Task loss + λ Σ τ, times the share of this micro-batch in `num_items_in_batch`."""

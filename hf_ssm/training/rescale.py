@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -55,7 +56,9 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         )
     device = next(model.parameters()).device
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    before = [[parameter.clone() for parameter in part.parameters()] for part in convolutions]
+    # Batch norm may move its statistics, too.
+    state = [*(parameter for part in convolutions for parameter in part.parameters()), *model.buffers()]
+    before = [tensor.clone() for tensor in state]
     dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]
     for part in convolutions:
         part.rescaling = []
@@ -67,14 +70,16 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
             [torch.stack([tau for part in layer for tau in part.rescaling or []]).mean() for layer in layers]
         )
     except Exception:
-        for part, values in zip(convolutions, before, strict=True):
-            for parameter, value in zip(part.parameters(), values, strict=True):
-                parameter.copy_(value)
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
         raise
     finally:
         for part in convolutions:
             part.rescaling = None
         for dropout in dropouts:
             dropout.train()
-    model.config.rescaled = True
+    owners: list[Any] = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    for owner in owners:
+        owner.weights_were_rescaled = True
+        owner.config.rescaled = True
     return found

@@ -1,12 +1,14 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
-from transformers.utils import logging
+from transformers import AutoConfig, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.training.losses import TauLoss
 from hf_ssm.training.optim import is_decayed, is_dynamics, is_sobolev_order
@@ -66,6 +68,8 @@ class SSMTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first where its configuration asks for it."""
         self._resuming = bool(resume_from_checkpoint)
+        if self._resuming:
+            self._keep_the_record(resume_from_checkpoint)
         if self.model_init is None:
             self._rescale_if_asked(self._ssm)
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -78,10 +82,18 @@ class SSMTrainer(Trainer):
             self._rescale_if_asked(model)
         return model
 
+    def _keep_the_record(self, checkpoint: str | bool | None) -> None:
+        folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint
+        if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
+            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder).rescaled
+
     def _rescale_if_asked(self, model: Any) -> None:
-        if not model.config.rescale_init or model.config.rescaled or self._resuming:
+        def is_true_of_a_part(name: str) -> bool:
+            return any(getattr(part, name, False) for part in model.modules())
+
+        if not model.config.rescale_init or self._resuming or is_true_of_a_part("weights_were_rescaled"):
             return
-        if any(getattr(part, "weights_were_loaded", False) for part in model.modules()):
+        if is_true_of_a_part("weights_were_loaded"):
             logger.warning(
                 "rescale_init=True is for fresh models: this model's weights were loaded, so they stay as they are. "
                 "Call hf_ssm.rescale_init_(model, batch) to rescale them all the same."
@@ -133,7 +145,8 @@ class SSMTrainer(Trainer):
         weight = self._ssm.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss, outputs = super().compute_loss(model, {**inputs, "output_tau": True}, True, num_items_in_batch)
+        asked = {"output_tau": True, "return_dict": True}
+        loss, outputs = super().compute_loss(model, {**inputs, **asked}, True, num_items_in_batch)
         # One row per replica under torch.nn.DataParallel.
         tau = outputs.tau.unflatten(0, (-1, self._ssm.config.num_hidden_layers)).mean(dim=0)
         steps = self.current_gradient_accumulation_steps

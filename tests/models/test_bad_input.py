@@ -120,3 +120,30 @@ def test_masked_lm_is_two_sided_and_leaves_the_given_configuration_alone() -> No
     config = S4Config(hidden_size=8, state_size=8)
     assert S4ForMaskedLM(config).config.bidirectional is True
     assert config.bidirectional is None
+
+
+def test_arguments_with_a_slip_of_the_pen(make_model) -> None:
+    model = make_model("S4", "ForSequenceClassification")
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    for wrong, right in (("label", "labels"), ("atention_mask", "attention_mask"), ("output_taus", "output_tau")):
+        with pytest.raises(TypeError, match=f"no argument `{wrong}`: did you mean `{right}`"):
+            model(tokens, **{wrong: None})
+    # What transformers itself passes is let through.
+    assert model(tokens, use_cache=True, position_ids=None, num_items_in_batch=3).past_key_values is None
+
+
+def test_a_cache_is_refused(make_model) -> None:
+    from transformers import DynamicCache
+
+    with pytest.raises(ValueError, match="takes no `past_key_values`: pass the whole sequence"):
+        make_model("S4", "ForCausalLM")(torch.zeros(1, 3, dtype=torch.long), past_key_values=DynamicCache())
+
+
+def test_what_a_file_holds_beyond_our_fields_is_kept(tmp_path) -> None:
+    config = S4Config(hidden_size=8)
+    config.my_note = "kept"
+    config.save_pretrained(tmp_path)
+    assert S4Config.from_pretrained(tmp_path).my_note == "kept"
+    with pytest.raises(ValueError, match="no argument `sobolev_ordr`: did you mean `sobolev_order`"):
+        S4Config.from_pretrained(tmp_path, sobolev_ordr=0.5)
+    assert S4Config.from_pretrained(tmp_path, sobolev_order=0.5, num_labels=3).num_labels == 3

@@ -16,6 +16,15 @@ VARIANTS = [
     ("S4", {"kernel_type": "s4", "discretization": "zoh", "init": "lin"}),
 ]
 LENGTHS = [12, 7, 1]
+# The step sizes are the default ones, down to 1e-3, where (1 + s)^β is large.
+STRONG_FILTERS = [
+    ("S4", {"sobolev_frequency": "radian", "sobolev_order": 1.0}),
+    ("S4", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0}),
+    ("S4", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0, "kernel_type": "s4"}),
+    ("Hyena", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0, "filter_type": "s4d"}),
+    ("Hyena", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0, "max_position_embeddings": 300}),
+    ("Hyena", {"sobolev_frequency": "normalized", "sobolev_order": 2.0, "max_position_embeddings": 300}),
+]
 
 
 def pad(rows: list[torch.Tensor], side: str, junk: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,9 +37,9 @@ def pad(rows: list[torch.Tensor], side: str, junk: float) -> tuple[torch.Tensor,
     return inputs, mask
 
 
-def check_padding(model, head: str) -> None:
+def check_padding(model, head: str, lengths: list[int] = LENGTHS) -> None:
     continuous = head == "ForSignalRegression"
-    rows = [torch.randn(n, 1) if continuous else torch.randint(0, 12, (n,)) for n in LENGTHS]
+    rows = [torch.randn(n, 1) if continuous else torch.randint(0, 12, (n,)) for n in lengths]
     name = "input_values" if continuous else "input_ids"
     with torch.no_grad():
         alone = [model(**{name: row.unsqueeze(0)}).logits[0] for row in rows]
@@ -118,3 +127,42 @@ def test_two_sided_models_see_both_sides(make_model) -> None:
             with torch.no_grad():
                 difference = (model(tokens).logits - model(changed).logits)[0].abs().sum(-1)
             assert (difference[:-1] > 0).all()
+
+
+@pytest.mark.parametrize(("family", "flags"), STRONG_FILTERS)
+def test_strong_filters_of_long_inputs_are_exact_too(make_model, family: str, flags: dict) -> None:
+    model = make_model(family, "ForCausalLM", initializer_range=0.1, **flags)
+    check_padding(model, "ForCausalLM", [300, 200])
+    tokens = torch.randint(0, 12, (1, 300))
+    with torch.no_grad():
+        before, after = model(tokens).logits, model(torch.cat([tokens[:, :200], 11 - tokens[:, 200:]], 1)).logits
+    torch.testing.assert_close(before[:, :200], after[:, :200], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frequency", ["radian", "bilinear"])
+def test_strong_zero_phase_filters_are_exact_too(make_model, frequency: str) -> None:
+    flags = {"sobolev_mode": "zero_phase", "sobolev_frequency": frequency, "sobolev_order": 1.0}
+    model = make_model("S4", "ForTokenClassification", initializer_range=0.1, bidirectional=True, **flags)
+    check_padding(model, "ForTokenClassification", [300, 200])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_enters_no_loss_of_a_causal_model(make_model, side: str) -> None:
+    model = make_model("S4", "ForCausalLM")
+    rows = [torch.randint(0, 11, (n,)) for n in LENGTHS[:2]]
+    inputs, mask = pad(rows, side, 11)
+    labels = inputs.masked_fill(mask == 0, -100)
+    loss = model(input_ids=inputs, attention_mask=mask, labels=labels).loss
+    alone = [model(input_ids=row.unsqueeze(0), labels=row.unsqueeze(0)).loss * (len(row) - 1) for row in rows]
+    torch.testing.assert_close(loss, sum(alone) / sum(len(row) - 1 for row in rows))
+    loss.backward()
+    assert (model.get_input_embeddings().weight.grad[11] == 0).all()
+
+
+def test_half_precision_pools_long_sequences() -> None:
+    from hf_ssm.modules.pooling import pool
+
+    states = torch.full((1, 70_000, 2), 1.5, dtype=torch.float16)
+    mask = torch.ones(1, 70_000, dtype=torch.bool)
+    mask[:, 0] = False
+    assert torch.equal(pool(states, mask, "mean"), torch.full((1, 2), 1.5, dtype=torch.float16))

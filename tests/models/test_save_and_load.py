@@ -114,3 +114,39 @@ def test_loading_draws_what_is_missing_like_a_fresh_model(make_model, tmp_path: 
     assert all(torch.isfinite(value).all() for value in loaded.state_dict().values())
     low, high = long_conv.filter.log_dt.exp().min(), long_conv.filter.log_dt.exp().max()
     assert 1e-3 * 0.999 <= low <= high <= 1e-1 * 1.001
+
+
+@pytest.mark.parametrize(("family", "flags"), [("Hyena", {}), ("S4", {"kernel_type": "s4"})])
+def test_casts_leave_the_dynamics_in_float32(make_model, family: str, flags: dict) -> None:
+    cast = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
+    before = {name: value.clone() for name, value in cast.state_dict().items()}
+    fresh = type(cast)._from_config(cast.config, dtype=torch.bfloat16)
+    for model in (cast.bfloat16(), fresh):
+        for name, parameter in model.named_parameters():
+            assert parameter.dtype == (torch.float32 if ".long_conv." in name else torch.bfloat16), name
+    kept = [name for name in before if ".long_conv." in name]
+    assert kept and all(torch.equal(cast.state_dict()[name], before[name]) for name in kept)
+    assert all(value.dtype == torch.float64 for value in cast.double().state_dict().values())
+
+
+@pytest.mark.parametrize(("family", "flags"), [("Hyena", {}), ("Hyena", {"filter_type": "s4d"}), ("S4", {})])
+def test_autocast_leaves_kernels_and_tau_alone(make_model, family: str, flags: dict) -> None:
+    model = make_model(family, "Model", **flags)
+    long_conv = model.layers[0].mixer.long_conv
+    kernels = long_conv.kernels(30)
+    tau = model(torch.randint(0, 12, (4, 12)), output_tau=True).tau
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(long_conv.kernels(30), kernels)
+        assert model(torch.randint(0, 12, (4, 12)), output_tau=True).tau.dtype == tau.dtype == torch.float32
+
+
+def test_an_unpickled_configuration_registers_the_models(tmp_path: Path) -> None:
+    import pickle
+
+    (tmp_path / "config.pkl").write_bytes(pickle.dumps(hf_ssm.S4Config(hidden_size=8)))
+    code = (
+        "import pickle, sys, transformers; config = pickle.load(open(sys.argv[1], 'rb')); "
+        "print(type(transformers.AutoModel.from_config(config)).__name__)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "config.pkl")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "S4Model"

@@ -108,6 +108,16 @@ def test_generate_continues_with_the_most_likely_tokens(make_model, family: str)
     assert torch.equal(found, expected)
 
 
+def test_generate_from_embeddings_with_and_without_the_ids_of_the_prompt(make_model) -> None:
+    model = make_model("S4", "ForCausalLM")
+    prompt = torch.randint(0, 12, (2, 5))
+    embeds = model.get_input_embeddings()(prompt)
+    expected = model.generate(prompt, max_new_tokens=4, do_sample=False)
+    assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=4, do_sample=False), expected[:, 5:])
+    both = model.generate(prompt, inputs_embeds=embeds, max_new_tokens=4, do_sample=False)
+    assert torch.equal(both, expected)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_autocast_and_double(make_model, family: str) -> None:
     model = make_model(family, "ForSequenceClassification")

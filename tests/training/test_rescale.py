@@ -75,3 +75,22 @@ def test_a_batch_of_one_row_warns(make_model, make_batch) -> None:
 def test_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no long convolution"):
         rescale_init_(torch.nn.Linear(2, 2), {})
+
+
+def test_a_data_parallel_wrapper(make_model, make_batch) -> None:
+    model = make_model("S4", "ForSequenceClassification")
+    batch = make_batch("ForSequenceClassification")
+    rescale_init_(torch.nn.DataParallel(model), batch)
+    tau = model(**batch, output_tau=True).tau
+    torch.testing.assert_close(tau, torch.ones_like(tau), rtol=1e-5, atol=1e-5)
+    assert model.config.rescaled is True
+
+
+def test_a_failure_leaves_batch_norms_as_they_were(make_model, make_batch) -> None:
+    model = make_model("S4", "ForSequenceClassification", norm_type="batch").train()
+    with torch.no_grad():
+        model.model.layers[1].mixer.long_conv.filter.C.fill_(torch.nan)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    with pytest.raises(ValueError, match="τ of a layer is nan"):
+        rescale_init_(model, make_batch("ForSequenceClassification"))
+    assert before and all(torch.equal(value, before[name]) for name, value in model.named_buffers())
