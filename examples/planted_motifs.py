@@ -31,8 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument("--seeds", type=int, default=3, help="runs per variant")
-    parser.add_argument("--epochs", type=float, default=5)
-    parser.add_argument("--tau-weight", type=float, default=1e-3, help="λ of the regularised variants")
+    parser.add_argument("--epochs", type=float, default=6)
+    parser.add_argument("--tau-weight", type=float, default=1e-5, help="λ of the regularised variants")
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     parser.add_argument("--tiny", action="store_true", help="a setting for tests: seconds, no meaning")
     args = parser.parse_args()
@@ -50,7 +50,7 @@ def main() -> None:
             settings = resolve(
                 {
                     "model": {**FAMILIES[args.family], **flags},
-                    "data": {"dataset": "planted-motifs", "copies": 1, "mutation_rate": 0.1, "seed": seed},
+                    "data": {"dataset": "planted-motifs", "length": 100, "mutation_rate": 0.1, "seed": seed},
                     "training": {"num_train_epochs": args.epochs, "learning_rate": 3e-3, "seed": seed},
                 },
                 TINY if args.tiny else {},
