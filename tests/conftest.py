@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
 import hf_ssm
+
+# A busy machine must not fail a test, and what fails must fail again.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("steady")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

@@ -48,7 +48,8 @@ def test_it_is_transformers_own_class(tokenizer):
     assert tokenizer.is_fast
 
 
-@given(st.text(alphabet="ACGTNacgtnRYSWKMBDHVUux-*.0[]é🧬 \n\r\t", max_size=80))
+# Without the bracket that opens a special token: those have a test of their own.
+@given(st.text(alphabet="ACGTNacgtnRYSWKMBDHVUux-*.0]é🧬 \n\r\t", max_size=80))
 def test_ids_equal_the_reference(text):
     tokenizer = build_dna_tokenizer()
     assert tokenizer(text)["input_ids"] == reference_ids(text)
