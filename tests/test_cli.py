@@ -235,6 +235,7 @@ def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
     (tmp_path / name).write_bytes(content)
     found = error_of(capsys, "train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
     assert message in found
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_data_file(capsys, tmp_path):

@@ -28,6 +28,7 @@ class SSMModelOutput(ModelOutput):
 
     Args:
         last_hidden_state: `(B, L, D)`, after the final norm.
+        past_key_values: `None`; these models have no cache yet.
         hidden_states: With `output_hidden_states=True`, the embedding and the output of every block, the last one
             after the final norm; each `(B, L, D)`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
@@ -63,8 +64,11 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
     """
     if given.get("past_key_values") is not None:
         raise ValueError(f"{type(model).__name__} takes no `past_key_values`: pass the whole sequence.")
-    known = sorted(set(inspect.signature(model.forward).parameters) - {"kwargs"} | _PASSED_BY)
-    for name in given.keys() - _PASSED_BY:
+    unknown = given.keys() - _PASSED_BY
+    if not unknown:
+        return
+    known = sorted({*inspect.signature(model.forward).parameters, *_PASSED_BY} - {"kwargs"})
+    for name in unknown:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         if near:
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near[0]}`?")

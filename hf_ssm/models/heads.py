@@ -25,7 +25,7 @@ class SSMHeadOutput(ModelOutput):
     Args:
         loss: Task loss (without the τ regulariser), a scalar, when `labels` are given.
         logits: `(B, L, V)`, `(B, L, num_labels)` or `(B, num_labels)`.
-        hidden_states, tau: As in `SSMModelOutput`.
+        past_key_values, hidden_states, tau: As in `SSMModelOutput`.
     """
 
     loss: Tensor | None = None

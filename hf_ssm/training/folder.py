@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,10 @@ _STATE_NAME = "trainer_state.json"
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
-    """Make the output folder of a new run, or refuse it.
+    """Refuse a folder that a new run could not use; nothing is made yet, as the run may still be refused.
 
     Raises:
-        OSError: if it cannot be made, is a file, or holds something and `overwrite` is false.
+        OSError: if it could not be made or written, is a file, or holds something and `overwrite` is false.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
@@ -35,7 +36,11 @@ def check_output(folder: Path, overwrite: bool) -> None:
             f"--output {str(folder)!r} is not empty: choose another folder, go on with its run (--resume), "
             "or replace it (--overwrite-output)"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise PermissionError(
+            f"--output {str(folder)!r}: nothing can be written in {str(existing)!r}; choose another folder"
+        )
 
 
 def clear_output(folder: Path) -> None:

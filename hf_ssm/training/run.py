@@ -107,6 +107,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     trainer = _build_trainer(settings, output, model, tokenizer, data)
     if overwrite and not resume:
         folder.clear_output(output)
+    output.mkdir(parents=True, exist_ok=True)
     (output / folder.SETTINGS_NAME).write_text(settings.to_yaml(), encoding="utf-8")
 
     started = time.perf_counter()
