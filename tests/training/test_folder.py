@@ -44,7 +44,7 @@ def test_log_is_json_also_when_a_value_is_not_finite(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PermissionError, match="nothing can be written in .*file'; choose another folder"):
+    with pytest.raises(PermissionError, match=r"nothing can be written in .*file'; choose another folder"):
         folder.check_output(tmp_path / "file" / "run", overwrite=False)
     folder.check_output(tmp_path / "deep" / "run", overwrite=False)
     assert not (tmp_path / "deep").exists()
