@@ -16,9 +16,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps."""
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        if mask is None:
-            return super().forward(hidden_states.flatten(0, 1)).view_as(hidden_states)
-        if not self.training:
+        if mask is None or not self.training:
             return super().forward(hidden_states.flatten(0, 1)).view_as(hidden_states)
         output = hidden_states.new_zeros(hidden_states.shape)
         output[mask] = super().forward(hidden_states[mask])

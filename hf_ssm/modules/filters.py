@@ -57,7 +57,7 @@ class StateSpaceFilter(LongFilter):
     The real part of the eigenvalues is -exp(log_A_real), so that the model stays stable. Complex parameters are stored
     as real pairs in a last dimension of size 2. Both directions share Δ, A and B.
 
-    Source: Liu & Li 2024, Section 4 (parameterisation); Yu et al. 2025, eq. (5) (frequency scale).
+    Source: Liu & Li 2024, Appendix A.2 (models); Yu et al. 2025, eq. (5) (frequency scale).
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ImplicitFilter(LongFilter):
     Raises:
         ValueError: A length over T.
 
-    Source: Nishikawa & Suzuki 2025, Section 2 and Appendix K (HyenaDNA).
+    Source: Poli et al. 2023 (Hyena); Nguyen et al. 2023 (HyenaDNA).
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class HyenaMixer(nn.Module):
 class S4Mixer(nn.Module):
     """State space convolution, activation, and a linear map (with a gated linear unit where configured).
 
-    Source: Liu & Li 2024, Section 4 (S4-LegS, S4D-LegS).
+    Source: Liu & Li 2024, Appendix A.2 (S4-LegS, S4D-LegS).
     """
 
     def __init__(self, config, layer_idx: int):

@@ -17,7 +17,7 @@ def _own_name(parameter_name: str) -> str:
 def is_dynamics(parameter_name: str) -> bool:
     """Whether the parameter is a step size, a state matrix or a frequency: own learning rate, no decay.
 
-    Source: Liu & Li 2024, Section 5 (Δ, A and B are trained with a small rate and without weight decay).
+    Source: Liu & Li 2024, Appendix A.1 (Δ, A and B by Adam with a small rate).
     """
     return ".long_conv.filter." in f".{parameter_name}" and _own_name(parameter_name) in _DYNAMICS
 
