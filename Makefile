@@ -20,6 +20,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# transformers' own tests of models on ours, fetched once: make conformance CONFORMANCE_ARGS="--family S4"
+.PHONY: conformance
+conformance: $(STAMP)
+	$(BIN)/python tests/conformance/run.py $(CONFORMANCE_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

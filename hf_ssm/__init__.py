@@ -12,10 +12,11 @@ from transformers import AutoConfig
 from hf_ssm.models.configuration_common import SSMConfig
 from hf_ssm.models.configuration_hyena import HyenaConfig
 from hf_ssm.models.configuration_s4 import S4Config
+from hf_ssm.models.configuration_selective import SelectiveSSMConfig
 
 __version__ = "0.1.0"
 
-_FAMILIES: dict[str, type[SSMConfig]] = {"Hyena": HyenaConfig, "S4": S4Config}
+_FAMILIES: dict[str, type[SSMConfig]] = {"Hyena": HyenaConfig, "S4": S4Config, "SelectiveSSM": SelectiveSSMConfig}
 _HEADS = {
     "Model": "AutoModel",
     "ForCausalLM": "AutoModelForCausalLM",
@@ -24,17 +25,23 @@ _HEADS = {
     "ForTokenClassification": "AutoModelForTokenClassification",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
-_MODELS = {f"{family}{head}": f"hf_ssm.models.modeling_{family.lower()}" for family in _FAMILIES for head in _HEADS}
+_MODELS = {
+    f"{family}{head}": f"hf_ssm.models.{config_class.__module__.split('.')[-1].replace('configuration', 'modeling')}"
+    for family, config_class in _FAMILIES.items()
+    for head in _HEADS
+}
 _LAZY = {
     **_MODELS,
+    "SSMCache": "hf_ssm.models.cache",
     "SSMTrainer": "hf_ssm.training",
+    "attention_matrix": "hf_ssm.probes",
     "build_byte_tokenizer": "hf_ssm.tokenization",
     "build_dna_tokenizer": "hf_ssm.tokenization",
     "rescale_init_": "hf_ssm.training",
     "tau_loss": "hf_ssm.training",
 }
 
-__all__ = ["HyenaConfig", "S4Config", *sorted(_LAZY)]
+__all__ = ["HyenaConfig", "S4Config", "SelectiveSSMConfig", *sorted(_LAZY)]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
     ),
     "--tokenizer": (("data", "tokenizer"), "NAME", str, "dna (default), byte, a folder or a Hub id"),
     "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: none is cut)"),
-    "--family": (("model", "family"), "NAME", str, "hyena (default) or s4"),
+    "--family": (("model", "family"), "NAME", str, "hyena (default), s4 or selective"),
     "--task": (
         ("model", "task"),
         "NAME",
@@ -239,6 +239,21 @@ def run_demo(args: argparse.Namespace) -> None:
     )
 
 
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a .pth state dict, or a folder or Hub id of a Mamba model")
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
+    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
+
+
+def run_convert(args: argparse.Namespace) -> None:
+    """`hf-ssm convert`: a foreign checkpoint as a folder that the Auto classes load."""
+    from hf_ssm.models.conversion import convert_checkpoint
+
+    model = convert_checkpoint(args.source, args.target, overwrite=args.overwrite_output)
+    head = type(model).__name__.removeprefix("SelectiveSSM")
+    print(f"{args.target} holds a {type(model).__name__}: AutoModel{head}.from_pretrained({str(args.target)!r})")
+
+
 # Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
     "train": (
@@ -252,6 +267,12 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Calla
         "Needs no account and no network.",
         _add_demo,
         run_demo,
+    ),
+    "convert": (
+        "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
+        "transformers' Mamba as a causal language model.",
+        _add_convert,
+        run_convert,
     ),
 }
 

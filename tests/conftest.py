@@ -41,7 +41,7 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-FAMILIES = ("Hyena", "S4")
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 

@@ -44,7 +44,7 @@ class CardFacts:
 
     Attributes:
         model_name: heading, and the name in the model index.
-        family: "hyena" or "s4".
+        family: "hyena", "s4" or "selective".
         task: as in `hf-ssm train --task`.
         num_parameters: trainable parameters.
         dataset_name: what people call the data: a Hub id, a file name (never a local path), a generator.

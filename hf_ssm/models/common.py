@@ -5,7 +5,8 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 import difflib
 import inspect
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,8 +18,11 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.modules.block import Block, build_norm
 from hf_ssm.modules.filters import LongFilter
-from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.mixers import OutputProjection
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.state import LayerState
 
+from .cache import SSMCache
 from .configuration_common import SSMConfig
 
 
@@ -28,14 +32,14 @@ class SSMModelOutput(ModelOutput):
 
     Args:
         last_hidden_state: `(B, L, D)`, after the final norm.
-        past_key_values: `None`; these models have no cache yet.
+        past_key_values: With `use_cache=True`, the `SSMCache` to go on from.
         hidden_states: With `output_hidden_states=True`, the embedding and the output of every block, the last one
             after the final norm; each `(B, L, D)`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
     """
 
     last_hidden_state: Tensor | None = None
-    past_key_values: None = None
+    past_key_values: SSMCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     tau: Tensor | None = None
 
@@ -54,7 +58,7 @@ _PASSED_BY = frozenset(
 
 
 def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
-    """Refuse a cache, and arguments that look like one of `forward`'s with a slip of the pen.
+    """Refuse a cache where there is no argument for it, and what looks like an argument with a slip of the pen.
 
     Other unknown arguments are let through, as transformers does.
 
@@ -83,10 +87,16 @@ class SSMPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     # Step sizes, state matrices and filters lose their meaning in half precision.
-    _keep_in_fp32_modules_strict = {"long_conv"}
+    _keep_in_fp32_modules_strict = {
+        *("long_conv", "scan.A", "scan.A_log", "scan.A_imag", "scan.D", "scan.dt_bias", "scan.sobolev_order")
+    }
+    # Assisted decoding would have to take tokens back, which a recurrent state does not allow.
+    _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
     # Of this very model, unlike `config.rescaled`: a configuration may be shared by several.
     weights_were_loaded = False
+    # Regular expressions of weight names in other libraries' checkpoints, and what they are called here.
+    _foreign_names: ClassVar[dict[str, str] | None] = None
     weights_were_rescaled = False
 
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
@@ -97,18 +107,32 @@ class SSMPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled."""
+        kwargs.setdefault("key_mapping", cls._foreign_names)
         loaded = super().from_pretrained(*args, **kwargs)
         _remember_loading(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; also a model whose weights came from another library is saved under our names."""
+        kwargs.setdefault("save_original_format", False)
+        super().save_pretrained(*args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (LongConvolution, LongFilter)):
+        if isinstance(module, (SequenceOperator, LongFilter)):
             for name, value in module.initial_parameters().items():
                 init.copy_(module.get_parameter(name), value)
         elif isinstance(module, nn.Conv1d):
             # The short convolution has few inputs per output: initializer_range would all but silence it.
             init.kaiming_uniform_(module.weight, a=5**0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, OutputProjection):
+            # What PyTorch would draw; with many layers on one residual stream, optionally less.
+            bound = module.in_features**-0.5
+            if self.config.rescale_prenorm_residual:
+                bound /= self.config.num_hidden_layers**0.5
+            init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:
@@ -131,6 +155,8 @@ class SSMModel(SSMPreTrainedModel):
         )
         self.norm = build_norm(config) if config.norm_first else None
         self.gradient_checkpointing = False
+        # What a cache is marked with, so that no other model goes on from it.
+        self.identity = uuid.uuid4().hex
         self.post_init()
 
     @can_return_tuple
@@ -142,44 +168,154 @@ class SSMModel(SSMPreTrainedModel):
         input_values: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_tau: bool = False,
+        past_key_values: SSMCache | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
         r"""
         Args:
             input_ids: `(B, L)`, token ids.
-            attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding.
+            attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
+                `(B, P + L)`, where P positions were read before; of those nothing is used.
             inputs_embeds: `(B, L, D)`, instead of `input_ids`.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
             output_hidden_states: Return the hidden states of all layers; default: the configuration's.
-            output_tau: Return τ of each layer.
+            output_tau: Return τ of each layer, for which a whole sequence is needed.
+            past_key_values: Go on from this cache, which is changed in place.
+            use_cache: Return a cache. Default: the configuration's, for causal models outside training.
 
         Raises:
             TypeError: An argument with a slip of the pen.
             ValueError: Not exactly one input; an empty sequence; an input longer than the model allows; token ids
-                outside the vocabulary; NaN in `input_values`; a mask of another shape or with an empty row.
+                outside the vocabulary; NaN in `input_values`; a mask of another shape, with an empty row, or with
+                padding between tokens; a cache for a model that looks ahead, together with τ, of another model or
+                another batch size.
         """
         check_extra_arguments(self, kwargs)
-        hidden_states = self._embed(input_ids, inputs_embeds, input_values)
-        mask = self._check_mask(attention_mask, hidden_states)
+        past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
+        hidden_states = self._embed(input_ids, inputs_embeds, input_values, past)
+        cache = self._find_cache(past_key_values, use_cache, output_tau, len(hidden_states))
+        mask = self._check_mask(attention_mask, hidden_states, past, past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = self.dropout(hidden_states)
-        all_hidden_states = [hidden_states]
-        taus = []
-        for layer in self.layers:
-            hidden_states, tau = layer(hidden_states, mask, output_tau)
-            all_hidden_states.append(hidden_states)
-            taus.append(tau)
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states, mask)
-            all_hidden_states[-1] = hidden_states
+        if cache is None:
+            all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
+        else:
+            all_hidden_states, taus = self._go_on(hidden_states, mask, cache), []
         return SSMModelOutput(
-            last_hidden_state=hidden_states,
+            last_hidden_state=all_hidden_states[-1],
+            past_key_values=cache,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             tau=torch.stack(taus) if output_tau else None,
         )
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None) -> Tensor:
+    def _run(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None,
+        output_tau: bool = False,
+        states: Sequence[LayerState] | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """All layers: the embedding and what each layer gives, the last after the final norm; and τ."""
+        dtype = hidden_states.dtype
+        all_hidden_states, taus = [hidden_states], []
+        for index, layer in enumerate(self.layers):
+            hidden_states, tau = layer(hidden_states, mask, output_tau, None if states is None else states[index])
+            all_hidden_states.append(hidden_states)
+            taus.append(tau)
+        # A residual stream in float32 ends here.
+        hidden_states = hidden_states.to(dtype)
+        all_hidden_states[-1] = hidden_states if self.norm is None else self.norm(hidden_states, mask)
+        return all_hidden_states, taus
+
+    def _find_cache(
+        self, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int
+    ) -> SSMCache | None:
+        """The cache to go on from or to fill, if there shall be one."""
+        looks_ahead = self.config.looks_ahead
+        if use_cache is None and cache is None:
+            use_cache = self.config.use_cache and not self.training and looks_ahead is None and not output_tau
+        if cache is None and (not use_cache or (self.training and self.gradient_checkpointing)):
+            return None
+        asked = "use_cache=True" if cache is None else "past_key_values"
+        if looks_ahead is not None:
+            raise ValueError(
+                f"`{asked}` needs a causal model, but this one has {looks_ahead}: later tokens would change what it "
+                "said of earlier ones."
+            )
+        if output_tau:
+            raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{asked}`.")
+        if cache is None:
+            cache = SSMCache(self.config)
+        elif not isinstance(cache, SSMCache):
+            raise ValueError(
+                f"`past_key_values` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
+                "`use_cache=True` returned, or `SSMCache(model.config)`."
+            )
+        if len(cache) != len(self.layers) or cache.owner not in (None, self.identity):
+            raise ValueError(
+                "`past_key_values` was filled by another model: go on with that one, or begin with an empty "
+                "`SSMCache(model.config)`."
+            )
+        if cache.batch_size not in (-1, batch):
+            raise ValueError(
+                f"`past_key_values` remembers {cache.batch_size} sequences, but the input has {batch}: "
+                "select rows with `past_key_values.batch_select_indices`."
+            )
+        cache.owner = self.identity
+        return cache
+
+    def _go_on(self, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache) -> list[Tensor]:
+        """`_run` from a cache, with padding on either side of each row's tokens."""
+        length = hidden_states.shape[1]
+        if mask is None:
+            outputs, _ = self._run(hidden_states, None, states=cache.states)
+            cache.advance(length, length, hidden_states)
+            return outputs
+        tokens = mask.sum(dim=1)
+        if cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
+            outputs = self._go_on_right_aligned(hidden_states, mask, cache)
+        else:
+            outputs = self._go_on_in_groups(hidden_states, mask, tokens, cache)
+        cache.advance(length, tokens, hidden_states)
+        return outputs
+
+    def _go_on_right_aligned(self, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+        """Rows that have read nothing yet begin with padding, which leaves their memory empty."""
+        length = hidden_states.shape[1]
+        steps = torch.arange(length, device=mask.device)
+        behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
+        behind = behind * mask.any(dim=1, keepdim=True)
+        if not behind.any():
+            return self._run(hidden_states, mask, states=cache.states)[0]
+        forth, back = (steps - behind) % length, (steps + behind) % length
+        outputs, _ = self._run(_permuted(hidden_states, forth), mask.gather(1, forth), states=cache.states)
+        return [_permuted(output, back) for output in outputs]
+
+    def _go_on_in_groups(self, hidden_states: Tensor, mask: Tensor, tokens: Tensor, cache: SSMCache) -> list[Tensor]:
+        """Rows with equally many tokens go on together, without their padding."""
+        outputs = [hidden_states.new_zeros(hidden_states.shape) for _ in range(len(self.layers) + 1)]
+        groups, parts = [], []
+        for count in tokens.unique().tolist():
+            rows = (tokens == count).nonzero().squeeze(1)
+            states = cache.rows(rows)
+            groups.append(rows)
+            parts.append(states)
+            if count == 0:
+                continue
+            positions = mask[rows].nonzero()[:, 1].view(len(rows), count)
+            group, _ = self._run(hidden_states[rows.unsqueeze(1), positions], None, states=states)
+            outputs = [
+                whole.to(part.dtype).index_put((rows.unsqueeze(1), positions), part)
+                for whole, part in zip(outputs, group, strict=True)
+            ]
+        cache.assemble(groups, parts)
+        return outputs
+
+    def _embed(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None, past: int
+    ) -> Tensor:
         named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         given = [(name, value) for name, value in named.items() if value is not None]
         takes = "input_ids" if self.config.num_input_channels is None else "input_values"
@@ -194,9 +330,10 @@ class SSMModel(SSMPreTrainedModel):
             shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
             raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
         longest = self.config.longest_input
-        if longest is not None and inputs.shape[1] > longest:
+        if longest is not None and past + inputs.shape[1] > longest:
+            before = f" after {past} in the cache" if past else ""
             raise ValueError(
-                f"The input has {inputs.shape[1]} positions, but filter_type='implicit' is defined on "
+                f"The input has {inputs.shape[1]} positions{before}, but filter_type='implicit' is defined on "
                 f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
             )
         if name == "inputs_embeds":
@@ -226,21 +363,39 @@ class SSMModel(SSMPreTrainedModel):
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
     @staticmethod
-    def _check_mask(attention_mask: Tensor | None, hidden_states: Tensor) -> Tensor | None:
+    def _check_mask(attention_mask: Tensor | None, hidden_states: Tensor, past: int, in_pieces: bool) -> Tensor | None:
+        """The mask of the new positions, `(B, L)`, or `None` where all are tokens."""
         if attention_mask is None:
             return None
-        if attention_mask.shape != hidden_states.shape[:2]:
+        batch, length = hidden_states.shape[:2]
+        if attention_mask.shape not in ((batch, length), (batch, past + length)):
             raise ValueError(
-                f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is "
-                f"{tuple(hidden_states.shape[:2])} (batch, length)."
+                f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {(batch, length)} "
+                f"(batch, length){f', after {past} positions in the cache' if past else ''}."
             )
-        mask = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
+        mask = attention_mask[:, -length:].to(device=hidden_states.device, dtype=torch.bool)
         if torch.compiler.is_compiling():
             return mask
-        if not mask.any(dim=1).all():
+        if mask.all():
+            return None
+        # A piece of a sequence may be nothing but padding.
+        if not in_pieces and not mask.any(dim=1).all():
             row = (~mask.any(dim=1)).nonzero()[0].item()
             raise ValueError(f"`attention_mask` keeps no token in row {row}: drop empty sequences from the batch.")
-        return None if mask.all() else mask
+        # Along a row without holes the mask rises and falls once at most.
+        edges = nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1)
+        if (edges > 2).any():
+            row = (edges > 2).nonzero()[0].item()
+            raise ValueError(
+                f"`attention_mask` has padding between tokens in row {row}: pad on one side. (A token that shall not "
+                "count needs a mask or unknown token in its place: time goes on at it.)"
+            )
+        return mask
+
+
+def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
+    """Positions of each row in the order `index`, `(B, L)`."""
+    return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
 
 
 __all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]

@@ -35,20 +35,24 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
 )
 
 CHOICES = {
+    "block": ("mamba", "plain"),
     "discretization": ("zoh", "bilinear"),
     "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
     "init": ("legs", "lin", "inv", "real"),
     "kernel_type": ("s4d", "s4"),
-    "norm_type": ("layer", "batch"),
+    "norm_type": ("layer", "batch", "rms", "none"),
     "pooling": ("last", "mean", "first", None),
     "sobolev_frequency": ("normalized", "radian", "bilinear"),
     "sobolev_mode": ("causal", "zero_phase"),
+    "state_matrix": ("neg_exp", "raw"),
     "tau_statistics": ("batch", "unit"),
+    "time_step_init_scheme": ("random", "constant"),
 }
 _POSITIVE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "state_size", "num_input_channels"),
     *("max_position_embeddings", "conv_kernel", "filter_order", "filter_activation_frequency", "frequency_scale"),
     *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "sinusoid_window"),
+    *("expand", "time_step_scale", "time_step_floor"),
 )
 _NOT_NEGATIVE = ("frequency_shift", "tau_weight", "num_inner_mlps")
 _PROBABILITIES = ("embedding_dropout", "hidden_dropout", "classifier_dropout")
@@ -57,7 +61,8 @@ _PROBABILITIES = ("embedding_dropout", "hidden_dropout", "classifier_dropout")
 @strict
 class SSMConfig(PreTrainedConfig):
     r"""
-    Base of `HyenaConfig` and `S4Config`. Unknown arguments are an error that names the nearest valid one.
+    Base of `HyenaConfig`, `S4Config` and `SelectiveSSMConfig`. Unknown arguments are an error that names the nearest
+    valid one.
 
     Args:
         vocab_size (`int`, defaults to 12): Number of tokens; 12 is the single-nucleotide vocabulary.
@@ -69,8 +74,11 @@ class SSMConfig(PreTrainedConfig):
             head, causal elsewhere.
         pooling (`str`, *optional*): `"last"`, `"mean"` or `"first"` over the tokens the mask keeps. `None`:
             mean for sequence classification, no pooling for signal regression.
-        norm_type (`str`, defaults to `"layer"`): `"layer"`, or `"batch"` over the tokens the mask keeps.
+        norm_type (`str`, defaults to `"layer"`): `"layer"`, `"rms"`, `"batch"` over the tokens the mask keeps, or
+            `"none"`.
         norm_first (`bool`, defaults to `True`): Pre-norm blocks and a final norm; `False`: post-norm blocks.
+        use_residual (`bool`, defaults to `True`): Add the input of each mixer and MLP to its output.
+        residual_in_fp32 (`bool`, defaults to `False`): Keep that sum in float32 in a half-precision model.
         state_size (`int`, defaults to 64): Real states N per channel, stored as N/2 conjugate pairs.
         init (`str`, defaults to `"legs"`): State matrix at initialisation: `"legs"`, `"lin"`, `"inv"`, `"real"`.
         discretization (`str`, defaults to `"zoh"`): `"zoh"` or `"bilinear"`.
@@ -96,7 +104,9 @@ class SSMConfig(PreTrainedConfig):
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
+        classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
+        use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
 
     Raises:
         ValueError: An unknown argument, a value out of its range or choices, flags that exclude each other.
@@ -124,6 +134,8 @@ class SSMConfig(PreTrainedConfig):
     pooling: str | None = None
     norm_type: str = "layer"
     norm_first: bool = True
+    use_residual: bool = True
+    residual_in_fp32: bool = False
     state_size: int = 64
     init: str = "legs"
     discretization: str = "zoh"
@@ -145,7 +157,9 @@ class SSMConfig(PreTrainedConfig):
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    classifier_bias: bool = True
     tie_word_embeddings: bool = False
+    use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -209,7 +223,7 @@ class SSMConfig(PreTrainedConfig):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         self._check_numbers()
-        if self.state_size % 2:
+        if self.stores_pairs and self.state_size % 2:
             raise ValueError(f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.")
         if self.time_step_min > self.time_step_max:
             raise ValueError(
@@ -243,6 +257,21 @@ class SSMConfig(PreTrainedConfig):
         if isinstance(self.sobolev_order, list):
             return [float(order) for order in self.sobolev_order]
         return [float(self.sobolev_order)] * self.num_hidden_layers
+
+    @property
+    def stores_pairs(self) -> bool:
+        """Whether states are complex and one of each conjugate pair is stored."""
+        return True
+
+    @property
+    def mlp_size(self) -> int | None:
+        """Width of each block's MLP; `None` where there is none."""
+        return None
+
+    @property
+    def default_pooling(self) -> str:
+        """What the sequence classifier reads where `pooling` is `None`."""
+        return "mean"
 
     @property
     def longest_input(self) -> int | None:

@@ -83,6 +83,11 @@ class HyenaConfig(SSMConfig):
             )
 
     @property
+    def mlp_size(self) -> int | None:
+        """Width of each block's MLP."""
+        return self.intermediate_size
+
+    @property
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return self.max_position_embeddings if self.filter_type == "implicit" else None

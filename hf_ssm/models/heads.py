@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.modules.pooling import pool
 
+from .cache import SSMCache
 from .common import SSMModel, SSMPreTrainedModel, check_extra_arguments
 from .configuration_common import SSMConfig
 
@@ -30,7 +31,7 @@ class SSMHeadOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: None = None
+    past_key_values: SSMCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     tau: Tensor | None = None
 
@@ -85,6 +86,8 @@ class _TokenHead(SSMPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_tau: bool = False,
+        past_key_values: SSMCache | None = None,
+        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> SSMHeadOutput:
@@ -103,12 +106,20 @@ class _TokenHead(SSMPreTrainedModel):
             inputs_embeds,
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
             return_dict=True,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
         loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **kwargs)
-        return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
+        return SSMHeadOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            tau=outputs.tau,
+        )
 
 
 class SSMForCausalLM(_TokenHead, GenerationMixin):
@@ -131,24 +142,46 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         predicted_by_token = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=True)
         return super()._without_padding(labels, mask & predicted_by_token)
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # transformers' own cache has neither our recurrences nor streaming convolutions.
+        return False
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        parent: Any = super()
+        parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = SSMCache(self.config)
+
+    def _validate_generated_length(
+        self, generation_config: GenerationConfig, input_ids_length: int, has_default_max_length: bool
+    ) -> None:
+        parent: Any = super()
+        parent._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+        longest = self.config.longest_input
+        # The last token that is drawn is not read.
+        if longest is not None and generation_config.max_length - 1 > longest:
+            raise ValueError(
+                f"Up to {generation_config.max_length} tokens are asked for, but filter_type='implicit' reads at most "
+                f"`max_position_embeddings`={longest} positions: lower `max_new_tokens` (or `max_length`), or train a "
+                "model with a larger value."
+            )
+
     def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        *args: Any,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole prefix: there is no cache to continue from."""
-        inputs = {"attention_mask": attention_mask, "output_hidden_states": kwargs.get("output_hidden_states")}
-        if inputs_embeds is None:
-            return {"input_ids": input_ids, **inputs}
-        # The prompt is given as embeddings; its ids, if given too, are not wanted, but those drawn since are.
-        if is_first_iteration:
+        """As in transformers, which without a cache would forget a prompt that is given as embeddings."""
+        parent: Any = super()
+        inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        if inputs_embeds is None or kwargs.get("use_cache"):
+            return inputs
+        # The ids of such a prompt, if given too, are not wanted, but those drawn since are.
+        if kwargs.get("is_first_iteration"):
             self._ids_of_prompt = input_ids.shape[1]
         drawn = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
-        return {"inputs_embeds": torch.cat([inputs_embeds, drawn], dim=1), **inputs}
+        return {**inputs, "input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, drawn], dim=1)}
 
 
 class SSMForMaskedLM(_TokenHead):
@@ -173,7 +206,7 @@ class _LabelHead(SSMPreTrainedModel):
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.num_labels = config.num_labels or 0
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
@@ -202,6 +235,7 @@ class _LabelHead(SSMPreTrainedModel):
             input_values,
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
+            use_cache=False,
             return_dict=True,
         )
         hidden_states = outputs.last_hidden_state
@@ -226,7 +260,9 @@ class SSMForSequenceClassification(_LabelHead):
     """
 
     def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        return self.classifier(self.dropout(pool(hidden_states, mask, self.config.pooling or "mean")))
+        return self.classifier(
+            self.dropout(pool(hidden_states, mask, self.config.pooling or self.config.default_pooling))
+        )
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         integer = not labels.is_floating_point()

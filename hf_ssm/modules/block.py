@@ -5,9 +5,12 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hf_ssm.modules.state import LayerState
 
 __all__ = ["MLP", "Block", "MaskedBatchNorm", "build_norm"]
 
@@ -30,9 +33,25 @@ class _LayerNorm(nn.LayerNorm):
         return super().forward(hidden_states)
 
 
+class _RMSNorm(nn.RMSNorm):
+    """RMS norm that takes (and does not need) the mask."""
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(hidden_states)
+
+
+class _NoNorm(nn.Module):
+    """Takes the place of a norm."""
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        return hidden_states
+
+
 def build_norm(config) -> nn.Module:
     """The norm of a configuration, called with `(B, L, D)` and the mask."""
-    kind = MaskedBatchNorm if config.norm_type == "batch" else _LayerNorm
+    if config.norm_type == "none":
+        return _NoNorm()
+    kind = {"batch": MaskedBatchNorm, "layer": _LayerNorm, "rms": _RMSNorm}[config.norm_type]
     return kind(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
@@ -41,29 +60,35 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.fc2(self.activation(self.fc1(hidden_states)))
 
 
 class Block(GradientCheckpointingLayer):
-    """Mixer and (where the configuration has an `intermediate_size`) MLP, each with a norm and a residual sum."""
+    """Mixer and (where the configuration has an `mlp_size`) MLP, each with a norm and a residual sum."""
 
     def __init__(self, config, layer_idx: int, mixer: Callable[..., nn.Module]):
         super().__init__()
         self.norm_first = config.norm_first
+        self.use_residual = config.use_residual
+        self.residual_in_fp32 = config.residual_in_fp32
         self.norm1 = build_norm(config)
         self.mixer = mixer(config, layer_idx)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        has_mlp = getattr(config, "intermediate_size", None) is not None
+        has_mlp = config.mlp_size is not None
         self.norm2 = build_norm(config) if has_mlp else None
         self.mlp = MLP(config) if has_mlp else None
 
     def forward(
-        self, hidden_states: Tensor, mask: Tensor | None = None, output_tau: bool = False
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One block.
 
@@ -71,17 +96,40 @@ class Block(GradientCheckpointingLayer):
             hidden_states: `(B, L, D)`.
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return the τ of the mixer.
+            state: Go on from this memory, and change it in place.
 
         Returns:
             `(B, L, D)`, and τ or `None`.
         """
-        normed = self.norm1(hidden_states, mask) if self.norm_first else hidden_states
-        mixed, tau = self.mixer(normed, mask, output_tau)
-        hidden_states = hidden_states + self.dropout(mixed)
+        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
+        hidden_states = self._sum(hidden_states, mixed)
         if not self.norm_first:
-            hidden_states = self.norm1(hidden_states, mask)
+            hidden_states = self._normed(self.norm1, hidden_states, mask)
         if self.mlp is None or self.norm2 is None:
             return hidden_states, tau
-        normed = self.norm2(hidden_states, mask) if self.norm_first else hidden_states
-        hidden_states = hidden_states + self.dropout(self.mlp(normed))
-        return hidden_states if self.norm_first else self.norm2(hidden_states, mask), tau
+        normed = self._normed(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
+        hidden_states = self._sum(hidden_states, self.mlp(self._as_computed(normed)))
+        return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
+
+    def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the mixer reads, `(B, L, D)`."""
+        return self._as_computed(self._normed(self.norm1, hidden_states, mask) if self.norm_first else hidden_states)
+
+    def _as_computed(self, hidden_states: Tensor) -> Tensor:
+        """In the precision of the projections, which a float32 residual stream is not in."""
+        if not self.residual_in_fp32:
+            return hidden_states
+        return hidden_states.to(next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype)
+
+    def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+        if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
+            hidden_states = hidden_states.to(weight.dtype)
+        return norm(hidden_states, mask)
+
+    def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
+        update = self.dropout(update)
+        if not self.use_residual:
+            return update
+        if self.residual_in_fp32:
+            hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        return hidden_states + update

@@ -33,6 +33,11 @@ class LongFilter(nn.Module):
         """Δ of each channel, `(C,)`, or 1.0 where the filter has no step size."""
         return 1.0
 
+    @property
+    def num_taps(self) -> int | None:
+        """Number of taps there are; `None` where there is no limit."""
+        return None
+
     def initial_parameters(self) -> dict[str, Tensor]:
         """Fresh values of the parameters by name (some are random draws)."""
         raise NotImplementedError
@@ -196,6 +201,10 @@ class ImplicitFilter(LongFilter):
                 if name in self._parameters:
                     values[name] = torch.empty(self.get_parameter(name).shape).uniform_(-(size**-0.5), size**-0.5)
         return values
+
+    @property
+    def num_taps(self) -> int | None:
+        return self.longest
 
     def _shifted(self, frequency: Tensor) -> Tensor:
         return self.frequency_scale * frequency + self.frequency_shift

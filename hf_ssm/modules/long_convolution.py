@@ -5,31 +5,25 @@ directions.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hf_ssm.modules.filters import LongFilter
+from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
+from hf_ssm.modules.operator import SequenceOperator, no_autocast, theory_flags
+from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.sobolev import causal_taps, zero_phase_taps
+from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
+from hf_ssm.ops.sobolev import causal_taps
+from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import lag_moments, tau
 
 __all__ = ["LongConvolution"]
 
-# The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
-# on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
-ZERO_PHASE_GRID = 3**3 * 5**4
 
-
-def _no_autocast(device: torch.device) -> AbstractContextManager:
-    """Kernels and τ are computed as they are written, not in the precision of the surrounding matrix products."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-class LongConvolution(nn.Module):
+class LongConvolution(SequenceOperator):
     """y = k ∗ u with the kernel of `filter`, a feed-through D at lag 0, and the Sobolev filter on the whole.
 
     With `sobolev_mode="causal"` the filter (1 + s)^β is part of the kernel (of each direction, in its own direction of
@@ -38,85 +32,31 @@ class LongConvolution(nn.Module):
     Args:
         filter: The kernel generator, with C channels.
         groups: Convolutions that share the generator (Hyena of order > 2); group g owns the channels g, g + G, ...
-        use_skip: Whether there is a feed-through.
-        sobolev_order: β.
-        sobolev_mode, sobolev_frequency, sobolev_trainable, tau_statistics, tau_detach_statistics: See `SSMConfig`.
+        **flags: See `SequenceOperator`.
 
     Source: Yu et al. 2025, eqs. (3) and (8); Liu & Li 2024, Algorithms 1 and 2.
     """
 
-    def __init__(
-        self,
-        filter: LongFilter,
-        *,
-        groups: int = 1,
-        use_skip: bool = True,
-        sobolev_order: float = 0.0,
-        sobolev_mode: str = "causal",
-        sobolev_frequency: str = "normalized",
-        sobolev_trainable: bool = False,
-        tau_statistics: str = "batch",
-        tau_detach_statistics: bool = True,
-    ):
-        super().__init__()
+    def __init__(self, filter: LongFilter, *, groups: int = 1, **flags: Any):
+        super().__init__(filter.channels, **flags)
         self.filter = filter
         self.groups = groups
-        self.initial_order = sobolev_order
-        self.sobolev_mode = sobolev_mode
-        self.sobolev_frequency = sobolev_frequency
-        self.tau_statistics = tau_statistics
-        self.tau_detach_statistics = tau_detach_statistics
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.D = nn.Parameter(torch.empty(filter.channels, dtype=dtype)) if use_skip else None
-        self.sobolev_order = nn.Parameter(torch.empty(filter.channels, dtype=dtype)) if sobolev_trainable else None
-        # While a list, the forward pass rescales the parameters before it uses them and appends the τ it found.
-        self.rescaling: list[Tensor] | None = None
 
     @classmethod
     def from_config(cls, config, layer_idx: int, filter: LongFilter, *, groups: int = 1, use_skip: bool = True):
         """The long convolution of layer `layer_idx` with the theory flags of a configuration."""
-        return cls(
-            filter,
-            groups=groups,
-            use_skip=use_skip,
-            sobolev_order=config.sobolev_orders[layer_idx],
-            sobolev_mode=config.sobolev_mode,
-            sobolev_frequency=config.sobolev_frequency,
-            sobolev_trainable=config.sobolev_trainable,
-            tau_statistics=config.tau_statistics,
-            tau_detach_statistics=config.tau_detach_statistics,
-        )
+        return cls(filter, groups=groups, use_skip=use_skip, **theory_flags(config, layer_idx))
 
-    def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of its own parameters; the filter has the same method for its own."""
-        values = {}
-        if self.D is not None:
-            values["D"] = torch.randn(self.D.shape)
-        if self.sobolev_order is not None:
-            values["sobolev_order"] = torch.full(self.sobolev_order.shape, self.initial_order)
-        return values
+    def scale_(self, factor: Tensor, channels: slice) -> None:
+        self.filter.scale_(factor, channels)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
-        # `model.bfloat16()` and the like: steps, frequencies and kernels lose their meaning in half precision.
-        def at_least_single(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if tensor.is_floating_point() and moved.dtype in (torch.float16, torch.bfloat16):
-                return tensor.to(device=moved.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
-            return moved
-
-        return super()._apply(at_least_single, recurse)
+        return super()._apply(self._at_least_single(fn), recurse)
 
     @property
     def _filters_widely(self) -> bool:
         # Against (1 + 2/Δ)^β the rounding of float32 transforms would be seen at positions that ought to be untouched.
-        has_filter = self.sobolev_order is not None or self.initial_order != 0
-        return has_filter and self.sobolev_frequency != "normalized"
-
-    def _order(self, like: Tensor) -> Tensor | None:
-        """β, a number or `(C,)`, or `None` where there is no filter."""
-        if self.sobolev_order is not None:
-            return self.sobolev_order.to(like.dtype)
-        return torch.tensor(self.initial_order).to(like) if self.initial_order != 0 else None
+        return self.has_sobolev_filter and self.sobolev_frequency != "normalized"
 
     def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies know no step size; without one, all channels share the taps.
@@ -128,7 +68,7 @@ class LongConvolution(nn.Module):
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
-        with _no_autocast(next(self.parameters()).device):
+        with no_autocast(next(self.parameters()).device):
             kernel = self.filter(length, torch.float64 if self._filters_widely else torch.float32)
             if self.D is not None:
                 impulse = torch.zeros_like(kernel[0])
@@ -167,51 +107,72 @@ class LongConvolution(nn.Module):
         kernels = kernels[:, channels]
         dtype = inputs.dtype
         value = None
-        with _no_autocast(inputs.device):
+        with no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._filter_input(inputs, channels, mask)
+                inputs = self._filter_both_ways(inputs, channels, mask)
             if output_tau or self.rescaling is not None:
-                value = self._tau(inputs, kernels, mask).to(next(self.parameters()).dtype)
+                value = self._tau_of_kernels(kernels, inputs, mask).to(next(self.parameters()).dtype)
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     kernels = kernels * self._rescale_(value.detach(), channels)
             backward = kernels[1] if len(kernels) == 2 else None
             return long_conv(inputs, kernels[0], backward).to(dtype), value
 
-    def _filter_input(self, inputs: Tensor, channels: slice, mask: Tensor | None) -> Tensor:
-        order = self._order(inputs)
-        if order is None:
-            return inputs
-        step = self._time_step(inputs)
-        order = order[channels] if order.dim() else order
-        step = step[channels] if isinstance(step, Tensor) else step
-        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        taps = taps[..., : inputs.shape[1] + 1].to(inputs).expand(inputs.shape[-1], -1)
-        filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
-        return filtered if mask is None else filtered * mask.unsqueeze(-1)
-
-    def _tau(self, inputs: Tensor, kernels: Tensor, mask: Tensor | None) -> Tensor:
+    def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """Mean over channels and directions of τ at the last (for the other direction: the first) token."""
+        if len(kernels) == 1:
+            return self._tau(kernels[0], inputs, mask)
         if self.tau_statistics == "unit":
             return tau(kernels).mean()
         if self.tau_detach_statistics:
             inputs = inputs.detach()
-        values = [tau(kernels[0], *lag_moments(inputs, mask))]
-        if len(kernels) == 2:
-            mean, variance = lag_moments(inputs, mask, from_first=True)
-            values.append(tau(kernels[1, :, :-1], mean[1:], variance[1:]))
-        return torch.stack(values).mean()
+        mean, variance = lag_moments(inputs, mask, from_first=True)
+        ahead = tau(kernels[1, :, :-1], mean[1:], variance[1:])
+        return torch.stack([tau(kernels[0], *lag_moments(inputs, mask)), ahead]).mean()
 
-    def _rescale_(self, value: Tensor, channels: slice) -> Tensor:
-        """Divide the kernel's parameters by √τ, in place (Liu & Li 2024, eq. (7), with C and D alike)."""
-        if not torch.isfinite(value) or value <= 0:
-            raise ValueError(
-                f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "
-                "constant zero (τ = 0), or for NaN or huge values in the batch or the weights."
-            )
-        factor = value.rsqrt()
-        self.filter.scale_(factor, channels)
-        if self.D is not None:
-            self.D.data[channels] *= factor
-        return factor
+    def extend(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
+        """Go on with the causal convolution of the sequences that `state` remembers.
+
+        A state space filter without Sobolev filter goes by its recurrence; every other kernel by the streaming
+        convolution.
+
+        Args:
+            inputs: `(B, L, D)`, the next inputs of one group of channels, zero at padding.
+            state: The memory of the layer, changed in place.
+            group: Which group of channels the inputs are.
+
+        Returns:
+            `(B, L, D)`.
+        """
+        name = f"long_conv_{group}"
+        with no_autocast(inputs.device):
+            if not isinstance(self.filter, StateSpaceFilter) or self.has_sobolev_filter:
+                stream = state.streams.get(name)
+                if stream is None:
+                    stream = state.streams[name] = StreamingConvolution(self.filter.num_taps)
+                return stream.extend(inputs, partial(self._taps, group))
+            # With gradients, a recurrence that is kept would be part of the graph of a call that is over.
+            recurrence = None if torch.is_grad_enabled() else state.constants.get(name)
+            if recurrence is None:
+                recurrence = state.constants[name] = self._recurrence(self.filter, slice(group, None, self.groups))
+            memory = state.tensors.get(name)
+            if inputs.shape[1] > 1:
+                output, state.tensors[name] = recurrence.scan(inputs, memory)
+                return output
+            memory = recurrence.initial_state(len(inputs)) if memory is None else memory
+            single, state.tensors[name] = recurrence.step(inputs[:, 0], memory)
+            return single.unsqueeze(1)
+
+    def _taps(self, group: int, length: int) -> Tensor:
+        return self.kernels(length)[0, group :: self.groups]
+
+    def _recurrence(self, filter: StateSpaceFilter, channels: slice) -> Recurrence:
+        model = filter.state_space()
+        model["c"] = model["c"][0]
+        model = {name: matrix[channels] for name, matrix in model.items()}
+        step, skip = filter.time_step()[channels], None if self.D is None else self.D[channels]
+        if filter.low_rank:
+            parts = model["a"], model["p"], model["b"], model["c"]
+            return dplr_recurrence(*parts, step, filter.discretization, skip)
+        return diagonal_recurrence(model["a"], model["b"], model["c"], step, filter.discretization, skip)

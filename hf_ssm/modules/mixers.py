@@ -1,7 +1,8 @@
-"""Sequence mixers: the gated long convolutions of Hyena and the state space layer of S4.
+"""Sequence mixers: the gated long convolutions of Hyena, the state space layer of S4, the selective scan.
 
 Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B, L, D)` and, on request, returns the
-mean τ of its convolutions. Padding is zeroed in front of everything that mixes positions.
+mean τ of its long convolutions or scans. Padding is zeroed in front of everything that mixes positions. With a memory
+(`state`) the input goes on where the memory ends.
 """
 
 import torch
@@ -10,13 +11,24 @@ from transformers.activations import ACT2FN
 
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.ops.short_conv import short_conv
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
-__all__ = ["HyenaMixer", "S4Mixer"]
+__all__ = ["HyenaMixer", "OutputProjection", "S4Mixer", "SelectiveMixer"]
 
 
 def _masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden if mask is None else hidden * mask.unsqueeze(-1).to(hidden.dtype)
+
+
+def _convolved(convolution: nn.Conv1d, inputs: Tensor, state: LayerState | None, *, bidirectional: bool) -> Tensor:
+    """The short convolution with the weights of a depth-wise `Conv1d`, `(B, L, D)` to `(B, L, D)`."""
+    weight, bias = convolution.weight.squeeze(1), convolution.bias
+    if state is None:
+        return short_conv(inputs, weight, bias, bidirectional=bidirectional)
+    output, state.tensors["short_conv"] = short_conv_extend(inputs, state.tensors.get("short_conv"), weight, bias)
+    return output
 
 
 class HyenaMixer(nn.Module):
@@ -38,18 +50,25 @@ class HyenaMixer(nn.Module):
         self.out_proj = nn.Linear(size, size, bias=config.use_bias)
 
     def forward(
-        self, hidden_states: Tensor, mask: Tensor | None = None, output_tau: bool = False
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         streams = _masked(self.in_proj(hidden_states), mask)
-        weight, bias = self.short_filter.weight.squeeze(1), self.short_filter.bias
-        streams = short_conv(streams, weight, bias, bidirectional=self.bidirectional)
+        streams = _convolved(self.short_filter, streams, state, bidirectional=self.bidirectional)
         *gates, value = streams.chunk(self.order + 1, dim=-1)
-        kernels = self.long_conv.kernels(hidden_states.shape[1])
+        kernels = self.long_conv.kernels(hidden_states.shape[1]) if state is None else None
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
             # The bias of the short convolution is not zero at padding, hence the mask once more.
-            value, tau = self.long_conv(_masked(value * gate, mask), kernels, mask, group=group, output_tau=output_tau)
-            taus.append(tau)
+            gated = _masked(value * gate, mask)
+            if state is None:
+                value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
+                taus.append(tau)
+            else:
+                value = self.long_conv.extend(gated, state, group=group)
         output = self.out_proj(value * gates[0])
         return output, torch.stack(taus).mean() if output_tau else None
 
@@ -70,9 +89,86 @@ class S4Mixer(nn.Module):
         self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
 
     def forward(
-        self, hidden_states: Tensor, mask: Tensor | None = None, output_tau: bool = False
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        kernels = self.long_conv.kernels(hidden_states.shape[1])
-        output, tau = self.long_conv(_masked(hidden_states, mask), kernels, mask, output_tau=output_tau)
+        hidden_states, tau = _masked(hidden_states, mask), None
+        if state is None:
+            kernels = self.long_conv.kernels(hidden_states.shape[1])
+            output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau)
+        else:
+            output = self.long_conv.extend(hidden_states, state)
         output = self.out_proj(self.activation(output))
         return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
+
+
+class OutputProjection(nn.Linear):
+    """The way back to the residual stream, whose initial weights follow a law of their own."""
+
+
+class SelectiveMixer(nn.Module):
+    """Block "mamba": out_proj(scan(act(conv(u))) ⊙ SiLU(z)) with [u, z] = in_proj(h). Block "plain": scan(h).
+
+    Two-sided, a second convolution and scan read the sequence from its end, and the outputs are added; the projections
+    are shared.
+
+    Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8).
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        plain = config.block == "plain"
+        self.in_proj = None if plain else nn.Linear(size, 2 * inner, bias=config.use_bias)
+        self.activation = None if plain else ACT2FN[config.hidden_act]
+        self.out_proj = None if plain else OutputProjection(inner, size, bias=config.use_bias)
+        self.conv1d = None if plain else self._convolution(config)
+        self.scan = SelectiveScan(config, layer_idx)
+        self.bidirectional = bool(config.bidirectional)
+        if self.bidirectional:
+            self.reverse_conv1d = None if plain else self._convolution(config)
+            self.reverse_scan = SelectiveScan(config, layer_idx)
+
+    @staticmethod
+    def _convolution(config) -> nn.Conv1d:
+        inner = config.intermediate_size
+        return nn.Conv1d(inner, inner, config.conv_kernel, groups=inner, bias=config.use_conv_bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        inputs, gate = self.project(hidden_states, mask)
+        scanned = self.scan_inputs(inputs, mask, state)
+        output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state)
+        if self.bidirectional:
+            gate, mask = (None if part is None else part.flip(1) for part in (gate, mask))
+            scanned = self.scan_inputs(inputs.flip(1), mask, reverse=True)
+            behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau)
+            output = output + behind.flip(1)
+            tau = (tau + other) / 2 if output_tau else None
+        return output if self.out_proj is None else self.out_proj(output), tau
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate."""
+        if self.in_proj is None:
+            return _masked(hidden_states, mask), None
+        inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
+        return _masked(inputs, mask), gate
+
+    def scan_inputs(
+        self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
+    ) -> Tensor:
+        """What the scan (the reverse one where asked for) reads, `(B, L, D)`, from what `project` returns."""
+        convolution = self.reverse_conv1d if reverse else self.conv1d
+        if self.activation is None or convolution is None:
+            return inputs
+        convolved = self.activation(_convolved(convolution, inputs, state, bidirectional=False))
+        # The bias of the convolution is not zero at padding, hence the mask once more.
+        return _masked(convolved, mask)

@@ -67,27 +67,35 @@ def short_conv_reference(
     return torch.stack(rows, dim=1)
 
 
-def short_conv_step(
-    u: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+def short_conv_extend(
+    u: torch.Tensor, state: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One position of the causal `short_conv`.
+    """The causal `short_conv` of the next piece of a sequence.
 
     Args:
-        u: Current input `(B, D)`.
-        state: The `K - 1` inputs before it, oldest first, `(B, D, K - 1)`; zeros at the start of a sequence.
+        u: The piece, `(B, L, D)`.
+        state: The `K - 1` inputs before it, oldest first, `(B, D, K - 1)`; `None` at the start of a sequence.
         weight: Taps `(D, K)`.
         bias: `(D,)`, default none.
 
     Returns:
-        The output `(B, D)` and the state for the next position, `(B, D, K - 1)` in the dtype of `state`.
+        The output `(B, L, D)` and the state for the next piece, `(B, D, K - 1)`.
 
     Raises:
         ValueError: Shapes do not fit.
     """
     _check(weight, bias, u.shape[-1])
-    expected = (*u.shape, weight.shape[1] - 1)
+    batch, length, channels = u.shape
+    expected = (batch, channels, weight.shape[1] - 1)
+    if state is None:
+        state = u.new_zeros(expected)
     if state.shape != expected:
         raise ValueError(f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}")
-    window = torch.cat([state.to(u.dtype), u.unsqueeze(-1)], dim=-1)
-    y = (window * weight).sum(-1)
-    return (y if bias is None else y + bias), window[..., 1:].to(state.dtype)
+    window = torch.cat([state.to(u.dtype), u.transpose(1, 2)], dim=-1)
+    if length == 1:
+        # A convolution of one position costs several times the sum that it is.
+        y = (window * weight).sum(-1, keepdim=True)
+        y = y if bias is None else y + bias.unsqueeze(-1)
+    else:
+        y = F.conv1d(window, weight.unsqueeze(1), bias, groups=channels)
+    return y.transpose(1, 2), window[..., length:]

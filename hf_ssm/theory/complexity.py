@@ -6,7 +6,7 @@ Legend: `B` batch, `L` length, `D` channels.
 import torch
 from torch import Tensor
 
-__all__ = ["lag_moments", "tau", "tau_reference"]
+__all__ = ["lag_moments", "selective_kernel", "selective_kernel_reference", "tau", "tau_reference"]
 
 
 def lag_moments(inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False) -> tuple[Tensor, Tensor]:
@@ -99,3 +99,46 @@ def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) ->
                 centre = centre + kernel[d, lag] * samples.mean()
         values.append((spread + centre.abs()) ** 2)
     return torch.stack(values)
+
+
+def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
+    """The kernel with which a selective state space model sees the past from its last token.
+
+    ρ_ℓ = Σ_n C₀[n] exp(A_n (Δ₀ + ... + Δ_{ℓ-1})) Δ_ℓ B_ℓ[n], where ℓ is the distance to the last token (twice the real
+    part where A is complex). With Δ, B and C averaged over a batch, `tau` of it is our extension of Liu & Li's measure
+    to models that vary in time.
+
+    Args:
+        delta: `(L, D)` or `(L, 1)`, step sizes by distance to the last token.
+        A: `(D, N)`, real, or complex with one of each conjugate pair.
+        B: `(L, N)`, by distance to the last token.
+        C: `(N,)`, at the last token.
+        D: `(D,)`, feed-through, which belongs to lag 0; default none.
+
+    Returns:
+        `(D, L)`, real.
+
+    Source: an extension of Liu & Li 2024, eq. (6), to Honarpisheh et al. 2025, eq. (20).
+    """
+    elapsed = delta.cumsum(0) - delta
+    kernel = delta.new_zeros(())
+    for a, b, c in zip(A.unbind(1), B.unbind(1), C.unbind(0), strict=True):
+        term = torch.exp(a * elapsed) * (c * b).unsqueeze(-1)
+        kernel = kernel + (2 * term.real if term.is_complex() else term)
+    kernel = (kernel * delta).T
+    return kernel if D is None else torch.cat([kernel[:, :1] + D.unsqueeze(-1), kernel[:, 1:]], dim=1)
+
+
+def selective_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
+    """`selective_kernel` by following an impulse at each lag through the recurrence; same arguments."""
+    length, channels = B.shape[0], A.shape[0]
+    steps = delta.expand(length, channels)
+    columns = []
+    for lag in range(length):
+        state = steps[lag].unsqueeze(-1) * B[lag]
+        for later in range(lag - 1, -1, -1):
+            state = torch.exp(steps[later].unsqueeze(-1) * A) * state
+        output = (C * state).sum(-1)
+        output = 2 * output.real if output.is_complex() else output
+        columns.append(output if D is None or lag > 0 else output + D)
+    return torch.stack(columns, dim=1)

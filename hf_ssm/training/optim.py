@@ -6,7 +6,10 @@ By name, as attributes of parameters do not survive loading.
 __all__ = ["is_decayed", "is_dynamics", "is_sobolev_order"]
 
 # Step sizes and state matrices; and what plays their part in Hyena's other filters.
-_DYNAMICS = frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies"})
+_DYNAMICS = {
+    "filter": frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies"}),
+    **dict.fromkeys(("scan", "reverse_scan"), frozenset({"A", "A_log", "A_imag", "dt_bias"})),
+}
 _NOT_DECAYED = frozenset({"D", "bias", "sobolev_order"})
 
 
@@ -19,7 +22,8 @@ def is_dynamics(parameter_name: str) -> bool:
 
     Source: Liu & Li 2024, Appendix A.1 (Δ, A and B by Adam with a small rate).
     """
-    return ".long_conv.filter." in f".{parameter_name}" and _own_name(parameter_name) in _DYNAMICS
+    *_, owner, name = ["", *parameter_name.split(".")]
+    return name in _DYNAMICS.get(owner, ())
 
 
 def is_sobolev_order(parameter_name: str) -> bool:

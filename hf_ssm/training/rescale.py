@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.operator import SequenceOperator
 
 __all__ = ["rescale_init_"]
 
@@ -31,8 +31,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         τ of each layer before it was rescaled, `(num_hidden_layers,)`.
 
     Raises:
-        ValueError: The model has no long convolution; τ of a layer is 0, NaN or infinite (the model is then left as it
-            was).
+        ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model is then
+            left as it was).
 
     Warns:
         UserWarning: The batch has one row, so that all variances are 0.
@@ -40,13 +40,15 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
     """
     layers = [
-        [part for part in block.modules() if isinstance(part, LongConvolution)]
+        [part for part in block.modules() if isinstance(part, SequenceOperator)]
         for block in model.modules()
         if isinstance(block, Block)
     ]
-    convolutions = [part for layer in layers for part in layer]
-    if not convolutions:
-        raise ValueError(f"{type(model).__name__} has no long convolution to rescale: give a model of hf_ssm.")
+    operators = [part for layer in layers for part in layer]
+    if not operators:
+        raise ValueError(
+            f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
+        )
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     if any(isinstance(value, Tensor) and value.shape[:1] == (1,) for value in inputs.values()):
         warnings.warn(
@@ -57,15 +59,15 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     device = next(model.parameters()).device
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     # Batch norm may move its statistics, too.
-    state = [*(parameter for part in convolutions for parameter in part.parameters()), *model.buffers()]
+    state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]
     dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]
-    for part in convolutions:
+    for part in operators:
         part.rescaling = []
     for dropout in dropouts:
         dropout.eval()
     try:
-        model(**inputs)
+        model(**inputs, use_cache=False)
         found = torch.stack(
             [torch.stack([tau for part in layer for tau in part.rescaling or []]).mean() for layer in layers]
         )
@@ -74,7 +76,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
             tensor.copy_(value)
         raise
     finally:
-        for part in convolutions:
+        for part in operators:
             part.rescaling = None
         for dropout in dropouts:
             dropout.train()

@@ -23,7 +23,7 @@ from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.training.trainer import SSMTrainingArguments
 
 SECTIONS = ("model", "data", "training")
-FAMILIES = ("hyena", "s4")
+FAMILIES = ("hyena", "s4", "selective")
 MODEL_TYPE_PREFIX = "hf_ssm_"
 TASKS = ("sequence-classification", "causal-lm", "masked-lm")
 

@@ -5,7 +5,7 @@ import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM
 
-FAMILIES = ("Hyena", "S4")
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 
 
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config])
@@ -132,11 +132,26 @@ def test_arguments_with_a_slip_of_the_pen(make_model) -> None:
     assert model(tokens, use_cache=True, position_ids=None, num_items_in_batch=3).past_key_values is None
 
 
-def test_a_cache_is_refused(make_model) -> None:
-    from transformers import DynamicCache
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", ["Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification"])
+def test_a_mask_with_holes(make_model, family: str, head: str) -> None:
+    model = make_model(family, head)
+    mask = torch.ones(3, 8, dtype=torch.long)
+    mask[1, 4] = 0
+    with pytest.raises(ValueError, match="padding between tokens in row 1: pad on one side"):
+        model(torch.zeros(3, 8, dtype=torch.long), attention_mask=mask)
 
-    with pytest.raises(ValueError, match="takes no `past_key_values`: pass the whole sequence"):
-        make_model("S4", "ForCausalLM")(torch.zeros(1, 3, dtype=torch.long), past_key_values=DynamicCache())
+
+def test_a_positive_raw_state_matrix_under_the_regulariser(make_model) -> None:
+    model = make_model("SelectiveSSM", "ForCausalLM", block="plain", state_matrix="raw", tau_weight=1e-3)
+    ids = torch.randint(0, 12, (3, 8))
+    model(ids, output_tau=True)
+    with torch.no_grad():
+        model.model.layers[1].mixer.scan.A[2, 1] = 0.2
+    with pytest.warns(UserWarning, match=r"positive entry \(0\.2\).*unstable.*state_matrix='neg_exp'"):
+        model(ids, output_tau=True)
+    # Without the regulariser the authors' own weights are like that.
+    model(ids)
 
 
 def test_what_a_file_holds_beyond_our_fields_is_kept(tmp_path) -> None:

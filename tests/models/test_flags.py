@@ -1,6 +1,7 @@
 """Every flag of the configurations changes what it says it changes."""
 
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ COMMON = {
     "state_size": 16,
     "time_step_max": 0.5,
     "time_step_min": 0.05,
+    "use_residual": False,
 }
 FLAGS = {
     "S4": {**COMMON, "kernel_type": "s4", "output_glu": False, "use_skip": False},
@@ -44,6 +46,22 @@ FLAGS = {
         "max_position_embeddings": 32,
         "num_inner_mlps": 1,
         "sinusoid_window": 5,
+    },
+    "SelectiveSSM": {
+        **{name: value for name, value in COMMON.items() if name != "discretization"},
+        "block": "plain",
+        "complex_state": True,
+        "conv_kernel": 3,
+        "expand": 3,
+        "fixed_step": True,
+        "intermediate_size": 24,
+        "rescale_prenorm_residual": True,
+        "state_size": 4,
+        "time_step_floor": 0.05,
+        "time_step_init_scheme": "constant",
+        "time_step_rank": 3,
+        "time_step_scale": 3.0,
+        "use_skip": False,
     },
 }
 # Flags that act elsewhere, and the test that shows it.
@@ -62,6 +80,11 @@ ELSEWHERE = {
     "sobolev_trainable": "test_trainable_flags below",
     "filter_train_frequency": "test_trainable_flags below",
     "use_bias": "test_trainable_flags below",
+    "use_conv_bias": "test_trainable_flags below",
+    "classifier_bias": "test_trainable_flags below",
+    "residual_in_fp32": "test_residual_in_fp32 below",
+    "state_matrix": "test_selective",
+    "use_cache": "test_generation",
     "tie_word_embeddings": "test_transformers_habits",
     "pad_token_id": "transformers",
     "bos_token_id": "transformers",
@@ -74,12 +97,19 @@ NEEDS = {
     ("Hyena", "time_step_min"): {"filter_type": "s4d"},
     ("Hyena", "time_step_max"): {"filter_type": "s4d"},
     ("Hyena", "sinusoid_window"): {"filter_type": "sinusoid"},
+    ("SelectiveSSM", "init"): {"complex_state": True, "init": "inv"},
+    ("SelectiveSSM", "frequency_scale"): {"complex_state": True},
+    ("SelectiveSSM", "frequency_shift"): {"complex_state": True},
+    ("SelectiveSSM", "fixed_step"): {"block": "plain"},
+    ("SelectiveSSM", "time_step_floor"): {"time_step_max": 0.01},
 }
 
 
 @pytest.mark.parametrize("family", FLAGS)
 def test_no_flag_is_forgotten(family: str) -> None:
     ours = {field.name for field in fields(getattr(hf_ssm, f"{family}Config"))}
+    if family == "SelectiveSSM":
+        ours.remove("discretization")
     theirs = {field.name for field in fields(SSMConfig.__mro__[1])}
     assert ours - theirs == set(FLAGS[family]) | (set(ELSEWHERE) & ours)
 
@@ -91,12 +121,18 @@ def logits(make_model, family: str, **flags) -> torch.Tensor:
     return model(torch.randint(0, 12, (4, 12))).logits.detach()
 
 
+def test_what_the_selective_family_refuses() -> None:
+    """`discretization` is common, but a selective model has one of its own: anything but the default is an error."""
+    with pytest.raises(ValueError, match="discretization"):
+        hf_ssm.SelectiveSSMConfig(discretization="bilinear")
+
+
 @pytest.mark.parametrize(("family", "flag"), [(family, flag) for family, flags in FLAGS.items() for flag in flags])
 def test_the_flag_changes_the_output(make_model, family: str, flag: str) -> None:
     base = NEEDS.get((family, flag), {})
     before = logits(make_model, family, **base)
     assert torch.equal(before, logits(make_model, family, **base))
-    assert not torch.allclose(before, logits(make_model, family, **base, **{flag: FLAGS[family][flag]}), rtol=1e-3)
+    assert not torch.allclose(before, logits(make_model, family, **(base | {flag: FLAGS[family][flag]})), rtol=1e-3)
 
 
 @pytest.mark.parametrize("filter_type", ["implicit", "sinusoid", "s4d", "s4"])
@@ -108,6 +144,8 @@ def test_frequency_flags_act_on_every_filter(make_model, filter_type: str, flag:
 
 @pytest.mark.parametrize("family", FLAGS)
 def test_sobolev_conventions_differ_and_order_zero_is_the_unfiltered_model(make_model, family: str) -> None:
+    if family == "SelectiveSSM":
+        make_model = partial(make_model, block="plain", fixed_step=True, norm_type="layer")
     unfiltered, filtered = logits(make_model, family), []
     for mode in ("causal", "zero_phase"):
         for frequency in ("normalized", "radian", "bilinear"):
@@ -141,6 +179,34 @@ def test_trainable_flags(make_model) -> None:
     assert sobolev not in default and trained(sobolev_trainable=True)[sobolev] == (8,)
     assert frequency in default and frequency not in trained(filter_train_frequency=False)
     assert "layers.0.mixer.in_proj.bias" in default and "layers.0.mixer.in_proj.bias" not in trained(use_bias=False)
+
+    def biases(**flags) -> set[str]:
+        model = make_model("SelectiveSSM", "ForSequenceClassification", **flags)
+        return {name.removeprefix("model.layers.0.mixer.") for name, _ in model.named_parameters() if "bias" in name}
+
+    default_biases = biases(num_hidden_layers=1)
+    assert default_biases == {"conv1d.bias", "scan.dt_bias", "classifier.bias"}
+    assert biases(num_hidden_layers=1, use_conv_bias=False) == default_biases - {"conv1d.bias"}
+    assert biases(num_hidden_layers=1, classifier_bias=False) == default_biases - {"classifier.bias"}
+    assert biases(num_hidden_layers=1, use_bias=True) == default_biases | {"in_proj.bias", "out_proj.bias"}
+
+
+@pytest.mark.parametrize("family", FLAGS)
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_residual_in_fp32(make_model, family: str, norm_first: bool) -> None:
+    streams = []
+    for flag in (True, False):
+        torch.manual_seed(3)
+        model = make_model(family, "Model", residual_in_fp32=flag, norm_first=norm_first).bfloat16()
+        seen = []
+        model.layers[1].register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
+        out = model(torch.arange(12).unsqueeze(0)).last_hidden_state
+        assert out.dtype == torch.bfloat16
+        streams.append(seen[0])
+    # A norm at the end of a block brings the stream back to its own precision.
+    assert streams[0].dtype == (torch.float32 if norm_first else torch.bfloat16)
+    assert streams[1].dtype == torch.bfloat16
+    torch.testing.assert_close(streams[0].float(), streams[1].float(), atol=0.1, rtol=0.05)
 
 
 def test_tau_flags(make_model) -> None:

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import set_seed
 
-FAMILIES = ("Hyena", "S4")
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 PAIRS = [(family, head) for family in FAMILIES for head in HEADS]
 

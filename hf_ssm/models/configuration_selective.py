@@ -1,0 +1,209 @@
+"""Configuration of the selective state space models."""
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_common import SSMConfig
+
+# `None` stands for a default that depends on the block, and is filled in before anyone reads it; a type checker
+# would nevertheless ask every reader for a test.
+if TYPE_CHECKING:
+    _Int: TypeAlias = Any
+    _Float: TypeAlias = Any
+    _Str: TypeAlias = Any
+    _Bool: TypeAlias = Any
+else:
+    _Int, _Float, _Str, _Bool = int | None, float | int | None, str | None, bool | None
+
+# Arguments of the block "mamba" alone, with the values that mean "not asked for".
+_ONLY_MAMBA: dict[str, Any] = {
+    "intermediate_size": None,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "hidden_act": "silu",
+    "time_step_rank": "auto",
+    "time_step_scale": 1.0,
+    "time_step_init_scheme": "random",
+    "rescale_prenorm_residual": False,
+}
+
+# What a Mamba configuration says about code rather than about the model, or in other words a second time.
+_NOT_OURS = frozenset(
+    {
+        *("model_type", "architectures", "use_mambapy", "use_associative_scan", "ssm_cfg", "rms_norm"),
+        *("fused_add_norm", "pad_vocab_size_multiple"),
+    }
+)
+
+
+@strict
+class SelectiveSSMConfig(SSMConfig):
+    r"""
+    Selective state space models: step size, input and output matrices depend on the token. See `SSMConfig` for the
+    arguments all families share. The arguments of `transformers.MambaConfig` have the same names here, and checkpoints
+    of `MambaForCausalLM` load through `from_pretrained`.
+
+    Args:
+        block (`str`, defaults to `"mamba"`): `"mamba"`: in-projection, short convolution, low-rank step projection,
+            selective scan, skip, gate, out-projection. `"plain"`: the model of Honarpisheh et al., one scan whose step
+            size softplus(p + qᵀu) is shared by all channels, without norm, residual, skip and bias, whose classifier
+            reads the last position.
+        hidden_size (`int`, defaults to 128): Channels D of the residual stream (block "plain": 16).
+        num_hidden_layers (`int`, defaults to 4): Number of blocks (block "plain": 1).
+        state_size (`int`, defaults to 16): States N per channel (block "plain": 4); with `complex_state` they are
+            stored as N/2 conjugate pairs.
+        state_matrix (`str`, defaults to `"neg_exp"`): `"neg_exp"`: Re A = -exp(A_log), stable by construction.
+            `"raw"`: A is stored as it is and may be positive.
+        complex_state (`bool`, defaults to `False`): Complex A, B and C.
+        init (`str`, *optional*): State matrix at initialisation: `"real"`, -(1 ... N), for real states and the default
+            there; `"lin"` (the default), `"legs"`, `"inv"` or `"real"` for complex ones.
+        fixed_step (`bool`, defaults to `False`): Step size 1 at every token (block "plain").
+        intermediate_size (`int`, *optional*): Channels of the scan; `None`: expand times hidden_size.
+        expand (`int`, defaults to 2): See `intermediate_size`.
+        conv_kernel (`int`, defaults to 4): Taps of the short convolution.
+        use_conv_bias (`bool`, defaults to `True`): Bias of the short convolution.
+        use_bias (`bool`, defaults to `False`): Biases of in- and out-projection.
+        hidden_act (`str`, defaults to `"silu"`): Activation after the short convolution.
+        use_skip (`bool`, *optional*): Feed-through D u; `None`: in the block "mamba" only.
+        time_step_rank (`int` or `"auto"`, defaults to `"auto"`): Rank of the step projection; `"auto"`:
+            hidden_size / 16, rounded up.
+        time_step_scale (`float`, defaults to 1.0), time_step_init_scheme (`str`, defaults to `"random"`, or
+            `"constant"`): Scale and law of the step projection's initial weights.
+        time_step_floor (`float`, defaults to 1e-4): Least initial step size.
+        rescale_prenorm_residual (`bool`, defaults to `False`): Divide the initial out-projection by the root of the
+            number of layers.
+        norm_type (`str`, *optional*): `None`: `"rms"`, in the block "plain" `"none"`.
+        use_residual, residual_in_fp32, classifier_bias, tie_word_embeddings (`bool`, *optional*): `None`: true in the
+            block "mamba", false in the block "plain".
+        initializer_range (`float`, *optional*): `None`: 0.1, in the block "plain" (whose output is cubic in the
+            embedding) 0.5.
+
+    Raises:
+        ValueError: As for `SSMConfig`; an argument that the block does not use; frequencies for a real state matrix; a
+            Sobolev filter in units of a step size although the step size depends on the token.
+
+    Example:
+        >>> from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM
+        >>> model = SelectiveSSMForCausalLM(SelectiveSSMConfig(hidden_size=64, num_hidden_layers=2, vocab_size=12))
+    """
+
+    model_type = "hf_ssm_selective"
+    attribute_map: ClassVar[dict[str, str]] = {
+        **SSMConfig.attribute_map,
+        "d_inner": "intermediate_size",
+        "d_conv": "conv_kernel",
+        "dt_rank": "time_step_rank",
+    }
+
+    block: str = "mamba"
+    hidden_size: _Int = None
+    num_hidden_layers: _Int = None
+    state_size: _Int = None
+    state_matrix: str = "neg_exp"
+    complex_state: bool = False
+    init: _Str = None
+    fixed_step: bool = False
+    intermediate_size: _Int = None
+    expand: int = 2
+    conv_kernel: int = 4
+    use_conv_bias: bool = True
+    use_bias: bool = False
+    hidden_act: str = "silu"
+    use_skip: _Bool = None
+    time_step_rank: int | str = "auto"
+    time_step_scale: float | int = 1.0
+    time_step_init_scheme: str = "random"
+    time_step_floor: float | int = 1e-4
+    rescale_prenorm_residual: bool = False
+    norm_type: _Str = None
+    use_residual: _Bool = None
+    residual_in_fp32: _Bool = None
+    classifier_bias: _Bool = None
+    tie_word_embeddings: _Bool = None
+    initializer_range: _Float = None
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers; the configuration of a `MambaForCausalLM` is read as one of ours."""
+        found, rest = super().get_config_dict(*args, **kwargs)
+        if found.get("model_type") == "mamba":
+            found = {name: value for name, value in found.items() if name not in _NOT_OURS}
+        return found, rest
+
+    def _derive(self) -> None:
+        mamba = self.block == "mamba"
+        defaults: dict[str, Any] = {
+            "hidden_size": 128 if mamba else 16,
+            "num_hidden_layers": 4 if mamba else 1,
+            "state_size": 16 if mamba else 4,
+            "init": "lin" if self.complex_state else "real",
+            "norm_type": "rms" if mamba else "none",
+            "initializer_range": 0.1 if mamba else 0.5,
+            **dict.fromkeys(
+                ("use_skip", "use_residual", "residual_in_fp32", "classifier_bias", "tie_word_embeddings"), mamba
+            ),
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        if mamba:
+            if self.intermediate_size is None:
+                self.intermediate_size = self.expand * self.hidden_size
+            if self.time_step_rank == "auto":
+                self.time_step_rank = math.ceil(self.hidden_size / 16)
+
+    def check(self) -> None:
+        super().check()
+        if self.block == "plain":
+            for name, default in _ONLY_MAMBA.items():
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"`{name}`={getattr(self, name)!r} has no meaning with `block='plain'`: leave it out, or take "
+                        "`block='mamba'`."
+                    )
+        elif self.fixed_step:
+            raise ValueError("`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.")
+        elif not isinstance(self.time_step_rank, int) or self.time_step_rank < 1:
+            raise ValueError(f"`time_step_rank` must be a positive number or 'auto', got {self.time_step_rank!r}.")
+        if self.discretization != "zoh":
+            raise ValueError(
+                f"`discretization`={self.discretization!r}: a selective model has exp(ΔA) and ΔB, as published; leave "
+                "it at 'zoh'."
+            )
+        if not self.complex_state:
+            self._check_real_states()
+        has_filter = self.sobolev_trainable or any(self.sobolev_orders)
+        if has_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
+            raise ValueError(
+                f"`sobolev_frequency`={self.sobolev_frequency!r} measures frequencies by a step size, which here "
+                "depends on the token: take 'normalized'."
+            )
+
+    def _check_real_states(self) -> None:
+        if self.init != "real":
+            raise ValueError(
+                f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or take init='real'."
+            )
+        for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
+            if getattr(self, name) != neutral:
+                raise ValueError(
+                    f"`{name}`={getattr(self, name)} needs frequencies, which real states have not: set "
+                    f"`complex_state=True`, or leave `{name}` at {neutral}."
+                )
+
+    @property
+    def stores_pairs(self) -> bool:
+        """Whether states are complex and one of each conjugate pair is stored."""
+        return self.complex_state
+
+    @property
+    def default_pooling(self) -> str:
+        """What the sequence classifier reads where `pooling` is `None`."""
+        return "last" if self.block == "plain" else "mean"
+
+
+__all__ = ["SelectiveSSMConfig"]

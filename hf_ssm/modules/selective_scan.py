@@ -1,0 +1,221 @@
+"""The selective scan with the projections that make it selective, its Sobolev filter and its complexity τ.
+
+Legend: `B` batch, `L` length, `D` channels of the scan, `N` state size, `S` stored states (N, or N / 2 conjugate
+pairs), `R` rank of the step projection.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.operator import SequenceOperator, no_autocast, theory_flags
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.selective_scan import selective_scan, selective_scan_step
+from hf_ssm.ops.sobolev import causal_taps
+from hf_ssm.ops.streaming_conv import StreamingConvolution
+from hf_ssm.theory.complexity import lag_moments, selective_kernel
+
+__all__ = ["SelectiveScan"]
+
+
+class SelectiveScan(SequenceOperator):
+    """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
+
+    Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
+    for all, or 1 with `fixed_step`. `x_proj` stacks W_r (or qᵀ), W_B and W_C.
+
+    The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), and not to what Δ, B and C read.
+
+    Args:
+        config: A `SelectiveSSMConfig`.
+        layer_idx: Which layer it is part of.
+
+    Source: Gu & Dao 2023 (Mamba), Algorithm 2; Honarpisheh et al. 2025, eqs. (8), (13), (14).
+    """
+
+    def __init__(self, config, layer_idx: int):
+        plain = config.block == "plain"
+        channels = config.hidden_size if plain else config.intermediate_size
+        super().__init__(channels, use_skip=config.use_skip, **theory_flags(config, layer_idx))
+        self.channels = channels
+        self.state_size = config.state_size
+        self.complex_state = config.complex_state
+        self.init = config.init
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.time_step_range = config.time_step_min, config.time_step_max, config.time_step_floor
+        self.time_step_law = config.time_step_init_scheme, config.time_step_scale
+        self.rank = 0 if config.fixed_step else 1 if plain else config.time_step_rank
+        self.x_proj = nn.Linear(channels, self.rank + 2 * config.state_size, bias=False)
+        self.dt_proj = None if plain else nn.Linear(self.rank, channels, bias=False)
+        self.dt_bias = None if config.fixed_step else self._parameter(1 if plain else channels)
+        self.state_shape = channels, config.state_size // 2 if config.complex_state else config.state_size
+        self.is_raw = config.state_matrix == "raw"
+        self.register_parameter("A" if self.is_raw else "A_log", self._parameter(*self.state_shape))
+        self.A_imag = self._parameter(*self.state_shape) if config.complex_state else None
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Fresh values of its own parameters and of the step projection, by name."""
+        values = super().initial_parameters()
+        if self.D is not None:
+            values["D"] = torch.ones_like(self.D)
+        shape = self.state_shape
+        if self.A_imag is None:
+            real = -torch.arange(1.0, self.state_size + 1)
+        else:
+            eigenvalues = initial_eigenvalues(self.init, self.state_size, self.frequency_scale, self.frequency_shift)
+            real = eigenvalues.real
+            values["A_imag"] = eigenvalues.imag.expand(shape)
+        values |= {"A": real.expand(shape)} if self.is_raw else {"A_log": (-real).log().expand(shape)}
+        if self.dt_bias is not None:
+            low, high, floor = self.time_step_range
+            step = torch.exp(math.log(low) + math.log(high / low) * torch.rand(self.dt_bias.shape)).clamp(min=floor)
+            # The inverse of softplus.
+            values["dt_bias"] = step + torch.log(-torch.expm1(-step))
+        if self.dt_proj is not None:
+            law, scale = self.time_step_law
+            bound = scale * self.rank**-0.5
+            weight = torch.full(self.dt_proj.weight.shape, bound)
+            values["dt_proj.weight"] = weight if law == "constant" else weight.uniform_(-bound, bound)
+        return values
+
+    @torch.no_grad()
+    def scale_(self, factor: Tensor, channels: slice) -> None:
+        """Multiply W_C, in place; all channels share it."""
+        self.x_proj.weight[-self.state_size :] *= factor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SelectiveScan":
+        # The projections may be in half precision; Δ's bias, A and D may not.
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        return super()._apply(self._at_least_single(fn), recurse=False)
+
+    def state_matrix(self) -> Tensor:
+        """A, `(D, S)`, complex with complex states."""
+        real = self.get_parameter("A") if self.is_raw else -self.get_parameter("A_log").exp()
+        return real if self.A_imag is None else torch.complex(real, self.A_imag)
+
+    def selection(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Δ before bias and softplus, `(B, L, D)` or `(B, L, 1)`, and B and C, `(B, L, S)`, at every token."""
+        parts = self.x_proj(inputs).split([self.rank, self.state_size, self.state_size], dim=-1)
+        step, *matrices = parts
+        if self.rank == 0:
+            step = parts[1].new_ones(*inputs.shape[:-1], 1)
+        elif self.dt_proj is not None:
+            step = self.dt_proj(step)
+        if self.A_imag is not None:
+            precise = torch.promote_types(matrices[0].dtype, torch.float32)
+            matrices = [torch.view_as_complex(m.to(precise).unflatten(-1, (-1, 2)).contiguous()) for m in matrices]
+        return step, matrices[0], matrices[1]
+
+    def time_steps(self, step: Tensor) -> Tensor:
+        """Δ in float32 or better, from what `selection` returns."""
+        if self.dt_bias is None:
+            return step.to(torch.promote_types(step.dtype, torch.float32))
+        return nn.functional.softplus(step + self.dt_bias)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        gate: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scan, skip and gate.
+
+        Args:
+            inputs: `(B, L, D)`, zero at padding.
+            gate: `(B, L, D)`; the output is multiplied by its SiLU.
+            mask: `(B, L)` or `None`, true at tokens.
+            output_tau: Also return τ of the scan and the skip.
+            state: Go on from this memory, and change it in place.
+
+        Returns:
+            The output `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or `None`.
+        """
+        step, B, C = self.selection(inputs)
+        with no_autocast(inputs.device):
+            A = self.state_matrix()
+            scanned = self.filter_input(inputs, mask, state)
+            value = None
+            if output_tau or self.rescaling is not None:
+                self._warn_if_unstable(A)
+                kernel = self._kernel_at_the_last_token(self.time_steps(step), A, B, C, mask)
+                value = self._tau(kernel, scanned, mask).to(A.real.dtype)
+                if self.rescaling is not None:
+                    self.rescaling.append(value.detach())
+                    C = C * self._rescale_(value.detach())
+            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
+            if state is None:
+                return selective_scan(scanned, step, A, B, C, *rest), value
+            memory = state.tensors.get("scan")
+            if inputs.shape[1] == 1 and memory is not None:
+                output, state.tensors["scan"] = self._step(scanned, step, A, B, C, memory, gate)
+            else:
+                output, state.tensors["scan"] = selective_scan(scanned, step, A, B, C, *rest, memory, True)
+            return output, value
+
+    def _step(
+        self, u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, memory: Tensor, gate: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The scan of a single position, `(B, 1, D)`."""
+        gate = None if gate is None else gate[:, 0]
+        output, memory = selective_scan_step(
+            *(u[:, 0], step[:, 0], A, B[:, 0], C[:, 0], memory),
+            *(self.D, gate, self.dt_bias, self.dt_bias is not None),
+        )
+        return output.unsqueeze(1), memory
+
+    def filter_input(self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> Tensor:
+        """What the scan sees: the input after the Sobolev filter, `(B, L, D)`."""
+        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        if not self.has_sobolev_filter:
+            return inputs
+        if self.sobolev_mode == "zero_phase":
+            return self._filter_both_ways(precise, slice(None), mask).to(inputs.dtype)
+        taps = partial(self._taps, precise)
+        if state is None:
+            filtered = long_conv(precise, taps(inputs.shape[1]))
+        else:
+            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
+        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
+        return filtered.to(inputs.dtype)
+
+    def _taps(self, like: Tensor, length: int) -> Tensor:
+        order = self._order(like)
+        return (
+            causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+            .to(like)
+            .expand(self.channels, -1)
+        )
+
+    def _warn_if_unstable(self, A: Tensor) -> None:
+        largest = A.real.max().item() if self.is_raw else -1.0
+        if largest > 0:
+            warnings.warn(
+                f"The state matrix has a positive entry ({largest:.3g}): the scan is unstable, so τ grows without "
+                "bound with the length of the input. Take `state_matrix='neg_exp'`, or no regulariser and no rescaling.",
+                stacklevel=2,
+            )
+
+    def _kernel_at_the_last_token(self, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, mask: Tensor | None) -> Tensor:
+        """ρ of the batch's mean Δ, B and C, `(D, L)` (our extension, papers' section 5)."""
+        means = [self._means(part, mask) for part in (delta, B, C)]
+        return selective_kernel(means[0], A, means[1], means[2][0], self.D)
+
+    @staticmethod
+    def _means(part: Tensor, mask: Tensor | None) -> Tensor:
+        """Means over the batch by distance to the last token, `(L, ...)`, of a real or complex part."""
+        if part.is_complex():
+            return torch.view_as_complex(
+                lag_moments(torch.view_as_real(part).flatten(-2), mask)[0].unflatten(-1, (-1, 2))
+            )
+        return lag_moments(part, mask)[0]

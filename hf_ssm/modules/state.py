@@ -1,0 +1,60 @@
+"""What a layer remembers of the tokens it has read, so that it can go on without reading them again.
+
+Legend: `B` batch.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.streaming_conv import StreamingConvolution
+
+__all__ = ["LayerState"]
+
+
+class LayerState:
+    """The memory of one layer; its mixer fills it.
+
+    Attributes:
+        tensors: Recurrent states by name, each with the batch as first dimension.
+        streams: Running long convolutions by name.
+        constants: What depends on the weights alone and is costly to make; never with gradients.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.streams: dict[str, StreamingConvolution] = {}
+        self.constants: dict[str, Any] = {}
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.tensors.clear()
+        self.streams.clear()
+        self.constants.clear()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; a row may come more than once."""
+        self.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
+        for stream in self.streams.values():
+            stream.select(rows)
+
+    def rows(self, rows: Tensor) -> "LayerState":
+        """A memory of these rows alone, which goes on by itself."""
+        part = type(self)()
+        part.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
+        part.streams = copy.deepcopy(self.streams)
+        for stream in part.streams.values():
+            stream.select(rows)
+        part.constants = self.constants
+        return part
+
+    def assemble(self, parts: Sequence["LayerState"]) -> None:
+        """Become the parts, one below the other."""
+        self.tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
+        self.streams = {
+            name: StreamingConvolution.join([part.streams[name] for part in parts]) for name in parts[0].streams
+        }
+        self.constants = parts[0].constants

@@ -1,0 +1,91 @@
+"""A selective scan as linear attention.
+
+Legend: `B` batch, `L` length, `D` channels of the scan, `E` of them that were asked for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.mixers import SelectiveMixer
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.ops.selective_scan import scan_matrix
+
+__all__ = ["attention_matrix"]
+
+
+def attention_matrix(
+    layer: Block,
+    inputs: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    channels: Sequence[int] | None = None,
+    reverse: bool = False,
+    max_elements: int = 2**28,
+) -> Tensor:
+    """The matrix M with which a selective layer attends: channel by channel, the scan's output is M u.
+
+    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter where
+    there is one; u is what the scan reads, after projection, short convolution and activation, and M u is its output
+    before the gate.
+
+    Args:
+        layer: A block of a selective model, such as `model.model.layers[0]`.
+        inputs: `(B, L, hidden_size)`, the hidden states that enter the block: `hidden_states[0]` of a call with
+            `output_hidden_states=True` for the first one.
+        attention_mask: `(B, L)`, 1 at tokens; rows and columns of padding are 0.
+        channels: Which channels of the scan; `None`: all D.
+        reverse: Of a two-sided model, the scan that reads from the end.
+        max_elements: Most entries the result may have, of 4 bytes each.
+
+    Returns:
+        `(B, E, L, L)`, row t for the output, column j for the input; lower triangular, unless the scan is the reverse
+        one or has a zero-phase filter.
+
+    Raises:
+        TypeError: `layer` is no block of a selective model.
+        ValueError: More than `max_elements` entries; `reverse` for a model that is not two-sided.
+
+    Source: Honarpisheh et al. 2025, eq. (20).
+    """
+    mixer = getattr(layer, "mixer", None)
+    if not isinstance(mixer, SelectiveMixer):
+        raise TypeError(f"`layer` must be a block of a selective model, got {type(layer).__name__}.")
+    if reverse and not mixer.bidirectional:
+        raise ValueError("`reverse=True` needs a model with `bidirectional=True`.")
+    scan: SelectiveScan = mixer.reverse_scan if reverse else mixer.scan
+    chosen = list(range(scan.channels)) if channels is None else list(channels)
+    batch, length, _ = inputs.shape
+    if batch * len(chosen) * length**2 > max_elements:
+        raise ValueError(
+            f"The attention matrices of {batch} rows, {len(chosen)} channels and length {length} have more than "
+            f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
+        )
+    mask = None if attention_mask is None else attention_mask.bool()
+    projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask)
+    if reverse:
+        projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
+    read = mixer.scan_inputs(projected, mask, reverse=reverse)
+    step, B, C = scan.selection(read)
+    delta = scan.time_steps(step)
+    matrix = scan_matrix(
+        delta if delta.shape[-1] == 1 else delta[..., chosen],
+        scan.state_matrix()[chosen],
+        B,
+        C,
+        None if scan.D is None else scan.D[chosen],
+    )
+    if scan.has_sobolev_filter:
+        # Column j of the filter is its response to an impulse at j.
+        impulses = torch.eye(length, device=read.device, dtype=matrix.dtype).unsqueeze(-1)
+        responses = scan.filter_input(impulses.expand(-1, -1, scan.channels))[..., chosen]
+        matrix = matrix @ (responses.permute(2, 1, 0) if mask is None else _kept(responses.permute(2, 1, 0), mask))
+    matrix = matrix if mask is None else _kept(matrix, mask)
+    return matrix.flip(-1, -2) if reverse else matrix
+
+
+def _kept(matrix: Tensor, mask: Tensor) -> Tensor:
+    """The matrix without rows and columns of padding, `(B, E, L, L)`."""
+    return matrix * mask[:, None, :, None] * mask[:, None, None, :]

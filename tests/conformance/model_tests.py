@@ -1,0 +1,134 @@
+"""transformers' own tests of models, on every model class of every family; run by `run.py`, which fetches them.
+
+A family is tested twice: reading token ids, and reading continuous signals. The name of this file keeps it out of the
+normal tests, where the fetched package `transformers_tests` does not exist.
+"""
+
+import unittest
+from typing import Any, ClassVar
+
+import torch
+from families import ROWS, Row
+from transformers import set_seed
+from transformers.models.auto import modeling_auto
+from transformers_tests.generation.test_utils import GenerationTesterMixin
+from transformers_tests.test_configuration_common import ConfigTester
+from transformers_tests.test_modeling_common import ModelTesterMixin
+from transformers_tests.test_training_mixin import TrainingTesterMixin
+
+TOKEN_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+SIGNAL_HEADS = ("Model", "ForSignalRegression", "ForSequenceClassification", "ForTokenClassification")
+_CHANNELS = 3
+
+# The tests look a head up in transformers' tables of names to know what labels it wants. Models from outside of
+# transformers stand in tables of their own (the Auto classes'), hence the entries here.
+_NAME_TABLES: dict[str, Any] = {
+    "Model": modeling_auto.MODEL_MAPPING_NAMES,
+    "ForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "ForMaskedLM": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "ForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "ForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+}
+for _row in ROWS:
+    for _head, _table in _NAME_TABLES.items():
+        _table[_row.config_class.model_type] = f"{_row.family}{_head}"
+
+# Tests that mean nothing where the inputs are continuous; they run on the same classes reading token ids.
+_NO_EMBEDDING = "The inputs are continuous signals: there is no token embedding"
+NOT_FOR_SIGNALS = {
+    "test_causal_lm_loss_honors_shift_labels": "The inputs are continuous signals: there is no language-model head",
+    "test_enable_input_require_grads_with_gradient_checkpointing": _NO_EMBEDDING,
+    "test_inputs_embeds": _NO_EMBEDDING,
+    "test_inputs_embeds_matches_input_ids": _NO_EMBEDDING,
+    "test_load_with_mismatched_shapes": _NO_EMBEDDING,
+    "test_model_get_set_embeddings": _NO_EMBEDDING,
+    "test_resize_embeddings_untied": _NO_EMBEDDING,
+    "test_resize_embeddings_untied_no_reinit_on_post_init": _NO_EMBEDDING,
+    "test_resize_tokens_embeddings": _NO_EMBEDDING,
+}
+
+
+class Tester:
+    """What the tests ask for a tiny configuration and inputs; the names of its attributes are theirs."""
+
+    is_training = True
+    batch_size = 4
+    seq_length = 7
+
+    def __init__(self, row: Row, signals: bool):
+        self.row = row
+        self.signals = signals
+        config = self.get_config()
+        self.hidden_size = config.hidden_size
+        self.num_hidden_layers = config.num_hidden_layers
+        self.vocab_size = config.vocab_size
+        self.base_model_class = row.model_class("Model")
+        self.causal_lm_class = None if signals else row.model_class("ForCausalLM")
+
+    def get_config(self) -> Any:
+        return self.row.build_config(**({"num_input_channels": _CHANNELS} if self.signals else {}))
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The configuration, and a batch with padding on the left of one row and on the right of another."""
+        shape = (self.batch_size, self.seq_length)
+        mask = torch.ones(shape, dtype=torch.long)
+        mask[0, :2] = 0
+        mask[1, -2:] = 0
+        if self.signals:
+            inputs = {"input_values": torch.randn(*shape, _CHANNELS)}
+        else:
+            inputs = {"input_ids": torch.randint(1, self.vocab_size, shape)}
+        return self.get_config(), {**inputs, "attention_mask": mask}
+
+
+class _Common(ModelTesterMixin):
+    """The settings that both kinds of inputs share."""
+
+    row: ClassVar[Row]
+    has_attentions = False
+    # Without this the test is for files only that carry a year of copyright.
+    test_can_init_all_missing_weights_before_2023 = True
+
+    def setUp(self) -> None:
+        set_seed(0)
+
+
+class _Tokens(_Common, GenerationTesterMixin, TrainingTesterMixin):
+    def setUp(self) -> None:
+        super().setUp()
+        self.model_tester = Tester(self.row, signals=False)
+        self.config_tester = ConfigTester(
+            self,
+            config_class=self.row.config_class,
+            common_properties=["hidden_size", "num_hidden_layers"],
+            **self.row.config,
+        )
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+
+class _Signals(_Common):
+    def setUp(self) -> None:
+        super().setUp()
+        if self._testMethodName in NOT_FOR_SIGNALS:
+            self.skipTest(NOT_FOR_SIGNALS[self._testMethodName])
+        self.model_tester = Tester(self.row, signals=True)
+
+    def _prepare_for_class(
+        self, inputs_dict: dict[str, Any], model_class: type, return_labels: bool = False
+    ) -> dict[str, Any]:
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels=return_labels)
+        if return_labels and model_class.__name__.endswith("ForSignalRegression"):
+            labels = self.model_tester.get_config().num_labels
+            inputs["labels"] = torch.zeros(self.model_tester.batch_size, self.model_tester.seq_length, labels)
+        return inputs
+
+
+for _row in ROWS:
+    for _kind, _mixin, _heads in (("tokens", _Tokens, TOKEN_HEADS), ("signals", _Signals, SIGNAL_HEADS)):
+        _classes = tuple(_row.model_class(_head) for _head in _heads)
+        _name = f"{_row.name}_{_kind}"
+        globals()[_name] = type(
+            _name, (_mixin, unittest.TestCase), {"row": _row, "all_model_classes": _classes, "__module__": __name__}
+        )

@@ -1,0 +1,295 @@
+"""Going on from a cache gives what reading the whole sequence gives, whatever the pieces, rows and padding."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from hf_ssm import SSMCache
+
+VARIANTS = {
+    "hyena": ("Hyena", {"max_position_embeddings": 1100}),
+    "hyena-order-3": ("Hyena", {"hyena_order": 3, "filter_type": "sinusoid", "sinusoid_window": 100}),
+    "hyena-s4d": ("Hyena", {"filter_type": "s4d"}),
+    "s4d": ("S4", {}),
+    "s4d-sobolev": ("S4", {"sobolev_order": 0.5}),
+    "s4d-radian": ("S4", {"sobolev_order": -0.5, "sobolev_frequency": "radian"}),
+    "s4": ("S4", {"kernel_type": "s4", "discretization": "bilinear"}),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
+    "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
+    "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
+    "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
+}
+# One for each way of remembering.
+SHORT = ("hyena", "s4d", "s4", "mamba", "mamba-sobolev", "plain")
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture
+def make(make_model):
+    def make_variant(name, head="ForCausalLM", **arguments):
+        family, flags = VARIANTS[name]
+        return make_model(family, head, **(flags | arguments))
+
+    return make_variant
+
+
+def read(model, ids, pieces, cache=None, mask=None):
+    """Logits of `ids`, read in pieces of these lengths."""
+    logits, start = [], 0
+    cache = SSMCache(model.config) if cache is None else cache
+    for piece in pieces:
+        given = None if mask is None else mask[:, : start + piece]
+        out = model(ids[:, start : start + piece], attention_mask=given, past_key_values=cache)
+        assert out.past_key_values is cache
+        logits.append(out.logits)
+        start += piece
+    assert start == ids.shape[1]
+    return torch.cat(logits, dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+def test_token_by_token_equals_the_whole(make, name):
+    model, length = make(name), 1050
+    ids = torch.randint(0, 12, (2, length))
+    whole = model(ids, use_cache=False)
+    assert whole.past_key_values is None
+    torch.testing.assert_close(read(model, ids, [1] * length), whole.logits, **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("pieces", [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)])
+def test_any_split_gives_the_same(make, name, pieces):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 300))
+    cache = SSMCache(model.config)
+    torch.testing.assert_close(read(model, ids, pieces, cache), model(ids).logits, **TOLERANCE)
+    assert cache.get_seq_length() == 300
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_flow_through_the_cache(make, name):
+    model = make(name).double()
+    ids = torch.randint(0, 12, (2, 12))
+    weights = torch.randn(2, 12, 12, dtype=torch.float64)
+    (model(ids, use_cache=False).logits * weights).sum().backward()
+    expected = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    (read(model, ids, [5, 1, 1, 5]) * weights).sum().backward()
+    for key, parameter in model.named_parameters():
+        scale = expected[key].abs().max().item()
+        torch.testing.assert_close(parameter.grad, expected[key], atol=1e-8 * scale, rtol=1e-8, msg=key)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+def test_generate_with_and_without_cache(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 9))
+    settings = {"max_new_tokens": 30, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
+    cached, plain = (model.generate(ids, use_cache=use, **settings) for use in (True, False))
+    assert torch.equal(cached.sequences, plain.sequences)
+    assert isinstance(cached.past_key_values, SSMCache)
+    assert plain.past_key_values is None
+    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits), **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_sampling_and_beams_with_and_without_cache(make, name):
+    model = make(name, initializer_range=0.8)
+    ids = torch.randint(0, 12, (2, 9))
+    for settings in (
+        {"do_sample": True, "top_k": 4},
+        {"num_beams": 3, "do_sample": False},
+        {"num_beams": 3, "do_sample": True},
+        {"num_return_sequences": 2, "do_sample": True},
+    ):
+        drawn = []
+        for use_cache in (True, False):
+            torch.manual_seed(1)
+            drawn.append(model.generate(ids, use_cache=use_cache, max_new_tokens=12, **settings))
+        assert torch.equal(*drawn), settings
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_left_padded_batch_generates_what_each_row_does(make, name):
+    model = make(name)
+    rows = [torch.randint(0, 12, (1, length)) for length in (4, 11, 7)]
+    ids, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
+    for row, tokens in enumerate(rows):
+        ids[row, 11 - tokens.shape[1] :] = tokens
+        mask[row, 11 - tokens.shape[1] :] = 1
+    settings = {"max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    together = model.generate(ids, attention_mask=mask, **settings)
+    for row, tokens in enumerate(rows):
+        alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
+        assert torch.equal(together.sequences[row, 11:], alone.sequences[0, tokens.shape[1] :])
+        torch.testing.assert_close(torch.stack(together.logits)[:, row], torch.stack(alone.logits)[:, 0], **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pieces", [(12,), (4, 4, 4), (6, 6), (1,) * 12])
+def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
+    """Each row goes on from its own last token, wherever its padding lies and however the prompt is cut."""
+    model = make(name)
+    counts = (12, 5, 1, 8)
+    prompts = [torch.randint(0, 12, (1, count)) for count in counts]
+    more = torch.randint(0, 12, (4, 9))
+    ids, mask = torch.zeros(4, 12, dtype=torch.long), torch.zeros(4, 12, dtype=torch.long)
+    for row, (tokens, count) in enumerate(zip(prompts, counts, strict=True)):
+        place = slice(12 - count, None) if side == "left" else slice(count)
+        ids[row, place], mask[row, place] = tokens[0], 1
+    cache = SSMCache(model.config)
+    prompt_logits = read(model, ids, pieces, cache, mask)
+    mask = torch.cat([mask, torch.ones_like(more)], dim=1)
+    continued = []
+    for start, stop in itertools.pairwise((0, 1, 2, 9)):
+        out = model(more[:, start:stop], attention_mask=mask[:, : 12 + stop], past_key_values=cache)
+        continued.append(out.logits)
+    for row, (tokens, count) in enumerate(zip(prompts, counts, strict=True)):
+        whole = model(torch.cat([tokens, more[row : row + 1]], dim=1)).logits[0]
+        torch.testing.assert_close(prompt_logits[row][mask[row, :12].bool()], whole[:count], **TOLERANCE)
+        torch.testing.assert_close(torch.cat(continued, dim=1)[row], whole[count:], **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_rows_are_reordered_repeated_and_copied(make, name):
+    model = make(name)
+    ids, more = torch.randint(0, 12, (3, 70)), torch.randint(0, 12, (4, 70))
+    cache = model(ids, use_cache=True).past_key_values
+    copied = copy.deepcopy(cache)
+    order = torch.tensor([2, 0, 0, 1])
+    cache.batch_select_indices(order)
+    assert cache.batch_size == 4
+    continued = read(model, more, [1] * 66 + [4], cache)
+    whole = model(torch.cat([ids[order], more], dim=1)).logits[:, 70:]
+    torch.testing.assert_close(continued, whole, **TOLERANCE)
+    # The copy knows nothing of all that.
+    assert (copied.get_seq_length(), copied.batch_size) == (70, 3)
+    torch.testing.assert_close(
+        read(model, more[:3], [1] * 70, copied), model(torch.cat([ids, more[:3]], 1)).logits[:, 70:], **TOLERANCE
+    )
+    copied.batch_repeat_interleave(2)
+    assert copied.batch_size == 6
+    copied.reset()
+    assert (copied.get_seq_length(), copied.batch_size) == (0, -1)
+    torch.testing.assert_close(read(model, ids, [70], copied), model(ids).logits, **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_generate_goes_on_from_a_returned_cache(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 8))
+    settings = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    whole = model.generate(ids, max_new_tokens=12, **settings)
+    first = model.generate(ids, max_new_tokens=5, **settings)
+    second = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=7, **settings)
+    assert torch.equal(second.sequences, whole.sequences)
+    torch.testing.assert_close(torch.stack(second.logits), torch.stack(whole.logits[5:]), **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_generate_from_embeddings_and_in_chunks(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 8))
+    expected = model.generate(ids, max_new_tokens=9, do_sample=False)[:, 8:]
+    embeds = model.get_input_embeddings()(ids)
+    for use_cache in (True, False):
+        drawn = model.generate(inputs_embeds=embeds, max_new_tokens=9, do_sample=False, use_cache=use_cache)
+        assert torch.equal(drawn, expected)
+    chunked = model.generate(ids, max_new_tokens=9, do_sample=False, prefill_chunk_size=3)
+    assert torch.equal(chunked[:, 8:], expected)
+
+
+def test_the_cache_is_there_when_it_is_expected(make):
+    model = make("s4d")
+    ids = torch.randint(0, 12, (2, 8))
+    assert isinstance(model(ids).past_key_values, SSMCache)
+    assert model(ids, return_dict=False)[1].get_seq_length() == 8
+    assert model(ids, use_cache=False).past_key_values is None
+    assert model(ids, output_tau=True).past_key_values is None
+    assert model.train()(ids).past_key_values is None
+    assert make("s4d", use_cache=False)(ids).past_key_values is None
+    assert make("s4d", "ForMaskedLM")(ids).past_key_values is None
+    assert make("s4d", "ForSequenceClassification")(ids).past_key_values is None
+
+
+@pytest.mark.parametrize("length", [60, 70])
+def test_more_positions_than_an_implicit_filter_has(make, length):
+    model = make("hyena", max_position_embeddings=64)
+    ids = torch.randint(0, 12, (2, length))
+    with torch.no_grad(), pytest.raises(ValueError, match="max_position_embeddings"):
+        if length == 60:
+            read(model, torch.cat([ids, ids], dim=1), [60, 1, 1, 1, 1, 1, 55])
+        else:
+            model(ids)
+
+
+def test_generate_says_at_once_that_it_will_not_fit(make):
+    model = make("hyena", max_position_embeddings=64)
+    ids = torch.randint(0, 12, (2, 60))
+    assert model.generate(ids, max_new_tokens=5).shape == (2, 65)
+    with pytest.raises(ValueError, match=r"66 tokens.*max_position_embeddings.*64"):
+        model.generate(ids, max_new_tokens=6)
+
+
+@torch.no_grad()
+def test_what_is_refused(make):
+    model, other = make("s4d"), make("s4d")
+    ids = torch.randint(0, 12, (2, 8))
+    cache = model(ids).past_key_values
+    with pytest.raises(ValueError, match="another model"):
+        other(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="another model"):
+        make("mamba", num_hidden_layers=3)(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="must be an `SSMCache`, got DynamicCache"):
+        model(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="remembers 2 sequences, but the input has 1"):
+        model(ids[:1], past_key_values=cache)
+    with pytest.raises(ValueError, match="needs the whole sequence"):
+        model(ids, past_key_values=cache, output_tau=True)
+    with pytest.raises(ValueError, match=r"\(2, 5\).*\(2, 8\).*8 positions in the cache"):
+        model(ids, past_key_values=cache, attention_mask=torch.ones(2, 5))
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        model.generate(ids, assistant_model=other, generation_config=GenerationConfig(max_new_tokens=4))
+    # None of this has touched the cache.
+    assert cache.get_seq_length() == 8
+    with pytest.raises(ValueError, match="takes no `past_key_values`"):
+        make("s4d", "ForSequenceClassification")(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize("flags", [{"sobolev_mode": "zero_phase", "sobolev_order": 0.5}, {"bidirectional": True}])
+@pytest.mark.parametrize("name", ["hyena", "s4d", "mamba"])
+def test_a_model_that_looks_ahead_has_no_cache(make, name, flags):
+    model = make(name, "Model", **flags)
+    ids = torch.randint(0, 12, (2, 8))
+    assert model(ids).past_key_values is None
+    with pytest.raises(ValueError, match=r"use_cache=True.*needs a causal model"):
+        model(ids, use_cache=True)
+    with pytest.raises(ValueError, match=r"past_key_values.*needs a causal model"):
+        model(ids, past_key_values=SSMCache(model.config))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_half_precision_decodes(make, name):
+    model = make(name).bfloat16()
+    ids = torch.randint(0, 12, (2, 40))
+    whole = model(ids, use_cache=False).logits
+    assert whole.dtype == torch.bfloat16
+    stepwise = read(model, ids, [30, *[1] * 10])
+    assert (stepwise - whole).abs().max() < 0.1 * whole.abs().max()

@@ -1,0 +1,484 @@
+"""The selective family: parity with transformers' Mamba, the plain model and its authors' weights, the theory flags."""
+
+import math
+import re
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import hf_ssm
+from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMModel, cli, rescale_init_
+from hf_ssm.models.conversion import convert_checkpoint, plain_classifier_from_state_dict
+from hf_ssm.models.modeling_selective import MAMBA_NAMES
+from hf_ssm.theory.complexity import tau
+
+
+@pytest.fixture(scope="module")
+def mamba():
+    """A randomly initialised model of transformers, with weights that make every part matter."""
+    torch.manual_seed(3)
+    config = transformers.MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=3, state_size=8)
+    model = transformers.MambaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith(("A_log", "dt_proj.bias")):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def mamba_folder(mamba, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mamba")
+    mamba.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def ours(mamba_folder):
+    return SelectiveSSMForCausalLM.from_pretrained(mamba_folder).eval()
+
+
+def our_name(name):
+    for pattern, replacement in MAMBA_NAMES.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+class TestMamba:
+    def test_every_weight_is_found(self, mamba_folder, caplog):
+        _, info = SelectiveSSMForCausalLM.from_pretrained(mamba_folder, output_loading_info=True)
+        assert not caplog.records
+        assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+
+    def test_logits(self, mamba, ours):
+        ids = torch.randint(0, 60, (2, 80))
+        expected = mamba(ids).logits
+        assert expected.abs().max() > 1
+        torch.testing.assert_close(ours(ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+    def test_logits_with_padding_on_the_left(self, mamba, ours):
+        ids, mask = torch.randint(0, 60, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+        mask[0, :7] = 0
+        expected = mamba(ids, attention_mask=mask).logits
+        torch.testing.assert_close(
+            ours(ids, attention_mask=mask).logits[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=1e-4
+        )
+
+    def test_hidden_states(self, mamba, ours):
+        ids = torch.randint(0, 60, (2, 20))
+        theirs = mamba(ids, output_hidden_states=True).hidden_states
+        found = ours(ids, output_hidden_states=True).hidden_states
+        # They leave the embedding out, and give the last one before and after the norm.
+        for expected, actual in zip([*theirs[:-2], theirs[-1]], found[1:], strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+    def test_gradients(self, mamba, ours):
+        ids = torch.randint(0, 60, (2, 30))
+        mamba.zero_grad()
+        losses = [model(ids, labels=ids).loss for model in (mamba, ours)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+        found = dict(ours.named_parameters())
+        compared = 0
+        for name, parameter in mamba.named_parameters():
+            expected, actual = parameter.grad, found[our_name(name)].grad
+            torch.testing.assert_close(actual, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3, msg=name)
+            compared += 1
+        assert compared == len(found) == 32
+
+    @torch.no_grad()
+    def test_64_cached_steps(self, mamba, ours):
+        ids = torch.randint(0, 60, (2, 74))
+        expected = mamba(ids[:, :10], use_cache=True)
+        found = ours(ids[:, :10], use_cache=True)
+        for position in range(10, 74):
+            token = ids[:, position : position + 1]
+            expected = mamba(token, cache_params=expected.cache_params)
+            found = ours(token, past_key_values=found.past_key_values)
+            torch.testing.assert_close(found.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+    def test_greedy_generation(self, mamba, ours):
+        ids = torch.randint(1, 60, (2, 6))
+        settings = {"max_new_tokens": 20, "do_sample": False}
+        assert torch.equal(mamba.generate(ids, **settings), ours.generate(ids, **settings))
+
+    @pytest.mark.parametrize("saved", ["MambaForCausalLM", "MambaModel"])
+    def test_backbones(self, mamba, tmp_path, saved):
+        (mamba if saved == "MambaForCausalLM" else mamba.backbone).save_pretrained(tmp_path)
+        ids = torch.randint(0, 60, (2, 20))
+        found, info = SelectiveSSMModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not info["missing_keys"]
+        expected = mamba.backbone(ids).last_hidden_state
+        torch.testing.assert_close(found.eval()(ids).last_hidden_state, expected, atol=1e-4, rtol=1e-4)
+
+    def test_saved_under_our_names(self, ours, tmp_path):
+        ours.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            names = set(file.keys())
+        assert "model.layers.0.mixer.scan.A_log" in names
+        assert not any("backbone" in name for name in names)
+        ids = torch.randint(0, 60, (2, 20))
+        again = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert type(again) is SelectiveSSMForCausalLM
+        assert torch.equal(again.eval()(ids).logits, ours(ids).logits)
+
+    def test_initial_weights_follow_the_same_laws(self):
+        arguments = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 4, "rescale_prenorm_residual": True}
+        theirs = transformers.MambaForCausalLM(transformers.MambaConfig(**arguments))
+        found = dict(SelectiveSSMForCausalLM(SelectiveSSMConfig(state_size=16, **arguments)).named_parameters())
+        for name, parameter in theirs.named_parameters():
+            actual = found[our_name(name)]
+            assert actual.shape == parameter.shape
+            if parameter.std() == 0 or name.endswith("A_log"):
+                torch.testing.assert_close(actual, parameter)
+            else:
+                assert abs(actual.std() / parameter.std() - 1) < 0.25, name
+                assert abs(actual.abs().max() / parameter.abs().max() - 1) < 0.5, name
+
+    def test_convert_with_tokenizer(self, mamba_folder, mamba, tmp_path, capsys):
+        tokenizer = hf_ssm.build_byte_tokenizer()
+        source = tmp_path / "source"
+        mamba.save_pretrained(source)
+        tokenizer.save_pretrained(source)
+        assert cli.main(["convert", str(source), str(tmp_path / "target")]) == 0
+        assert "SelectiveSSMForCausalLM" in capsys.readouterr().out
+        ids = torch.randint(0, 60, (2, 20))
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
+        torch.testing.assert_close(again(ids).logits, mamba(ids).logits, atol=1e-4, rtol=1e-4)
+        assert transformers.AutoTokenizer.from_pretrained(tmp_path / "target")("AC").input_ids
+
+    def test_half_precision_keeps_the_dynamics(self, mamba_folder):
+        model = SelectiveSSMForCausalLM.from_pretrained(mamba_folder, dtype=torch.bfloat16)
+        kept = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
+        assert kept == {
+            f"model.layers.{layer}.mixer.scan.{name}" for layer in range(3) for name in ("A_log", "D", "dt_bias")
+        }
+        again = SelectiveSSMForCausalLM.from_pretrained(mamba_folder).bfloat16()
+        assert {name: p.dtype for name, p in again.named_parameters()} == {
+            name: p.dtype for name, p in model.named_parameters()
+        }
+        ids = torch.randint(0, 60, (2, 20))
+        single = SelectiveSSMForCausalLM.from_pretrained(mamba_folder)(ids).logits
+        assert (model(ids).logits - single).abs().max() < 0.1 * single.abs().max()
+
+
+def authors_formula(state_dict, ids):
+    """Logits of rows of ids by the closed formula of the authors' model, in float64, token by token."""
+    weights = {name: value.double() for name, value in state_dict.items()}
+    A, W_B, W_C = (weights[f"SSM.ssm.{name}"] for name in ("A", "W_B", "W_C"))
+    logits = []
+    for row in ids:
+        state = torch.zeros_like(A)
+        for token in row:
+            u = weights["embedding.weight"][token]
+            step = torch.log1p(torch.exp(weights["SSM.ssm.p_delta"] + weights["SSM.ssm.q_delta"] @ u))
+            state = torch.exp(step * A) * state + step * torch.outer(u, W_B @ u)
+            output = state @ (W_C @ u)
+        logits.append(weights["SSM.w"] @ output)
+    return torch.stack(logits)
+
+
+def random_state_dict(vocabulary=7, channels=5, states=3):
+    return {
+        "embedding.weight": torch.randn(vocabulary, channels),
+        "SSM.ssm.A": -2 * torch.rand(channels, states) + 0.1,
+        "SSM.ssm.W_B": torch.randn(states, channels),
+        "SSM.ssm.W_C": torch.randn(states, channels),
+        "SSM.ssm.q_delta": torch.randn(channels),
+        "SSM.ssm.p_delta": torch.randn(1),
+        "SSM.w": torch.randn(channels),
+    }
+
+
+class TestPlain:
+    def test_closed_formula(self):
+        state_dict = random_state_dict()
+        ids = torch.randint(0, 7, (4, 33))
+        model = plain_classifier_from_state_dict(state_dict).double()
+        expected = authors_formula(state_dict, ids)
+        torch.testing.assert_close(model(ids).logits[:, 0], expected, atol=1e-9, rtol=1e-9)
+
+    @pytest.mark.parametrize("task", ["majority", "imdb"])
+    def test_authors_weights(self, shared_data, tmp_path, task):
+        source = shared_data / "selective_ssm" / f"{task}_T100.pth"
+        assert cli.main(["convert", str(source), str(tmp_path / "ours")]) == 0
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
+        state_dict = torch.load(source, map_location="cpu", weights_only=True)
+        ids = torch.randint(0, len(state_dict["embedding.weight"]), (6, 100))
+        expected = authors_formula(state_dict, ids)
+        torch.testing.assert_close(model(ids).logits[:, 0], expected, atol=1e-9, rtol=1e-9)
+
+    def test_majority_accuracy(self, shared_data):
+        state_dict = torch.load(
+            shared_data / "selective_ssm" / "majority_T100.pth", map_location="cpu", weights_only=True
+        )
+        model = plain_classifier_from_state_dict(state_dict)
+        # Balanced: as many ones as not, by the count that decides, in random order.
+        ones = torch.arange(4000) % 101
+        order = torch.rand(4000, 100).argsort(dim=1).argsort(dim=1)
+        bits = (order < ones.unsqueeze(1)).long()
+        with torch.no_grad():
+            found = model(bits).logits[:, 0] > 0
+        accuracy = (found == (ones > 50)).float().mean().item()
+        assert abs(accuracy - 0.88) < 0.03
+
+    def test_reads_the_last_position_of_the_row(self):
+        model = plain_classifier_from_state_dict(random_state_dict())
+        assert model.classifier.bias is None
+        ids = torch.randint(0, 7, (3, 12))
+        mask = torch.ones(3, 12, dtype=torch.long)
+        mask[:, 9:] = 0
+        torch.testing.assert_close(model(ids, attention_mask=mask).logits, model(ids[:, :9]).logits)
+        assert not torch.allclose(model(ids).logits, model(ids[:, :9]).logits)
+
+    def test_one_layer_is_the_scan_alone(self):
+        model = SelectiveSSMModel(SelectiveSSMConfig(block="plain"))
+        assert {name.removeprefix("layers.0.mixer.scan.") for name, _ in model.named_parameters()} == {
+            *("embed_tokens.weight", "A_log", "x_proj.weight", "dt_bias")
+        }
+        fixed = SelectiveSSMModel(SelectiveSSMConfig(block="plain", fixed_step=True))
+        assert fixed.layers[0].mixer.scan.x_proj.weight.shape == (8, 16)
+        assert fixed.layers[0].mixer.scan.dt_bias is None
+
+    def test_sizes_that_do_not_fit(self, tmp_path, capsys):
+        state_dict = random_state_dict()
+        target = tmp_path / "target"
+        for change, message in (
+            ({"SSM.w": torch.ones(4)}, r"SSM\.w has the shape \(4,\)"),
+            ({"SSM.w": torch.full((5,), math.nan)}, "NaN"),
+            ({"other": torch.ones(1)}, "unknown other"),
+        ):
+            torch.save(state_dict | change, tmp_path / "bad.pth")
+            assert cli.main(["convert", str(tmp_path / "bad.pth"), str(target)]) == 2
+            assert re.search(message, capsys.readouterr().err)
+            assert not target.exists()
+        del state_dict["SSM.w"]
+        with pytest.raises(ValueError, match=r"missing SSM\.w"):
+            plain_classifier_from_state_dict(state_dict)
+
+    def test_sources_and_targets_that_cannot_be(self, tmp_path, capsys):
+        (tmp_path / "text.pth").write_text("no tensors")
+        torch.save([1, 2], tmp_path / "list.pth")
+        torch.save(random_state_dict(), tmp_path / "good.pth")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "file").write_text("mine")
+        model = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9))
+        model.save_pretrained(tmp_path / "gpt2")
+        SelectiveSSMModel(SelectiveSSMConfig(block="plain")).save_pretrained(tmp_path / "ours")
+        for source, target, message in (
+            ("text.pth", "new", "no file of tensors"),
+            ("list.pth", "new", "no state dict"),
+            ("gpt2", "new", "of type 'gpt2'"),
+            ("ours", "new", "is a checkpoint of hf_ssm already"),
+            ("good.pth", "full", "is not empty"),
+            ("good.pth", "text.pth", "is a file"),
+        ):
+            assert cli.main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
+            assert message in capsys.readouterr().err
+            assert not (tmp_path / "new").exists()
+        assert (tmp_path / "full" / "file").read_text() == "mine"
+        convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
+        assert {path.name for path in (tmp_path / "full").iterdir()} == {"config.json", "model.safetensors"}
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def make(make_model):
+    def make_selective(head="Model", **arguments):
+        return make_model("SelectiveSSM", head, **({"initializer_range": None} | arguments))
+
+    return make_selective
+
+
+BLOCKS = [{"block": "mamba"}, {"block": "plain"}]
+KINDS = [
+    *BLOCKS,
+    {"complex_state": True},
+    {"state_matrix": "raw"},
+    {"block": "plain", "complex_state": True, "state_matrix": "raw"},
+    {"block": "plain", "fixed_step": True, "use_skip": True},
+]
+
+
+class TestFlags:
+    def test_frequency_scale_and_shift(self, make):
+        plain, scaled = (
+            make(complex_state=True, frequency_scale=scale, frequency_shift=shift).layers[0].mixer.scan.state_matrix()
+            for scale, shift in ((1.0, 0.0), (2.0, 0.5))
+        )
+        torch.testing.assert_close(scaled.real, plain.real)
+        torch.testing.assert_close(plain.imag[0], math.pi * torch.arange(4.0))
+        torch.testing.assert_close(scaled.imag[0, 1:], 2 * plain.imag[0, 1:] + 0.5)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_real_parts_begin_stable(self, make, kind):
+        scan = make(**kind).layers[0].mixer.scan
+        assert (scan.state_matrix().real < 0).all()
+        if scan.is_raw:
+            with torch.no_grad():
+                scan.A[0, 0] = 0.25
+            assert scan.state_matrix()[0, 0].real == 0.25
+
+    def test_time_steps_begin_in_their_range(self, make):
+        for kind in BLOCKS:
+            scan = make(hidden_size=64, time_step_min=0.01, time_step_max=0.02, **kind).layers[0].mixer.scan
+            steps = torch.nn.functional.softplus(scan.dt_bias)
+            assert steps.min() > 0.0099
+            assert steps.max() < 0.0201
+        floored = make(time_step_min=1e-6, time_step_max=2e-6, time_step_floor=1e-3).layers[0].mixer.scan
+        torch.testing.assert_close(torch.nn.functional.softplus(floored.dt_bias), torch.full((16,), 1e-3))
+
+    @pytest.mark.parametrize("mode", ["causal", "zero_phase"])
+    @pytest.mark.parametrize("kind", BLOCKS)
+    def test_sobolev_filters_what_the_scan_reads(self, make, kind, mode):
+        plain, filtered = make(**kind), make(sobolev_order=0.7, sobolev_mode=mode, **kind)
+        filtered.load_state_dict(plain.state_dict())
+        ids = torch.randint(0, 12, (2, 30))
+        assert not torch.allclose(plain(ids).last_hidden_state, filtered(ids).last_hidden_state, atol=1e-3)
+        changed = ids.clone()
+        changed[:, 20] = (changed[:, 20] + 1) % 12
+        before, after = (filtered(x).last_hidden_state[:, :20] for x in (ids, changed))
+        assert torch.equal(before, after) == (mode == "causal") or torch.allclose(before, after, atol=1e-5) == (
+            mode == "causal"
+        )
+
+    @pytest.mark.parametrize("padded", [False, True])
+    @pytest.mark.parametrize("kind", [*KINDS, {"sobolev_order": 0.5}, {"bidirectional": True}])
+    def test_rescaling_makes_tau_one(self, make, kind, padded):
+        model = make("ForSequenceClassification", **kind)
+        batch = {"input_ids": torch.randint(0, 12, (16, 20))}
+        if padded:
+            batch["attention_mask"] = (torch.arange(20) < torch.randint(5, 21, (16, 1))).long()
+        before = rescale_init_(model, batch)
+        assert ((before - 1).abs() > 1e-2).all()
+        torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
+
+    @pytest.mark.parametrize("kind", BLOCKS)
+    def test_tau_by_loops(self, make, kind):
+        """The mean kernel at the last token, by an impulse through the recurrence of the batch's means."""
+        model = make(num_hidden_layers=1, **kind)
+        ids, mask = torch.randint(0, 12, (6, 9)), torch.ones(6, 9, dtype=torch.long)
+        mask[0, :3], mask[1, 7:] = 0, 0
+        seen = {}
+        scan = model.layers[0].mixer.scan
+        scan.register_forward_pre_hook(lambda module, args: seen.update(u=args[0]))
+        found = model(input_ids=ids, attention_mask=mask, output_tau=True).tau
+        step, B, C = scan.selection(seen["u"])
+        delta, A = scan.time_steps(step).expand(seen["u"].shape), scan.state_matrix()
+
+        def at(part, lag):
+            rows = [(row, int(mask[row].nonzero().max()) - lag) for row in range(6)]
+            return torch.stack([part[row, t] for row, t in rows if t >= 0 and mask[row, t]])
+
+        kernel, mean, variance = [], [], []
+        for lag in range(9):
+            state = at(delta, lag).mean(0)[:, None] * at(B, lag).mean(0)
+            for later in reversed(range(lag)):
+                state = torch.exp(at(delta, later).mean(0)[:, None] * A) * state
+            kernel.append(state @ at(C, 0).mean(0))
+            mean.append(at(seen["u"], lag).mean(0))
+            variance.append(at(seen["u"], lag).var(0, correction=0))
+        if scan.D is not None:
+            kernel[0] = kernel[0] + scan.D
+        expected = tau(torch.stack(kernel, dim=1), torch.stack(mean), torch.stack(variance)).mean()
+        torch.testing.assert_close(found, expected.reshape(1))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_tau_has_gradients_for_what_shapes_the_kernel(self, make, kind):
+        model = make(**kind)
+        model(torch.randint(0, 12, (8, 15)), output_tau=True).tau.sum().backward()
+        scan = model.layers[0].mixer.scan
+        for name, parameter in scan.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_configuration_round_trip(self, make, kind, tmp_path):
+        model = make("ForSequenceClassification", **kind)
+        model.save_pretrained(tmp_path)
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+        kept, given = again.config.to_dict(), model.config.to_dict()
+        assert {name for name in kept if kept[name] != given[name]} <= {"dtype", "architectures", "_name_or_path"}
+        ids = torch.randint(0, 12, (2, 10))
+        assert torch.equal(again.eval()(ids).logits, model(ids).logits)
+
+
+class TestAttentionMatrix:
+    @pytest.mark.parametrize(
+        "kind", [*KINDS, {"sobolev_order": 0.5}, {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}]
+    )
+    @pytest.mark.parametrize("padded", [False, True])
+    def test_equals_the_scan(self, make, kind, padded):
+        model = make(**kind)
+        ids, mask = torch.randint(0, 12, (3, 25)), None
+        if padded:
+            mask = torch.ones(3, 25, dtype=torch.long)
+            mask[0, :4], mask[1, 20:] = 0, 0
+        layer = model.layers[1]
+        seen = {}
+
+        def remember(module, args, output):
+            seen["u"] = args[0]
+            # Without its gate.
+            seen["y"] = type(module).forward(module, args[0], None, args[2])[0]
+
+        layer.mixer.scan.register_forward_hook(remember)
+        hidden = model(ids, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states
+        matrix = hf_ssm.attention_matrix(layer, hidden[1], mask)
+        found = torch.einsum("bdtj,bjd->btd", matrix, seen["u"])
+        kept = torch.ones(3, 25).bool() if mask is None else mask.bool()
+        torch.testing.assert_close(found[kept], seen["y"][kept], atol=1e-5, rtol=1e-5)
+        some = hf_ssm.attention_matrix(layer, hidden[1], mask, channels=[3, 0])
+        torch.testing.assert_close(some, matrix[:, [3, 0]])
+
+    def test_of_the_reverse_scan(self, make):
+        model = make(bidirectional=True)
+        ids, seen = torch.randint(0, 12, (2, 10)), {}
+        layer = model.layers[0]
+        layer.mixer.reverse_scan.register_forward_hook(
+            lambda module, args, output: seen.update(u=args[0], y=type(module).forward(module, args[0])[0])
+        )
+        hidden = model(ids, output_hidden_states=True).hidden_states[0]
+        matrix = hf_ssm.attention_matrix(layer, hidden, reverse=True)
+        assert torch.equal(matrix, matrix.triu())
+        found = torch.einsum("bdtj,bjd->btd", matrix, seen["u"].flip(1)).flip(1)
+        torch.testing.assert_close(found, seen["y"], atol=1e-5, rtol=1e-5)
+
+    def test_refusals(self, make, make_model):
+        model = make()
+        hidden = torch.randn(1, 40, 8)
+        with pytest.raises(ValueError, match=r"max_elements.*channels"):
+            hf_ssm.attention_matrix(model.layers[0], hidden, max_elements=1000)
+        with pytest.raises(ValueError, match="bidirectional=True"):
+            hf_ssm.attention_matrix(model.layers[0], hidden, reverse=True)
+        with pytest.raises(TypeError, match="block of a selective model"):
+            hf_ssm.attention_matrix(make_model("S4", "Model").layers[0], hidden)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"block": "plain", "expand": 3}, r"`expand`=3 has no meaning with `block='plain'`"),
+        ({"fixed_step": True}, r"fixed_step=True.*block='plain'"),
+        ({"time_step_rank": 0}, r"time_step_rank.*positive"),
+        ({"time_step_rank": "all"}, r"time_step_rank.*'all'"),
+        ({"discretization": "bilinear"}, "leave it at 'zoh'"),
+        ({"init": "legs"}, r"init.*complex_state=True"),
+        ({"frequency_scale": 2.0}, r"frequency_scale.*complex_state=True"),
+        ({"frequency_shift": 1.0}, r"frequency_shift.*complex_state=True"),
+        ({"state_size": 3, "complex_state": True}, "must be even"),
+        ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "take 'normalized'"),
+        ({"sobolev_trainable": True, "sobolev_frequency": "bilinear"}, "take 'normalized'"),
+        ({"block": "mega"}, r"block.*'mamba', 'plain'"),
+        ({"state_matrix": "exp"}, r"state_matrix.*'neg_exp', 'raw'"),
+        ({"state_sise": 4}, "did you mean `state_size`"),
+        ({"tau_weight": -1.0}, r"tau_weight.*not negative"),
+    ],
+)
+def test_bad_configurations(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SelectiveSSMConfig(**arguments)

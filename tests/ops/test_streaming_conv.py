@@ -1,0 +1,402 @@
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.streaming_conv import StreamingConvolution
+
+LENGTHS = (1, 2, 17, 63, 64, 65, 127, 128, 129, 130, 1100)
+SPLITS = {
+    "whole": lambda n: [n],
+    "1 + n": lambda n: [1, n - 1],
+    "n + 1": lambda n: [n - 1, 1],
+    "thirds": lambda n: [n // 3, n // 3, n - 2 * (n // 3)],
+    "singles": lambda n: [1] * n,
+    "dozens": lambda n: [12] * (n // 12) + [n % 12],
+    "forties": lambda n: [40] * (n // 40) + [n % 40],
+}
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Taps:
+    """The first taps of a kernel `(D, K)`, and how many were asked for each time."""
+
+    def __init__(self, kernel: torch.Tensor):
+        self.kernel = kernel
+        self.asked: list[int] = []
+
+    def __call__(self, count: int) -> torch.Tensor:
+        assert count <= self.kernel.shape[1]
+        self.asked.append(count)
+        return self.kernel[:, :count]
+
+
+def feed(
+    stream: StreamingConvolution, u: torch.Tensor, taps: Callable[[int], torch.Tensor], pieces: Iterable[int]
+) -> torch.Tensor:
+    """The outputs for `u`, fed in pieces of these lengths (those of no length are left out)."""
+    outputs, start = [], 0
+    for length in pieces:
+        if length > 0 and start < u.shape[1]:
+            outputs.append(stream.extend(u[:, start : start + length], taps))
+            start += length
+    assert start >= u.shape[1]
+    return torch.cat(outputs, dim=1)
+
+
+def feed_singles(stream: StreamingConvolution, u: torch.Tensor, taps: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    return feed(stream, u, taps, repeat(1, u.shape[1]))
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_any_split_gives_the_whole(length, split):
+    u, kernel = randn(2, length, 3), randn(3, 4096, seed=1)
+    stream = StreamingConvolution()
+    y = feed(stream, u, Taps(kernel), SPLITS[split](length))
+    assert stream.length == length
+    assert_same(y, long_conv(u, kernel))
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("length", [1, 40, 64, 100, 300, 1100])
+def test_no_more_taps_than_there_are(length, split):
+    u, kernel = randn(2, length, 3), randn(3, length, seed=1)
+    stream = StreamingConvolution(longest=length)
+    assert_same(feed(stream, u, Taps(kernel), SPLITS[split](length)), long_conv(u, kernel))
+    with pytest.raises(ValueError, match=rf"would have {length + 1} positions.* taps for {length} .*max_position_emb"):
+        stream.extend(u[:, :1], Taps(kernel))
+    assert stream.length == length
+
+
+@given(
+    pieces=st.lists(st.one_of(st.integers(1, 20), st.integers(1, 200)), min_size=1, max_size=12),
+    singles=st.integers(0, 140),
+    spare=st.one_of(st.none(), st.integers(0, 100)),
+)
+@example(pieces=[1, 17, 70, 1, 64, 128, 300], singles=140, spare=3)
+def test_random_pieces(pieces, singles, spare):
+    # Windows open, end and are dropped at positions that no pattern would hit.
+    pieces = [*pieces, *[1] * singles, *pieces]
+    length = sum(pieces)
+    u, kernel = randn(1, length, 2), randn(2, 8192, seed=1)
+    stream = StreamingConvolution(longest=None if spare is None else length + spare)
+    with torch.no_grad():
+        assert_same(feed(stream, u, Taps(kernel), pieces), long_conv(u, kernel))
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("split", ["thirds", "singles", "forties"])
+def test_float32_accuracy(split):
+    u, kernel = randn(2, 1500, 4), randn(4, 4096, seed=1)
+    expected = long_conv(u, kernel)
+    y = feed(StreamingConvolution(), u.float(), Taps(kernel.float()), SPLITS[split](1500))
+    assert y.dtype == torch.float32
+    assert (y - expected).abs().max() < 3e-6 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("split", ["thirds", "singles"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype, split):
+    u, kernel = randn(2, 150, 4, dtype=dtype), randn(4, 512, seed=1, dtype=dtype)
+    y = feed(StreamingConvolution(), u, Taps(kernel), SPLITS[split](150))
+    assert y.dtype == dtype
+    expected = long_conv(u.double(), kernel.double())
+    torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("split", ["thirds", "singles"])
+def test_taps_in_float64_are_used_in_float64(split):
+    # Large parts that cancel: float32 would leave 1e-3.
+    u, kernel = torch.ones(1, 200, 1), torch.tensor([1e6, -1e6 + 1e-3], dtype=torch.float64).repeat(1, 256)
+    y = feed(StreamingConvolution(), u, Taps(kernel), SPLITS[split](200))
+    assert y.dtype == torch.float32
+    expected = kernel[:, :200].cumsum(-1).unsqueeze(-1)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_a_better_dtype_on_the_way_is_kept():
+    u, kernel = randn(1, 200, 2).float().double(), randn(2, 512, seed=1)
+    stream = StreamingConvolution()
+    # float64 taps are held in float32 before, and asked for once more.
+    feed_singles(stream, u[:, :70].float(), Taps(kernel.float()))
+    y = feed_singles(stream, u[:, 70:], Taps(kernel))
+    assert y.dtype == torch.float64
+    assert_same(y, long_conv(u, kernel)[:, 70:])
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("index", [[2, 0, 1], [1, 1, 0, 2, 2], [1], [0, 2]])
+@pytest.mark.parametrize("first", [10, 64, 100, 200])
+def test_select_in_the_middle(first, index):
+    u, kernel = randn(3, 300, 2), randn(2, 1024, seed=1)
+    rest = randn(len(index), 300 - first, 2, seed=2)
+    stream = StreamingConvolution()
+    feed_singles(stream, u[:, :first], Taps(kernel))
+    stream.select(torch.tensor(index))
+    whole = torch.cat([u[index, :first], rest], dim=1)
+    y = feed_singles(stream, rest, Taps(kernel))
+    assert_same(y, long_conv(whole, kernel)[:, first:])
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_beams_are_selected_at_every_token():
+    generator = torch.Generator().manual_seed(0)
+    kernel, stream, whole = randn(2, 512, seed=1), StreamingConvolution(), torch.zeros(4, 0, 2, dtype=torch.float64)
+    for t in range(140):
+        whole = torch.cat([whole, randn(4, 1, 2, seed=t)], dim=1)
+        y = stream.extend(whole[:, -1:], Taps(kernel))
+        assert_same(y, long_conv(whole, kernel)[:, -1:])
+        index = torch.randint(4, (4,), generator=generator)
+        whole = whole[index]
+        stream.select(index)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_join_and_part_again():
+    kernel = randn(2, 1024, seed=1)
+    lengths = (30, 200, 129)
+    inputs = [randn(rows, length, 2, seed=length) for rows, length in zip((1, 2, 1), lengths, strict=True)]
+    streams = [StreamingConvolution(longest=1000) for _ in lengths]
+    for stream, u in zip(streams, inputs, strict=True):
+        feed_singles(stream, u, Taps(kernel))
+    joined = StreamingConvolution.join(streams)
+    assert (joined.length, joined.longest) == (200, 1000)
+    rest = randn(4, 150, 2, seed=5)
+    taps = Taps(kernel)
+    y = feed_singles(joined, rest[:, :50], taps)
+    # It had the 256 taps of the longest.
+    assert taps.asked == [512]
+    part = copy.deepcopy(joined)
+    part.select(torch.tensor([3, 0]))
+    y = torch.cat([y, feed_singles(joined, rest[:, 50:], Taps(kernel))], dim=1)
+    row = 0
+    for u in inputs:
+        rows = slice(row, row + len(u))
+        expected = long_conv(torch.cat([u, rest[rows]], dim=1), kernel)[:, u.shape[1] :]
+        assert_same(y[rows], expected)
+        row += len(u)
+    assert_same(feed(part, rest[[3, 0], 50:], Taps(kernel), [7, 93]), y[[3, 0], 50:])
+    # The parts go on by themselves.
+    u = torch.cat([inputs[0], rest[:1]], dim=1)
+    assert_same(feed_singles(streams[0], rest[:1], Taps(kernel)), long_conv(u, kernel)[:, 30:])
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+@pytest.mark.parametrize("first", [0, 30, 200])
+def test_a_copy_goes_on_by_itself(first, duplicate):
+    u, other, kernel = randn(2, 300, 3), randn(2, 300, 3, seed=2), randn(3, 1024, seed=1)
+    other[:, :first] = u[:, :first]
+    original = StreamingConvolution(longest=1024)
+    for t in range(first):
+        original.extend(u[:, t : t + 1], Taps(kernel))
+    copied = duplicate(original)
+    assert (copied.length, copied.longest) == (first, 1024)
+    expected, expected_other = long_conv(u, kernel), long_conv(other, kernel)
+    for t in range(first, 300):
+        assert_same(original.extend(u[:, t : t + 1], Taps(kernel)), expected[:, t : t + 1])
+        assert_same(copied.extend(other[:, t : t + 1], Taps(kernel)), expected_other[:, t : t + 1])
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_reset_forgets_inputs_taps_and_shapes():
+    stream = StreamingConvolution()
+    feed_singles(stream, randn(2, 200, 3), Taps(randn(3, 512)))
+    stream.reset()
+    assert stream.length == 0
+    u, kernel = randn(1, 200, 2, seed=2).float(), randn(2, 512, seed=3).float()
+    y = feed_singles(stream, u, Taps(kernel))
+    assert y.dtype == torch.float32
+    assert_same(y, long_conv(u, kernel), 1e-4)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_memory_is_its_own():
+    u, kernel = randn(1, 200, 2), randn(2, 512, seed=1)
+    expected = long_conv(u, kernel)
+    stream = StreamingConvolution()
+    for start, length in [(0, 50), *[(t, 1) for t in range(50, 199)], (199, 1)]:
+        piece = u[:, start : start + length].clone()
+        taps = kernel.clone()
+        y = stream.extend(piece, lambda count, taps=taps: taps[:, :count])
+        assert_same(y, expected[:, start : start + length])
+        for tensor in (piece, taps, y):
+            tensor.fill_(math.nan)
+
+
+def test_memory_from_inference_mode_can_be_written_outside_it():
+    u, kernel = randn(1, 200, 2), randn(2, 512, seed=1)
+    stream = StreamingConvolution()
+    with torch.inference_mode():
+        y = [feed_singles(stream, u[:, :100], Taps(kernel))]
+    with torch.no_grad():
+        y.append(feed_singles(stream, u[:, 100:150], Taps(kernel)))
+    kernel.requires_grad_()
+    y.append(feed_singles(stream, u[:, 150:], Taps(kernel)))
+    assert y[-1].requires_grad
+    assert_same(torch.cat(y, dim=1), long_conv(u, kernel))
+
+
+@pytest.mark.parametrize("pieces", [[100], [1, 99], [99, 1], [33, 33, 34], [1] * 20 + [64, 16]])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)])
+def test_gradients_pass_through_pieces(wanted, pieces):
+    inputs = [randn(2, 100, 3), randn(3, 256, seed=1)]
+    for i in wanted:
+        inputs[i].requires_grad_()
+    u, kernel = inputs
+    y, expected = feed(StreamingConvolution(), u, Taps(kernel), pieces), long_conv(u, kernel)
+    assert_same(y, expected)
+    cotangent = randn(*y.shape, seed=3)
+    leaves = [inputs[i] for i in wanted]
+    grads = torch.autograd.grad(y, leaves, cotangent)
+    for grad, other in zip(grads, torch.autograd.grad(expected, leaves, cotangent), strict=True):
+        assert_same(grad, other)
+
+
+def test_gradients_after_pieces_without():
+    u, kernel = randn(2, 100, 3), randn(3, 256, seed=1).requires_grad_()
+    stream = StreamingConvolution()
+    with torch.no_grad():
+        feed_singles(stream, u[:, :70], Taps(kernel))
+    # Of the taps alone, which the stream got to know without gradients.
+    (grad,) = torch.autograd.grad(feed(stream, u[:, 70:], Taps(kernel), [1, 29]).sum(), kernel)
+    (expected,) = torch.autograd.grad(long_conv(u, kernel)[:, 70:].sum(), kernel)
+    assert_same(grad, expected)
+
+
+def test_pieces_without_gradients_leave_the_graph_alone():
+    u, kernel = randn(2, 100, 3).requires_grad_(), randn(3, 256, seed=1)
+    stream = StreamingConvolution()
+    y = stream.extend(u[:, :40], Taps(kernel))
+    copied = copy.deepcopy(stream)
+    with torch.no_grad():
+        tail = feed_singles(stream, u[:, 40:], Taps(kernel))
+        tails = (
+            feed_singles(copied, u[:, 40:], Taps(kernel)),
+            feed_singles(pickle.loads(pickle.dumps(copied)), randn(2, 5, 3), Taps(kernel)),
+        )
+    expected = long_conv(u, kernel)
+    assert not any(t.requires_grad for t in (tail, *tails))
+    assert_same(tail, expected[:, 40:])
+    assert_same(tails[0], expected[:, 40:])
+    (grad,) = torch.autograd.grad(y.pow(2).sum(), u)
+    (expected_grad,) = torch.autograd.grad(long_conv(u, kernel)[:, :40].pow(2).sum(), u)
+    assert_same(grad, expected_grad)
+
+
+class Work(TorchDispatchMode):
+    """Counts the elements written by all operations, those of a transform times the logarithm of its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            name = func.overloadpacket.__name__
+            # The longer side of a real transform.
+            points = max(result.shape[-1], args[0].shape[-1]) if name in ("_fft_r2c", "_fft_c2r") else 2
+            self.total += result.numel() * math.log2(points)
+        return result
+
+
+def work_of(length: int, pieces: Callable[[int], Iterable[int]]) -> float:
+    taps = Taps(randn(1, 4 * length, seed=1))
+    with torch.no_grad(), Work() as work:
+        feed(StreamingConvolution(), randn(1, length, 1), taps, pieces(length))
+    return work.total
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        lambda n: [1] * n,
+        lambda n: [n // 2] + [1] * (n // 2),
+        lambda n: [16] * (n // 16),
+        lambda n: [20] * (n // 20 + 1),
+        lambda n: [1, 127] * (n // 128),
+        lambda n: [1, n // 8 - 1] * 8,
+    ],
+    ids=["singles", "prefill", "sixteens", "twenties", "mixed", "eighths"],
+)
+def test_cost_is_polylogarithmic(pieces):
+    length = 4096
+    work = work_of(length, pieces)
+    assert work < 2.5 * length * math.log2(length) ** 2
+    # To run the prefix again for each token costs more than one product of each pair.
+    assert work < length**2 / 2 / 4
+    # Twice the length: a little more than twice the work, where quadratic work would be fourfold.
+    assert work < 2.6 * work_of(length // 2, pieces)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("pieces", [[1] * 4096, [1000] + [1] * 3096, [16] * 256])
+def test_taps_are_asked_for_rarely(pieces):
+    taps = Taps(randn(1, 10000, seed=1))
+    feed(StreamingConvolution(), randn(1, 4096, 1), taps, pieces)
+    assert len(taps.asked) <= 9
+    assert all(later >= 2 * before for before, later in zip(taps.asked, taps.asked[1:], strict=False))
+
+
+def test_gradient_mode_alone_does_not_cost_a_convolution_of_the_whole():
+    taps = Taps(randn(1, 10000, seed=1))
+    u = randn(1, 1024, 1)
+    with Work() as work:
+        y = feed_singles(StreamingConvolution(), u, taps)
+    assert not y.requires_grad
+    assert work.total < 2 * 1024 * math.log2(1024) ** 2
+    # Whether the taps want gradients shows in the first of them.
+    assert sum(count > 1 for count in taps.asked) <= 6
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_errors():
+    kernel = Taps(randn(3, 64))
+    stream = StreamingConvolution()
+    with pytest.raises(ValueError, match=r"u must have shape .* got \(4, 3\)"):
+        stream.extend(randn(4, 3), kernel)
+    with pytest.raises(ValueError, match=r"length >= 1.* got \(4, 0, 3\)"):
+        stream.extend(randn(4, 0, 3), kernel)
+    with pytest.raises(ValueError, match=r"taps\(64\) must have shape \(2, 64\), got \(3, 64\)"):
+        stream.extend(randn(4, 1, 2), kernel)
+    stream.reset()
+    stream.extend(randn(4, 2, 3), kernel)
+    for shape in ((2, 1, 3), (4, 1, 2)):
+        with pytest.raises(ValueError, match=rf"u must continue 4 sequences of 3 channels, got \({shape[0]}, 1"):
+            stream.extend(randn(*shape), kernel)
+    with pytest.raises(ValueError, match=r"streams must be one or more .* lengths \[\]"):
+        StreamingConvolution.join([])
+    with pytest.raises(ValueError, match=r"have seen an input, got lengths \[2, 0\]"):
+        StreamingConvolution.join([stream, StreamingConvolution()])
+    other = StreamingConvolution()
+    other.extend(randn(4, 2, 2), Taps(randn(2, 64)))
+    with pytest.raises(ValueError, match=r"same number of channels, got \[3, 2\]"):
+        StreamingConvolution.join([stream, other])
