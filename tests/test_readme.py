@@ -26,3 +26,11 @@ def test_quick_start(tmp_path, monkeypatch):
     model = names["model"]
     assert isinstance(model, PreTrainedModel)
     assert model.config.rescaled is True
+
+
+def test_generation():
+    code = README.read_text(encoding="utf-8").split("```python\n")[2].split("```")[0]
+    names: dict = {}
+    exec(compile(code, str(README), "exec"), names)
+    assert names["more"].shape == (2, 80)
+    assert (names["more"][:, :50] == names["first"].sequences).all()

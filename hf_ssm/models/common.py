@@ -88,7 +88,12 @@ class SSMPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     # Step sizes, state matrices and filters lose their meaning in half precision.
     _keep_in_fp32_modules_strict = {
-        *("long_conv", "scan.A", "scan.A_log", "scan.A_imag", "scan.D", "scan.dt_bias", "scan.sobolev_order")
+        "long_conv",
+        *(
+            f"{scan}.{name}"
+            for scan in ("scan", "reverse_scan")
+            for name in ("A", "A_log", "A_imag", "D", "dt_bias", "sobolev_order")
+        ),
     }
     # Assisted decoding would have to take tokens back, which a recurrent state does not allow.
     _is_stateful = True
@@ -103,6 +108,14 @@ class SSMPreTrainedModel(PreTrainedModel):
         config.check()
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
+
+    def post_init(self) -> None:
+        """As in transformers, which wants each name of what stays in float32 to be there."""
+        own = [f".{name}." for name, _ in self.named_parameters()]
+        self._keep_in_fp32_modules_strict = {
+            part for part in type(self)._keep_in_fp32_modules_strict if any(f".{part}." in name for name in own)
+        }
+        super().post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

@@ -295,6 +295,28 @@ class SSMForSignalRegression(_LabelHead):
             config.num_input_channels = 1
         super().__init__(config)
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_tau: bool = False,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        """As in the other heads, with `input_values` in the place of `input_ids`."""
+        return super().forward(
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            input_values=input_values,
+            labels=labels,
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            **{**kwargs, "return_dict": True},
+        )
+
     def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         if self.config.pooling is not None:
             hidden_states = pool(hidden_states, mask, self.config.pooling)

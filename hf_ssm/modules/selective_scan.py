@@ -202,7 +202,7 @@ class SelectiveScan(SequenceOperator):
         if largest > 0:
             warnings.warn(
                 f"The state matrix has a positive entry ({largest:.3g}): the scan is unstable, so τ grows without "
-                "bound with the length of the input. Take `state_matrix='neg_exp'`, or no regulariser and no rescaling.",
+                "bound with the length of the input. Take `state_matrix='neg_exp'`, or leave τ alone.",
                 stacklevel=2,
             )
 

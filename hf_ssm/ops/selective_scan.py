@@ -57,8 +57,9 @@ class _Arguments(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Iterator[Any]:
         """Each tensor in the real `dtype` or its complex partner; None stays None."""
+        partner = dtype.to_complex()
         for t in self:
-            yield None if t is None else t.to(dtype.to_complex() if t.is_complex() else dtype)
+            yield t if t is None or t.dtype in (dtype, partner) else t.to(partner if t.is_complex() else dtype)
 
 
 def _check(args: _Arguments, axes: str = "batch, length", state: str = "initial_state") -> None:

@@ -62,7 +62,7 @@ class StreamingConvolution:
         self._dtype = torch.float32
         # (B, capacity, D); the first `length` positions are inputs.
         self._history: torch.Tensor | None = None
-        # (D, K); the first 64 of them once more, as (64, D); transforms of the first n of them, by n.
+        # (D, K); the first 64 of them (or all there are) once more, as (64, D); transforms of the first n, by n.
         self._taps: torch.Tensor | None = None
         self._near: torch.Tensor | None = None
         self._spectra: dict[int, torch.Tensor] = {}
@@ -134,21 +134,18 @@ class StreamingConvolution:
         joined.length = max(stream.length for stream in streams)
         padded = [F.pad(h.to(joined._dtype), (0, 0, joined.length - h.shape[1], 0)) for h in histories]
         joined._history = torch.cat(padded)
-        joined._share_taps(max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1]))
+        known = max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1])
+        if known._dtype == joined._dtype:
+            joined._taps, joined._near, joined._spectra = known._taps, known._near, known._spectra
         return joined
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingConvolution":
+        # Taps and spectra are never changed in place, so they are shared.
         copied = copy.copy(self)
-        copied._share_taps(self)
         for name in ("_history", "_pending"):
             if getattr(self, name) is not None:
                 setattr(copied, name, getattr(copied, name).clone())
         return copied
-
-    def _share_taps(self, other: "StreamingConvolution") -> None:
-        """Use the taps of another stream, which are never changed in place."""
-        if other._dtype == self._dtype:
-            self._taps, self._near, self._spectra = other._taps, other._near, dict(other._spectra)
 
     def _check(self, u: torch.Tensor) -> None:
         if u.dim() != 3 or u.shape[1] < 1:
@@ -267,7 +264,6 @@ class StreamingConvolution:
             self._widen(asked.dtype)
             # A copy, as these may be parameters that change in place.
             self._taps = asked.detach().to(self._dtype, copy=True, memory_format=torch.contiguous_format)
-            self._near, self._spectra = None, {}
         return self._taps[:, :count]
 
     def _append(self, u: torch.Tensor) -> torch.Tensor:

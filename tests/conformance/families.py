@@ -53,8 +53,8 @@ ROWS = tuple(
         Row("S4", "s4d"),
         Row("S4", "s4", {"kernel_type": "s4"}),
         Row("SelectiveSSM", "mamba", {"block": "mamba"}),
-        # One layer, as its paper has it: without norms, two would raise the input to the ninth power.
-        Row("SelectiveSSM", "plain", {"block": "plain", "num_hidden_layers": 1}),
+        # Its paper has one layer; two without norms would raise the input to the ninth power.
+        Row("SelectiveSSM", "plain", {"block": "plain", "norm_type": "rms", "use_residual": True}),
     )
     if row.exists
 )

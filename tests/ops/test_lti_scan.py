@@ -173,8 +173,10 @@ def test_float32_with_the_smallest_step_sizes(constant, form, rule, run):
         first, state = run(recurrence, u[:, :2030])
         pieces = torch.cat([first, run(recurrence, u[:, 2030:], state)[0]], dim=1)
     scale = expected.abs().amax(dim=(0, 1))
+    # Steps are in double precision but for a dense product, blocks are not.
+    tolerance = 1e-5 if run is scan else 2.5e-6
     for actual in (y, pieces):
-        assert ((actual - expected).abs() / scale).max() < 1e-5
+        assert ((actual - expected).abs() / scale).max() < tolerance
 
 
 @pytest.mark.parametrize("run", [scan, scan_by_steps])

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.short_conv import short_conv, short_conv_reference, short_conv_step
+from hf_ssm.ops.short_conv import short_conv, short_conv_extend, short_conv_reference
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -55,25 +55,24 @@ def test_an_even_centred_kernel_looks_one_further_ahead():
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_steps_equal_the_convolution(taps, with_bias):
+@pytest.mark.parametrize("pieces", [(1,) * 7, (7,), (2, 1, 4)])
+def test_pieces_equal_the_convolution(taps, with_bias, pieces):
     u, weight = randn(2, 7, 3), randn(3, taps, seed=1)
     bias = randn(3, seed=2) if with_bias else None
-    state = torch.zeros(2, 3, taps - 1, dtype=torch.float64)
-    outputs = []
-    for t in range(7):
-        y, state = short_conv_step(u[:, t], state, weight, bias)
+    state, outputs = None, []
+    for piece in u.split(pieces, dim=1):
+        y, state = short_conv_extend(piece, state, weight, bias)
         outputs.append(y)
-    torch.testing.assert_close(torch.stack(outputs, 1), short_conv(u, weight, bias), rtol=0, atol=1e-14)
+    torch.testing.assert_close(torch.cat(outputs, 1), short_conv(u, weight, bias), rtol=0, atol=1e-14)
     assert state.shape == (2, 3, taps - 1)
     if taps > 1:
         torch.testing.assert_close(state, u[:, 8 - taps :].transpose(1, 2))
 
 
-def test_step_keeps_the_dtype_of_the_state():
-    u, weight = randn(2, 3).bfloat16(), randn(3, 4, seed=1).bfloat16()
-    y, state = short_conv_step(u, torch.zeros(2, 3, 3), weight)
-    assert y.dtype == torch.bfloat16
-    assert state.dtype == torch.float32
+def test_pieces_keep_the_dtype_of_the_input():
+    u, weight = randn(2, 1, 3).bfloat16(), randn(3, 4, seed=1).bfloat16()
+    y, state = short_conv_extend(u, None, weight)
+    assert y.dtype == state.dtype == torch.bfloat16
 
 
 def test_errors():
@@ -85,4 +84,4 @@ def test_errors():
     with pytest.raises(ValueError, match=r"bias must have shape \(3,\), got \(4,\)"):
         short_conv(u, torch.zeros(3, 2), torch.zeros(4))
     with pytest.raises(ValueError, match=r"state must .* = \(2, 3, 1\), got \(2, 3, 2\)"):
-        short_conv_step(u[:, 0], torch.zeros(2, 3, 2), torch.zeros(3, 2))
+        short_conv_extend(u, torch.zeros(2, 3, 2), torch.zeros(3, 2))

@@ -142,13 +142,13 @@ def test_taps_in_float64_are_used_in_float64(split):
 
 @pytest.mark.usefixtures("no_grad")
 def test_a_better_dtype_on_the_way_is_kept():
-    u, kernel = randn(1, 200, 2).float().double(), randn(2, 512, seed=1)
-    stream = StreamingConvolution()
-    # float64 taps are held in float32 before, and asked for once more.
-    feed_singles(stream, u[:, :70].float(), Taps(kernel.float()))
-    y = feed_singles(stream, u[:, 70:], Taps(kernel))
+    u, kernel = randn(1, 200, 2).float().double(), randn(2, 200, seed=1)
+    stream = StreamingConvolution(longest=200)
+    # All taps are held when half of a window is done, but only in float32.
+    feed_singles(stream, u[:, :160].float(), Taps(kernel.float()))
+    y = feed_singles(stream, u[:, 160:], Taps(kernel))
     assert y.dtype == torch.float64
-    assert_same(y, long_conv(u, kernel)[:, 70:])
+    assert_same(y, long_conv(u, kernel)[:, 160:])
 
 
 @pytest.mark.usefixtures("no_grad")
@@ -242,13 +242,21 @@ def test_memory_is_its_own():
     u, kernel = randn(1, 200, 2), randn(2, 512, seed=1)
     expected = long_conv(u, kernel)
     stream = StreamingConvolution()
-    for start, length in [(0, 50), *[(t, 1) for t in range(50, 199)], (199, 1)]:
-        piece = u[:, start : start + length].clone()
-        taps = kernel.clone()
-        y = stream.extend(piece, lambda count, taps=taps: taps[:, :count])
+    given: list[torch.Tensor] = []
+
+    def taps(count: int) -> torch.Tensor:
+        given.append(kernel[:, :count].clone())
+        return given[-1]
+
+    for start, length in [(0, 50), *[(t, 1) for t in range(50, 200)]]:
+        given.append(u[:, start : start + length].clone())
+        y = stream.extend(given[-1], taps)
         assert_same(y, expected[:, start : start + length])
-        for tensor in (piece, taps, y):
+        given.append(y)
+        for tensor in given:
             tensor.fill_(math.nan)
+    # An output does not keep those of its whole window in memory.
+    assert y.untyped_storage().nbytes() == y.numel() * y.element_size()
 
 
 def test_memory_from_inference_mode_can_be_written_outside_it():
@@ -291,21 +299,39 @@ def test_gradients_after_pieces_without():
     assert_same(grad, expected)
 
 
+def test_gradients_in_the_middle_of_a_window():
+    u, kernel = randn(1, 100, 2), randn(2, 512, seed=1)
+    stream = StreamingConvolution()
+    with torch.no_grad():
+        y = [feed_singles(stream, u[:, :10], Taps(kernel))]
+    y.append(feed(stream, u[:, 10:20].clone().requires_grad_(), Taps(kernel), [3, 7]))
+    with torch.no_grad():
+        y.append(feed_singles(stream, u[:, 20:], Taps(kernel)))
+    assert_same(torch.cat(y, dim=1), long_conv(u, kernel))
+
+
+def test_pieces_with_gradients_are_remembered_by_value():
+    u, kernel = randn(1, 10, 2), randn(2, 512, seed=1).requires_grad_()
+    stream = StreamingConvolution()
+    piece = u[:, :5].clone()
+    stream.extend(piece, Taps(kernel))
+    piece.fill_(math.nan)
+    assert_same(stream.extend(u[:, 5:], Taps(kernel)), long_conv(u, kernel)[:, 5:])
+
+
 def test_pieces_without_gradients_leave_the_graph_alone():
     u, kernel = randn(2, 100, 3).requires_grad_(), randn(3, 256, seed=1)
     stream = StreamingConvolution()
     y = stream.extend(u[:, :40], Taps(kernel))
-    copied = copy.deepcopy(stream)
+    # Copies hold values alone, so with inputs that want no gradient there is none.
+    copies = [copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))]
+    tails = [feed_singles(copied, u[:, 40:].detach(), Taps(kernel)) for copied in copies]
     with torch.no_grad():
-        tail = feed_singles(stream, u[:, 40:], Taps(kernel))
-        tails = (
-            feed_singles(copied, u[:, 40:], Taps(kernel)),
-            feed_singles(pickle.loads(pickle.dumps(copied)), randn(2, 5, 3), Taps(kernel)),
-        )
-    expected = long_conv(u, kernel)
-    assert not any(t.requires_grad for t in (tail, *tails))
-    assert_same(tail, expected[:, 40:])
-    assert_same(tails[0], expected[:, 40:])
+        tails.append(feed_singles(stream, u[:, 40:], Taps(kernel)))
+        expected = long_conv(u, kernel)[:, 40:]
+    for tail in tails:
+        assert not tail.requires_grad
+        assert_same(tail, expected)
     (grad,) = torch.autograd.grad(y.pow(2).sum(), u)
     (expected_grad,) = torch.autograd.grad(long_conv(u, kernel)[:, :40].pow(2).sum(), u)
     assert_same(grad, expected_grad)
@@ -355,6 +381,10 @@ def test_cost_is_polylogarithmic(pieces):
     assert work < length**2 / 2 / 4
     # Twice the length: a little more than twice the work, where quadratic work would be fourfold.
     assert work < 2.6 * work_of(length // 2, pieces)
+
+
+def test_a_long_piece_costs_about_one_convolution():
+    assert work_of(4096, lambda n: [1, n - 1]) < 1.2 * work_of(4096, lambda n: [n])
 
 
 @pytest.mark.usefixtures("no_grad")

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from hf_ssm.theory.complexity import lag_moments, tau, tau_reference
+from hf_ssm.theory.complexity import (
+    lag_moments,
+    selective_kernel,
+    selective_kernel_reference,
+    tau,
+    tau_reference,
+)
 
 LENGTHS = [9, 5, 1, 7]
 
@@ -71,3 +77,36 @@ def test_constant_inputs_have_finite_gradients() -> None:
     tau(kernel, *lag_moments(inputs)).sum().backward()
     assert torch.isfinite(inputs.grad).all()
     assert torch.isfinite(kernel.grad).all()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("is_complex", [True, False])
+@pytest.mark.parametrize("with_skip", [True, False])
+def test_selective_kernel_and_gradients_equal_the_impulse_responses(shared, is_complex, with_skip) -> None:
+    length, channels, states = 7, 3, 4
+    dtype = torch.complex128 if is_complex else torch.float64
+    parts = {
+        "delta": torch.rand(length, 1 if shared else channels, dtype=torch.float64),
+        "A": torch.randn(channels, states, dtype=dtype),
+        "B": torch.randn(length, states, dtype=dtype),
+        "C": torch.randn(states, dtype=dtype),
+    }
+    if with_skip:
+        parts["D"] = torch.randn(channels, dtype=torch.float64)
+    for part in parts.values():
+        part.requires_grad_()
+    weights = torch.randn(channels, length, dtype=torch.float64)
+    results = []
+    for function in (selective_kernel, selective_kernel_reference):
+        kernel = function(**parts)
+        results.append((kernel, *torch.autograd.grad((kernel * weights).sum(), list(parts.values()))))
+    for fast, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, atol=1e-10, rtol=1e-10)
+
+
+def test_selective_kernel_of_a_constant_system_is_its_convolution_kernel() -> None:
+    """With the same Δ, B and C at each token, Euler's B and the exponential A, the kernel is C Ā^ℓ B̄."""
+    A, b, c = (torch.randn(n, dtype=torch.float64) for n in ((2, 3), 3, 3))
+    found = selective_kernel(torch.full((5, 1), 0.3, dtype=torch.float64), A, b.expand(5, 3), c)
+    expected = [(c * torch.exp(0.3 * A * lag) * 0.3 * b).sum(-1) for lag in range(5)]
+    torch.testing.assert_close(found, torch.stack(expected, dim=1))

@@ -1,0 +1,92 @@
+"""How much the cache saves when tokens are generated: the same tokens with and without it, in turn, in one process.
+
+    python benchmarks/generation.py            # about a quarter of an hour on two cores
+    python benchmarks/generation.py --tiny     # seconds; the numbers mean nothing
+
+Prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their range. Both
+ways must give the same tokens, or there is no table.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+
+import torch
+import transformers
+
+import hf_ssm
+
+PROMPT_LENGTH = 16
+
+
+def build_models(hidden_size: int, longest: int) -> dict[str, torch.nn.Module]:
+    """One small causal model of each family, of equal width and depth."""
+    common = {"hidden_size": hidden_size, "num_hidden_layers": 2, "vocab_size": 64}
+    configs = {
+        "selective": hf_ssm.SelectiveSSMConfig(state_size=16, **common),
+        "S4D": hf_ssm.S4Config(state_size=64, **common),
+        "Hyena": hf_ssm.HyenaConfig(max_position_embeddings=longest, **common),
+    }
+    torch.manual_seed(0)
+    return {name: transformers.AutoModelForCausalLM.from_config(config).eval() for name, config in configs.items()}
+
+
+def seconds(
+    model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int, use_cache: bool
+) -> tuple[float, torch.Tensor]:
+    """Time of one greedy generation, and its tokens."""
+    start = time.perf_counter()
+    tokens = model.generate(
+        prompt, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, use_cache=use_cache
+    )
+    return time.perf_counter() - start, tokens
+
+
+def compare(model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int, repetitions: int) -> list[float]:
+    """Ratios of time without cache to time with it.
+
+    Raises:
+        RuntimeError: The two ways gave different tokens.
+    """
+    ratios = []
+    for _ in range(repetitions):
+        with_cache, expected = seconds(model, prompt, new_tokens, use_cache=True)
+        without_cache, found = seconds(model, prompt, new_tokens, use_cache=False)
+        if not torch.equal(expected, found):
+            raise RuntimeError(f"{type(model).__name__}: other tokens with than without cache")
+        ratios.append(without_cache / with_cache)
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=3, help="of all but the longest, which runs once")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to see that it runs")
+    args = parser.parse_args()
+    lengths = [4, 8] if args.tiny else sorted(args.new_tokens)
+    models = build_models(8 if args.tiny else args.hidden_size, PROMPT_LENGTH + lengths[-1])
+    prompt = torch.randint(0, 64, (args.batch_size, PROMPT_LENGTH))
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
+        f"{torch.get_num_threads()} threads; batch {args.batch_size}, hidden size {models['S4D'].config.hidden_size}, "
+        "2 layers\n"
+    )
+    print("| new tokens | " + " | ".join(models) + " |\n" + "|---" * (1 + len(models)) + "|")
+    for model in models.values():
+        seconds(model, prompt, 2, use_cache=True)
+    for length in lengths:
+        cells = []
+        for model in models.values():
+            repetitions = 1 if length == lengths[-1] and not args.tiny else args.repetitions
+            ratios = compare(model, prompt, length, repetitions)
+            spread = f" ({min(ratios):.1f} to {max(ratios):.1f})" if len(ratios) > 1 else ""
+            cells.append(f"{statistics.median(ratios):.1f}{spread}")
+        print(f"| {length} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
