@@ -3,7 +3,7 @@
 Legend: `B` batch, `L` length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -129,4 +129,72 @@ class SSMCache(Cache):
             layer.select(order)
 
 
-__all__ = ["SSMCache", "SSMCacheLayer"]
+# All layers of a model, from states of theirs: hidden states, mask and states to the hidden states of every layer.
+Run = Callable[[Tensor, Tensor | None, Sequence[LayerState]], list[Tensor]]
+
+
+def go_on(run: Run, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache) -> list[Tensor]:
+    """Read the next positions of the sequences in a cache, whose rows may be padded on either side.
+
+    Mixers know padding in front of all tokens alone. So rows that have read nothing yet are shifted to the right, and
+    rows with padding after what they have read before go on without it.
+
+    Args:
+        run: The layers.
+        hidden_states: `(B, L, D)`.
+        mask: `(B, L)`, true at tokens; `None` where all are.
+        cache: Changed in place.
+
+    Returns:
+        What `run` returns, at the places of the input; at padding it means nothing.
+    """
+    length = hidden_states.shape[1]
+    tokens = length if mask is None else mask.sum(dim=1)
+    if mask is None:
+        outputs = run(hidden_states, None, cache.states)
+    elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
+        outputs = _right_aligned(run, hidden_states, mask, cache)
+    else:
+        outputs = _in_groups(run, hidden_states, mask, cache)
+    cache.advance(length, tokens, hidden_states)
+    return outputs
+
+
+def _right_aligned(run: Run, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+    length = hidden_states.shape[1]
+    steps = torch.arange(length, device=mask.device)
+    behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
+    behind = behind * mask.any(dim=1, keepdim=True)
+    if not behind.any():
+        return run(hidden_states, mask, cache.states)
+    forth, back = (steps - behind) % length, (steps + behind) % length
+    outputs = run(_permuted(hidden_states, forth), mask.gather(1, forth), cache.states)
+    return [_permuted(output, back) for output in outputs]
+
+
+def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
+    """Positions of each row in the order `index`, `(B, L)`."""
+    return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
+
+
+def _in_groups(run: Run, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+    """Rows with equally many tokens go on together, without their padding."""
+    tokens = mask.sum(dim=1)
+    outputs: list[Tensor] = []
+    groups, parts = [], []
+    for count in tokens.unique().tolist():
+        rows = (tokens == count).nonzero().squeeze(1)
+        states = cache.rows(rows)
+        groups.append(rows)
+        parts.append(states)
+        if count > 0:
+            places = rows.unsqueeze(1), mask[rows].nonzero()[:, 1].view(len(rows), count)
+            found = run(hidden_states[places], None, states)
+            outputs = outputs or [output.new_zeros(hidden_states.shape) for output in found]
+            outputs = [whole.index_put(places, part) for whole, part in zip(outputs, found, strict=True)]
+    cache.assemble(groups, parts)
+    # Nothing but padding: nothing was read.
+    return outputs or [torch.zeros_like(hidden_states) for _ in range(len(cache) + 1)]
+
+
+__all__ = ["SSMCache", "SSMCacheLayer", "go_on"]

@@ -22,7 +22,7 @@ from hf_ssm.modules.mixers import OutputProjection
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 
-from .cache import SSMCache
+from .cache import SSMCache, go_on
 from .configuration_common import SSMConfig
 
 
@@ -215,7 +215,7 @@ class SSMModel(SSMPreTrainedModel):
         if cache is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
-            all_hidden_states, taus = self._go_on(hidden_states, mask, cache), []
+            all_hidden_states, taus = go_on(self._run_states, hidden_states, mask, cache), []
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
             past_key_values=cache,
@@ -241,6 +241,9 @@ class SSMModel(SSMPreTrainedModel):
         hidden_states = hidden_states.to(dtype)
         all_hidden_states[-1] = hidden_states if self.norm is None else self.norm(hidden_states, mask)
         return all_hidden_states, taus
+
+    def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
+        return self._run(hidden_states, mask, states=states)[0]
 
     def _find_cache(
         self, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int
@@ -279,53 +282,6 @@ class SSMModel(SSMPreTrainedModel):
         cache.owner = self.identity
         return cache
 
-    def _go_on(self, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache) -> list[Tensor]:
-        """`_run` from a cache, with padding on either side of each row's tokens."""
-        length = hidden_states.shape[1]
-        if mask is None:
-            outputs, _ = self._run(hidden_states, None, states=cache.states)
-            cache.advance(length, length, hidden_states)
-            return outputs
-        tokens = mask.sum(dim=1)
-        if cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
-            outputs = self._go_on_right_aligned(hidden_states, mask, cache)
-        else:
-            outputs = self._go_on_in_groups(hidden_states, mask, tokens, cache)
-        cache.advance(length, tokens, hidden_states)
-        return outputs
-
-    def _go_on_right_aligned(self, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
-        """Rows that have read nothing yet begin with padding, which leaves their memory empty."""
-        length = hidden_states.shape[1]
-        steps = torch.arange(length, device=mask.device)
-        behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
-        behind = behind * mask.any(dim=1, keepdim=True)
-        if not behind.any():
-            return self._run(hidden_states, mask, states=cache.states)[0]
-        forth, back = (steps - behind) % length, (steps + behind) % length
-        outputs, _ = self._run(_permuted(hidden_states, forth), mask.gather(1, forth), states=cache.states)
-        return [_permuted(output, back) for output in outputs]
-
-    def _go_on_in_groups(self, hidden_states: Tensor, mask: Tensor, tokens: Tensor, cache: SSMCache) -> list[Tensor]:
-        """Rows with equally many tokens go on together, without their padding."""
-        outputs = [hidden_states.new_zeros(hidden_states.shape) for _ in range(len(self.layers) + 1)]
-        groups, parts = [], []
-        for count in tokens.unique().tolist():
-            rows = (tokens == count).nonzero().squeeze(1)
-            states = cache.rows(rows)
-            groups.append(rows)
-            parts.append(states)
-            if count == 0:
-                continue
-            positions = mask[rows].nonzero()[:, 1].view(len(rows), count)
-            group, _ = self._run(hidden_states[rows.unsqueeze(1), positions], None, states=states)
-            outputs = [
-                whole.to(part.dtype).index_put((rows.unsqueeze(1), positions), part)
-                for whole, part in zip(outputs, group, strict=True)
-            ]
-        cache.assemble(groups, parts)
-        return outputs
-
     def _embed(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None, past: int
     ) -> Tensor:
@@ -354,7 +310,7 @@ class SSMModel(SSMPreTrainedModel):
         return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
 
     def _look_up(self, input_ids: Tensor) -> Tensor:
-        size = self.embed_tokens.num_embeddings
+        size = len(self.embed_tokens.weight)
         if not torch.compiler.is_compiling() and (input_ids.min() < 0 or input_ids.max() >= size):
             raise ValueError(
                 f"`input_ids` holds ids from {input_ids.min().item()} to {input_ids.max().item()}, but the vocabulary "
@@ -404,11 +360,6 @@ class SSMModel(SSMPreTrainedModel):
                 "count needs a mask or unknown token in its place: time goes on at it.)"
             )
         return mask
-
-
-def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
-    """Positions of each row in the order `index`, `(B, L)`."""
-    return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
 
 
 __all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]

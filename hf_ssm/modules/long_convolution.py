@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
-from hf_ssm.modules.operator import SequenceOperator, no_autocast, theory_flags
+from hf_ssm.modules.operator import SequenceOperator, theory_flags
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.sobolev import causal_taps

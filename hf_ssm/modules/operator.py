@@ -5,7 +5,6 @@ Legend: `B` batch, `L` length, `D` channels.
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,18 +14,11 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import lag_moments, tau
 
-__all__ = ["SequenceOperator", "no_autocast", "theory_flags"]
+__all__ = ["SequenceOperator", "theory_flags"]
 
 # The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
 # on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
 ZERO_PHASE_GRID = 3**3 * 5**4
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager:
-    """Kernels and τ are computed as they are written, not in the precision of the surrounding matrix products."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 def theory_flags(config, layer_idx: int) -> dict[str, Any]:

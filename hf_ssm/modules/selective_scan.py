@@ -11,12 +11,14 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.operator import SequenceOperator, no_autocast, theory_flags
+from hf_ssm.modules.operator import SequenceOperator, theory_flags
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.hippo import initial_eigenvalues
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.selective_scan import selective_scan, selective_scan_step
+from hf_ssm.ops.selective_scan import hub_selective_scan, selective_scan, selective_scan_step
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import lag_moments, selective_kernel
@@ -24,6 +26,8 @@ from hf_ssm.theory.complexity import lag_moments, selective_kernel
 __all__ = ["SelectiveScan"]
 
 
+# On a GPU, a kernel of the Hub or of an installed package takes the place of our function.
+@use_kernelized_func([hub_selective_scan])
 class SelectiveScan(SequenceOperator):
     """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
 
@@ -111,7 +115,7 @@ class SelectiveScan(SequenceOperator):
             step = self.dt_proj(step)
         if self.A_imag is not None:
             precise = torch.promote_types(matrices[0].dtype, torch.float32)
-            matrices = [torch.view_as_complex(m.to(precise).unflatten(-1, (-1, 2)).contiguous()) for m in matrices]
+            matrices = [torch.complex(*m.to(precise).unflatten(-1, (-1, 2)).unbind(-1)) for m in matrices]
         return step, matrices[0], matrices[1]
 
     def time_steps(self, step: Tensor) -> Tensor:

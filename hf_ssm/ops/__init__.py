@@ -1,1 +1,1 @@
-"""Mathematics of sequences: tensors in, tensors out; imports torch only."""
+"""Mathematics of sequences: tensors in, tensors out; imports torch, and transformers' kernel loader."""

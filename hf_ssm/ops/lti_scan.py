@@ -125,7 +125,7 @@ class Recurrence:
             before.append(self._to_real(x).to(self.dtype))
             x = self._carry(arrived, x, tables.carry)
         y = torch.baddbmm(blocks @ tables.local, torch.stack(before, dim=2).flatten(1, 2), tables.outward)
-        state = x.transpose(0, 1).to(state.dtype).contiguous()
+        state = x.transpose(0, 1).to(self.b_bar.dtype).contiguous()
         return y.unflatten(1, (batch, -1)).flatten(2).permute(1, 2, 0), state
 
     def _check_shapes(self, u: torch.Tensor, dims: int, state: torch.Tensor | None) -> None:
@@ -141,7 +141,8 @@ class Recurrence:
 
     def _tables(self) -> _Tables:
         # Tables that are part of a graph serve one backward pass, so they are not kept.
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (self.a_bar, self.b_bar, self.c)):
+        constants = (self.a_bar, self.b_bar, self.c, self.skip)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in constants):
             return self._make_tables()
         return self._kept_tables
 

@@ -1,7 +1,7 @@
 """Selective scan: a diagonal state space model whose step, input weights and output weights vary along the sequence.
 
-Dimensions: `B` batch, `L` length, `D` channels, `N` stored states per channel. Inside the chunked scan: `T` positions
-of one chunk, `K` chunks, `R` rows of states (`N`, or for complex states `2 N`, the real parts above the imaginary).
+Dimensions: `B` batch, `L` length, `D` channels, `N` stored states per channel, `R` rows of real numbers that they are
+(`N`, or for complex states `2 N`).
 
 With `d_t = softplus(delta_t + delta_bias)` (or without the softplus),
 
@@ -13,25 +13,18 @@ Sources: Gu & Dao 2023 (Mamba), eq. (2) and Algorithm 2, with `d B` as the discr
 (8), (13) and (14), for a step that all channels share.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
-# exp2 costs less than half of exp on a CPU and is one instruction on a GPU.
-_LOG2_E = 1 / math.log(2)
-# Chunks of √L positions keep the least for the backward. Longer ones than this leave the cache, and at this length the
-# states kept are already few beside the input.
-_MAX_CHUNK = 64
-# Numbers per position (batch rows x R x D) that one CPU thread works on at a time, for the cache's sake too.
-_CPU_BLOCK = 16384
+from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.chunked_scan import LOG2_E, ChunkedScan
+
 # The most states that mamba_ssm's CUDA kernel takes.
 _HUB_KERNEL_STATES = 256
 
@@ -96,13 +89,6 @@ def _check(args: _Arguments, axes: str = "batch, length", state: str = "initial_
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
 
 
-def _no_autocast(device: torch.device) -> AbstractContextManager:
-    """The products with the states are computed as they are written, not in autocast's half precision."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
 def _step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
     delta = delta if delta_bias is None else delta + delta_bias
     return F.softplus(delta) if delta_softplus else delta
@@ -116,8 +102,8 @@ def _skip_and_gate(y: Tensor, u: Tensor, D: Tensor | None, z: Tensor | None) -> 
 def _decay(d: Tensor, A: Tensor) -> Tensor:
     """`exp(d A)` of broadcast real `d` and real or complex `A`; torch's own complex exponential is slow."""
     if A.is_complex():
-        return torch.polar(torch.exp2(d * _LOG2_E * A.real), d * A.imag)
-    return torch.exp2(d * _LOG2_E * A)
+        return torch.polar(torch.exp2(d * LOG2_E * A.real), d * A.imag)
+    return torch.exp2(d * LOG2_E * A)
 
 
 def _contract(a: Tensor, b: Tensor) -> Tensor:
@@ -161,155 +147,6 @@ def selective_scan_reference(
 # which makes the inner loops of torch long and contiguous.
 
 
-def _planes(t: Tensor, paired: bool) -> tuple[Tensor, ...]:
-    return t.chunk(2, dim=-2) if paired else (t,)
-
-
-def _positions(t: Tensor, paired: bool) -> list[tuple[Tensor, ...]]:
-    """The planes of each position of `t` `(T, B, R, D)`."""
-    return list(zip(*(plane.unbind(0) for plane in _planes(t, paired)), strict=True))
-
-
-def _add_product_(out: tuple[Tensor, ...], a: tuple[Tensor, ...], x: tuple[Tensor, ...], sign: int = 1) -> None:
-    """`out += a x` on planes; with `sign` -1, `out += conj(a) x`."""
-    out[0].addcmul_(a[0], x[0])
-    if len(out) == 2:
-        out[0].addcmul_(a[1], x[1], value=-sign)
-        out[1].addcmul_(a[0], x[1]).addcmul_(a[1], x[0], value=sign)
-
-
-def _multiply_(out: Tensor, a: Tensor, paired: bool, sign: int = 1) -> None:
-    """`out *= a`; with `sign` -1, `out *= conj(a)`."""
-    if not paired:
-        out.mul_(a)
-        return
-    (real, imag), (a_real, a_imag) = _planes(out, True), _planes(a, True)
-    before = real.clone()
-    real.mul_(a_real).addcmul_(imag, a_imag, value=-sign)
-    imag.mul_(a_real).addcmul_(before, a_imag, value=sign)
-
-
-def _binary_exponent(A: Tensor, paired: bool) -> Tensor:
-    """`A` `(R, D)` with its real part in units of log 2, as `_run_chunk` takes it."""
-    real, *imag = _planes(A, paired)
-    return torch.cat([real * _LOG2_E, *imag])
-
-
-def _run_chunk(d: Tensor, x: Tensor, A2: Tensor, B: Tensor, decays: Tensor, states: Tensor, paired: bool) -> None:
-    """Fill `decays` `(T, B, R, D)` with `exp(d A)`, and `states` `(T + 1, B, R, D)` after its first position."""
-    torch.mul(d.unsqueeze(2), A2, out=decays)
-    size, *phases = _planes(decays, paired)
-    size.exp2_()
-    for phase in phases:
-        cosine = torch.cos(phase)
-        phase.sin_().mul_(size)
-        size.mul_(cosine)
-    torch.mul(x.unsqueeze(2), B.unsqueeze(3), out=states[1:])
-    at = _positions(states, paired)
-    for decay, before, now in zip(_positions(decays, paired), at[:-1], at[1:], strict=True):
-        _add_product_(now, decay, before)
-
-
-def _run_chunk_back(cotangents: Tensor, decays: Tensor, carry: Tensor, paired: bool) -> None:
-    """`g_t += conj(decay_{t+1}) g_{t+1}`, the last with `carry` `(B, R, D)`, which goes on to the chunk before."""
-    cotangents[-1].add_(carry)
-    g, decay = _positions(cotangents, paired), _positions(decays, paired)
-    for t in range(len(g) - 2, -1, -1):
-        _add_product_(g[t], decay[t + 1], g[t + 1], sign=-1)
-    carry.copy_(cotangents[0])
-    _multiply_(carry, decays[0], paired, sign=-1)
-
-
-def _blocks(state: Tensor) -> list[slice]:
-    """Slices of the batch to be worked on one after the other: the whole on an accelerator."""
-    rows = len(state)
-    if state.device.type == "cpu":
-        rows = max(1, _CPU_BLOCK * torch.get_num_threads() // max(1, state[:1].numel()))
-    return [slice(start, start + rows) for start in range(0, len(state), max(1, rows))]
-
-
-def _chunks(length: int) -> list[slice]:
-    size = min(math.isqrt(length - 1) + 1, _MAX_CHUNK)
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def _cut(tensor: Tensor, rows: slice, chunk: slice) -> Tensor:
-    """`(B, L, ...)` -> one chunk of one block, time first: a view `(T, B, ...)`."""
-    return tensor[rows, chunk].transpose(0, 1)
-
-
-class _ChunkedScan(torch.autograd.Function):
-    """The bare recurrence on real rows; keeps the states where chunks begin and recomputes all others.
-
-    `d` `(B, L, D)` or `(B, L, 1)`, `x = d u` `(B, L, D)`, `A` `(R, D)`, `B` and `C` `(B, L, R)`, `state` `(B, R, D)`
-    to `y` `(B, L, D)` and the last state. With `keep` false nothing is stored.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, paired: bool, keep: bool
-    ) -> tuple[Tensor, Tensor]:
-        chunks, A2 = _chunks(x.shape[1]), _binary_exponent(A, paired)
-        keep = keep and any(ctx.needs_input_grad)
-        y, last = torch.empty_like(x), state.clone()
-        starts = state.new_empty(len(chunks) if keep else 0, *state.shape)
-        for rows in _blocks(state):
-            size = chunks[0].stop
-            decays, states = (state.new_empty(t, *state[rows].shape) for t in (size, size + 1))
-            for k, chunk in enumerate(chunks):
-                d_c, x_c, B_c, C_c = (_cut(t, rows, chunk) for t in (d, x, B, C))
-                e, s = decays[: len(x_c)], states[: len(x_c) + 1]
-                s[0] = last[rows]
-                if keep:
-                    starts[k, rows] = s[0]
-                _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
-                _cut(y, rows, chunk).copy_((C_c.unsqueeze(2) @ s[1:]).squeeze(2))
-                last[rows] = s[-1]
-        if keep:
-            ctx.save_for_backward(d, x, A, B, C, starts)
-            ctx.paired = paired
-        return y, last
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
-        with _no_autocast(grad_y.device):
-            return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None)
-
-
-def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
-    d, x, A, B, C, starts = ctx.saved_tensors
-    chunks, paired, A2 = _chunks(x.shape[1]), ctx.paired, _binary_exponent(A, ctx.paired)
-    wanted = zip((d, x, A, B, C), ctx.needs_input_grad, strict=False)
-    grad_d, grad_x, grad_A, grad_B, grad_C = (torch.zeros_like(t) if need else None for t, need in wanted)
-    carry = grad_last.clone(memory_format=torch.contiguous_format)
-    for rows in _blocks(carry):
-        size = chunks[0].stop
-        decays, states, cotangents = (x.new_empty(t, *carry[rows].shape) for t in (size, size + 1, size))
-        for k in reversed(range(len(chunks))):
-            d_c, x_c, B_c, C_c, g_c = (_cut(t, rows, chunks[k]) for t in (d, x, B, C, grad_y))
-            e, s, g = decays[: len(x_c)], states[: len(x_c) + 1], cotangents[: len(x_c)]
-            s[0] = starts[k, rows]
-            _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
-            torch.mul(g_c.unsqueeze(2), C_c.unsqueeze(3), out=g)
-            _run_chunk_back(g, e, carry[rows], paired)
-            if grad_C is not None:
-                _cut(grad_C, rows, chunks[k]).copy_((g_c.unsqueeze(2) @ s[1:].transpose(2, 3)).squeeze(2))
-            if grad_B is not None:
-                _cut(grad_B, rows, chunks[k]).copy_((x_c.unsqueeze(2) @ g.transpose(2, 3)).squeeze(2))
-            if grad_x is not None:
-                _cut(grad_x, rows, chunks[k]).copy_((B_c.unsqueeze(2) @ g).squeeze(2))
-            # From here on g is the cotangent of the exponent d A, and e is scratch.
-            _multiply_(e, s[:-1], paired)
-            _multiply_(g, e, paired, sign=-1)
-            if grad_d is not None:
-                over_rows = torch.mul(g, A, out=e).sum(2)
-                _cut(grad_d, rows, chunks[k]).copy_(over_rows.sum_to_size(d_c.shape))
-            if grad_A is not None:
-                grad_A += g.mul_(d_c.unsqueeze(2)).sum((0, 1))
-    return grad_d, grad_x, grad_A, grad_B, grad_C, carry
-
-
 def _rows(t: Tensor) -> Tensor:
     """`(..., N)` -> `(..., R)`, real."""
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
@@ -323,16 +160,16 @@ def _chunked_scan(args: _Arguments, delta_softplus: bool) -> tuple[Tensor, Tenso
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     rows = (_rows(A).t(), _rows(B), _rows(2 * C.conj() if paired else C), _rows(state).transpose(1, 2))
-    with _no_autocast(u.device):
+    with no_autocast(u.device):
         inputs = (t.contiguous() for t in (d, d * u, *rows))
-        y, last = _ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
+        y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
     last = last.transpose(1, 2)
     last = torch.complex(*last.chunk(2, dim=-1)) if paired else last
     return _skip_and_gate(y, u, D, z).to(args.u.dtype), last.contiguous()
 
 
 @use_kernel_func_from_hub_with_fallback("selective_scan_fn", "mamba_ssm")
-def _selective_scan_fn(
+def hub_selective_scan(
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -352,14 +189,14 @@ def _selective_scan_fn(
 
 
 def _hub_scan(args: _Arguments, delta_softplus: bool) -> tuple[Tensor, Tensor]:
-    """`_selective_scan_fn` with what its kernel asks for: one type along the sequence, float32 for the rest."""
+    """`hub_selective_scan` with what its kernel asks for: one type along the sequence, float32 for the rest."""
     u, delta, A, B, C, D, z, bias, _ = args
     dtype = reduce(torch.promote_types, (t.dtype for t in (u, delta, B, C, z) if t is not None))
     u, delta, B, C = (t.to(dtype).transpose(1, 2) for t in (u, delta.expand_as(u), B, C))
     z = None if z is None else z.to(dtype).transpose(1, 2)
     D = None if D is None else D.float()
     bias = None if bias is None else bias.float().expand(len(A)).contiguous()
-    y, last = _selective_scan_fn(u, delta, A.float(), B, C, D, z, bias, delta_softplus, return_last_state=True)
+    y, last = hub_selective_scan(u, delta, A.float(), B, C, D, z, bias, delta_softplus, return_last_state=True)
     return y.transpose(1, 2).to(args.u.dtype), last
 
 

@@ -14,6 +14,9 @@ VARIANTS = [
     ("S4", {"kernel_type": "s4d", "discretization": "bilinear", "norm_type": "batch", "norm_first": False}),
     ("S4", {"kernel_type": "s4", "discretization": "bilinear"}),
     ("S4", {"kernel_type": "s4", "discretization": "zoh", "init": "lin"}),
+    ("SelectiveSSM", {"use_bias": True}),
+    ("SelectiveSSM", {"complex_state": True, "state_matrix": "raw"}),
+    ("SelectiveSSM", {"block": "plain", "norm_type": "rms", "initializer_range": 0.3}),
 ]
 LENGTHS = [12, 7, 1]
 # The step sizes are the default ones, down to 1e-3, where (1 + s)^β is large.
@@ -24,6 +27,7 @@ STRONG_FILTERS = [
     ("Hyena", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0, "filter_type": "s4d"}),
     ("Hyena", {"sobolev_frequency": "bilinear", "sobolev_order": 2.0, "max_position_embeddings": 300}),
     ("Hyena", {"sobolev_frequency": "normalized", "sobolev_order": 2.0, "max_position_embeddings": 300}),
+    ("SelectiveSSM", {"sobolev_order": 2.0}),
 ]
 
 

@@ -79,14 +79,26 @@ def test_the_configuration_survives_the_round_trip(make_model, family: str, tmp_
     assert reloaded.num_labels == 3 and reloaded.hidden_size == 16 and reloaded.sobolev_orders == [0.1, -0.2]
 
 
+def is_dynamics(name: str) -> bool:
+    """Step sizes, state matrices, filters and feed-throughs; not the projections of a selective scan."""
+    return ".long_conv." in name or ("scan." in name and "_proj" not in name)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("family", "flags"), [("Hyena", {}), ("Hyena", {"filter_type": "s4d"}), ("S4", {})])
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        *(("Hyena", {}), ("Hyena", {"filter_type": "s4d"}), ("S4", {}), ("SelectiveSSM", {})),
+        ("SelectiveSSM", {"complex_state": True, "bidirectional": True, "sobolev_mode": "zero_phase"}),
+        ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "norm_type": "rms"}),
+    ],
+)
 def test_half_precision_keeps_the_dynamics_in_float32(make_model, tmp_path: Path, family, flags, dtype) -> None:
     full = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
     full.save_pretrained(tmp_path)
     half = type(full).from_pretrained(tmp_path, dtype=dtype)
     for name, parameter in half.named_parameters():
-        assert parameter.dtype == (torch.float32 if ".long_conv." in name else dtype), name
+        assert parameter.dtype == (torch.float32 if is_dynamics(name) else dtype), name
     tokens = torch.randint(0, 12, (2, 10))
     with torch.no_grad():
         logits = half(tokens).logits
@@ -116,15 +128,18 @@ def test_loading_draws_what_is_missing_like_a_fresh_model(make_model, tmp_path: 
     assert 1e-3 * 0.999 <= low <= high <= 1e-1 * 1.001
 
 
-@pytest.mark.parametrize(("family", "flags"), [("Hyena", {}), ("S4", {"kernel_type": "s4"})])
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [("Hyena", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {"complex_state": True, "bidirectional": True})],
+)
 def test_casts_leave_the_dynamics_in_float32(make_model, family: str, flags: dict) -> None:
     cast = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
     before = {name: value.clone() for name, value in cast.state_dict().items()}
     fresh = type(cast)._from_config(cast.config, dtype=torch.bfloat16)
     for model in (cast.bfloat16(), fresh):
         for name, parameter in model.named_parameters():
-            assert parameter.dtype == (torch.float32 if ".long_conv." in name else torch.bfloat16), name
-    kept = [name for name in before if ".long_conv." in name]
+            assert parameter.dtype == (torch.float32 if is_dynamics(name) else torch.bfloat16), name
+    kept = [name for name in before if is_dynamics(name)]
     assert kept and all(torch.equal(cast.state_dict()[name], before[name]) for name in kept)
     assert all(value.dtype == torch.float64 for value in cast.double().state_dict().values())
 
@@ -138,6 +153,18 @@ def test_autocast_leaves_kernels_and_tau_alone(make_model, family: str, flags: d
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(long_conv.kernels(30), kernels)
         assert model(torch.randint(0, 12, (4, 12)), output_tau=True).tau.dtype == tau.dtype == torch.float32
+
+
+@pytest.mark.parametrize("flags", [{}, {"complex_state": True}, {"block": "plain"}])
+def test_autocast_leaves_the_scan_in_float32(make_model, flags: dict) -> None:
+    model = make_model("SelectiveSSM", "Model", **flags)
+    tokens = torch.randint(0, 12, (4, 12))
+    whole = model(tokens, output_tau=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(tokens, output_tau=True)
+    assert found.tau.dtype == whole.tau.dtype == torch.float32
+    torch.testing.assert_close(found.tau, whole.tau, rtol=0.05, atol=0)
+    torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1)
 
 
 def test_an_unpickled_configuration_registers_the_models(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What users of transformers do with every model."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -79,7 +80,14 @@ def test_gradient_checkpointing_changes_no_gradient(make_model, make_batch, fami
 
 # peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize(("family", "target"), [("Hyena", ["in_proj", "out_proj"]), ("S4", ["out_proj"])])
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        *(("Hyena", ["in_proj", "out_proj"]), ("S4", ["out_proj"])),
+        ("SelectiveSSM", ["in_proj", "x_proj", "dt_proj", "out_proj", "embed_tokens"]),
+    ],
+)
 def test_lora_on_the_projections(make_model, make_batch, tmp_path, family: str, target: list[str]) -> None:
     base = make_model(family, "ForSequenceClassification")
     batch = make_batch("ForSequenceClassification")
@@ -159,3 +167,33 @@ def test_continuous_inputs_work_under_the_classifier(make_model) -> None:
     model = make_model("Hyena", "ForSequenceClassification", num_input_channels=3)
     outputs = model(input_values=torch.randn(2, 6, 3), labels=torch.tensor([0, 1]))
     assert outputs.logits.shape == (2, 2) and torch.isfinite(outputs.loss)
+
+
+@pytest.mark.parametrize(("family", "head"), PAIRS)
+def test_names_that_transformers_looks_up(make_model, family: str, head: str) -> None:
+    model = make_model(family, head)
+    assert next(iter(inspect.signature(model.forward).parameters)) == model.main_input_name
+    names = [f".{name}." for name, _ in model.named_parameters()]
+    assert model._keep_in_fp32_modules_strict
+    for part in model._keep_in_fp32_modules_strict:
+        assert any(f".{part}." in name for name in names), part
+
+
+@pytest.mark.parametrize(("family", "head"), PAIRS)
+def test_hidden_states_keep_their_gradients(make_model, make_batch, family: str, head: str) -> None:
+    outputs = make_model(family, head)(**make_batch(head), output_hidden_states=True)
+    for states in outputs.hidden_states:
+        states.retain_grad()
+    outputs.loss.backward()
+    assert all(states.grad is not None and states.grad.abs().sum() > 0 for states in outputs.hidden_states)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_with_other_labels_loads_on_request(make_model, tmp_path, family: str) -> None:
+    model = make_model(family, "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        type(model).from_pretrained(tmp_path, num_labels=5)
+    other = type(model).from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
+    assert other.classifier.weight.shape == (5, 8)
+    assert torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)

@@ -248,17 +248,21 @@ def test_a_copy_holds_values(duplicate, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tables_that_are_kept_do_not_hide_gradients(form):
-    parameters = [t.requires_grad_() for t in system(form)]
+@pytest.mark.parametrize("wanted", ["all", "skip"])
+def test_tables_that_are_kept_do_not_hide_gradients(wanted, form):
+    parameters, skip = system(form), randn(3, seed=5)
+    leaves = [*parameters, skip] if wanted == "all" else [skip]
+    for leaf in leaves:
+        leaf.requires_grad_()
     u = randn(2, 100, 3, seed=4)
-    recurrence = RECURRENCES[form](*parameters)
+    recurrence = RECURRENCES[form](*parameters, skip=skip)
     with torch.no_grad():
         expected, _ = recurrence.scan(u)
     y, _ = recurrence.scan(u)
     assert_same(y.detach(), expected)
-    grads = torch.autograd.grad(y.sum(), parameters)
-    y, _ = scan_by_steps(RECURRENCES[form](*parameters), u)
-    for grad, other in zip(grads, torch.autograd.grad(y.sum(), parameters), strict=True):
+    grads = torch.autograd.grad(y.sum(), leaves)
+    y, _ = scan_by_steps(RECURRENCES[form](*parameters, skip=skip), u)
+    for grad, other in zip(grads, torch.autograd.grad(y.sum(), leaves), strict=True):
         assert_same(grad, other, 1e-10)
 
 

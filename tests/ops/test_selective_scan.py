@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
+from hf_ssm.ops import chunked_scan
 from hf_ssm.ops import selective_scan as module
 from hf_ssm.ops.selective_scan import scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 
@@ -84,8 +85,8 @@ def test_values_and_gradients_match_the_reference(length, is_complex, shared):
 @COMPLEX
 @pytest.mark.parametrize("length", [7, 8, 9, 30])
 def test_short_chunks_and_blocks_of_one_sequence(monkeypatch, length, is_complex):
-    monkeypatch.setattr(module, "_MAX_CHUNK", 4)
-    monkeypatch.setattr(module, "_CPU_BLOCK", 1)
+    monkeypatch.setattr(chunked_scan, "_MAX_CHUNK", 4)
+    monkeypatch.setattr(chunked_scan, "_CPU_BLOCK", 1)
     assert_parity(scan_inputs(length, is_complex))
 
 
@@ -269,7 +270,7 @@ def test_nothing_of_all_positions_and_states_is_made_or_saved(is_complex, shared
 
 
 def test_without_gradients_no_boundary_states_are_made(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CHUNK", 2)
+    monkeypatch.setattr(chunked_scan, "_MAX_CHUNK", 2)
     inputs = scan_inputs(40)
     boundaries = 20 * BATCH * CHANNELS * STATES
     with torch.no_grad(), _LargestTensor() as quiet:
@@ -442,7 +443,7 @@ def _forbidden(*args: Any, **kwargs: Any) -> None:
 
 
 def test_cpu_never_asks_the_hub(monkeypatch):
-    monkeypatch.setattr(module, "_selective_scan_fn", _forbidden)
+    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
     selective_scan(**{k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"})
 
 
@@ -484,7 +485,7 @@ def test_hub_fallback_matches_the_reference(monkeypatch, shared, left_out):
 
 def test_hub_kernel_is_passed_by_where_the_last_state_learns(monkeypatch):
     monkeypatch.setattr(module, "_uses_hub_kernel", lambda args: True)
-    monkeypatch.setattr(module, "_selective_scan_fn", _forbidden)
+    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
     inputs = {k: v for k, v in scan_inputs(5).items() if k != "initial_state"}
     assert_parity(inputs, last=True)
     with pytest.raises(AssertionError, match="went through"):
@@ -505,7 +506,7 @@ def test_what_the_hub_kernel_is_given(monkeypatch, half, expected):
         return u, A.new_zeros(len(u), *A.shape)
 
     monkeypatch.setattr(module, "_uses_hub_kernel", lambda args: True)
-    monkeypatch.setattr(module, "_selective_scan_fn", kernel)
+    monkeypatch.setattr(module, "hub_selective_scan", kernel)
     inputs = {k: v for k, v in scan_inputs(5, shared=True, dtype=torch.float32).items() if k != "initial_state"}
     inputs |= {k: inputs[k].bfloat16() for k in half} | {"D": inputs["D"].bfloat16()}
     y = selective_scan(**inputs, delta_softplus=True)
