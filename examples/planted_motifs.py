@@ -18,6 +18,7 @@ from hf_ssm.training.settings import resolve
 FAMILIES = {
     "hyena": {"family": "hyena", "hidden_size": 64, "num_hidden_layers": 2},
     "s4": {"family": "s4", "hidden_size": 64, "num_hidden_layers": 3, "state_size": 32, "bidirectional": True},
+    "selective": {"family": "selective", "hidden_size": 64, "num_hidden_layers": 2, "bidirectional": True},
 }
 TINY = {
     "model": {"hidden_size": 8, "num_hidden_layers": 1},

@@ -1,0 +1,34 @@
+"""The benchmark of generation runs in its tiny setting, and refuses to compare what differs."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "generation.py"
+
+
+def test_tiny() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--tiny"], capture_output=True, text=True, check=True)
+    *_, header, rule, first, second = done.stdout.strip().splitlines()
+    assert header == "| new tokens | selective | S4D | Hyena |"
+    assert rule == "|---|---|---|---|"
+    cell = r"\d+\.\d \(\d+\.\d to \d+\.\d\)"
+    for row, length in ((first, 4), (second, 8)):
+        assert re.fullmatch(rf"\| {length} \| {cell} \| {cell} \| {cell} \|", row)
+
+
+def test_other_tokens_are_an_error(make_model) -> None:
+    spec = importlib.util.spec_from_file_location("generation_benchmark", SCRIPT)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    model = make_model("S4", "ForCausalLM")
+    generate = model.generate
+    # A wrong cache: with it, the last token is another one.
+    model.generate = lambda *args, use_cache, **kwargs: generate(*args, **kwargs) + int(use_cache)
+    with pytest.raises(RuntimeError, match="other tokens with than without cache"):
+        benchmark.compare(model, torch.randint(0, 12, (1, 4)), 3, 1)
