@@ -305,6 +305,17 @@ def test_masked_language_model_of_the_other_family_on_bytes(tmp_path):
     assert config["model_type"] == "hf_ssm_s4" and config["vocab_size"] == 263
 
 
+def test_causal_language_model_of_the_selective_family_generates(tmp_path):
+    arguments = ["--family", "selective", "--task", "causal-lm", "--set", "model.tau_weight=1e-4"]
+    assert run("train", *PLANTED, *arguments, *TINY, "--output", tmp_path / "run") == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    assert type(model) is hf_ssm.SelectiveSSMForCausalLM
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    prompt = tokenizer("ACGTAC", return_tensors="pt", add_special_tokens=False)
+    assert model.generate(**prompt, min_new_tokens=5, max_new_tokens=5).shape == (1, 11)
+    assert "Selective state space model" in (tmp_path / "run" / "README.md").read_text()
+
+
 def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
     data = ["--dataset", table, "--set", "data.validation_fraction=0.0"]
     assert run("train", *data, *TINY, "--output", tmp_path / "run") == 0

@@ -10,6 +10,7 @@ _DYNAMICS = {
     "filter": frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies"}),
     **dict.fromkeys(("scan", "reverse_scan"), frozenset({"A", "A_log", "A_imag", "dt_bias"})),
 }
+_NORMS = frozenset({"norm", "norm1", "norm2"})
 _NOT_DECAYED = frozenset({"D", "bias", "sobolev_order"})
 
 
@@ -32,5 +33,6 @@ def is_sobolev_order(parameter_name: str) -> bool:
 
 
 def is_decayed(parameter_name: str) -> bool:
-    """Whether weight decay applies, for parameters that are no norms."""
-    return not is_dynamics(parameter_name) and _own_name(parameter_name) not in _NOT_DECAYED
+    """Whether weight decay applies: not to dynamics, norms, biases, feed-throughs and Sobolev orders."""
+    is_norm = any(part in _NORMS for part in parameter_name.split("."))
+    return not is_norm and not is_dynamics(parameter_name) and _own_name(parameter_name) not in _NOT_DECAYED

@@ -16,6 +16,11 @@ VARIANTS = [
     ("S4", "ForTokenClassification", {"sobolev_order": 1.0, "sobolev_mode": "zero_phase", "hidden_dropout": 0.3}),
     ("S4", "ForSequenceClassification", {"tau_statistics": "unit"}),
     ("S4", "ForSequenceClassification", {"use_skip": False, "norm_first": False}),
+    ("SelectiveSSM", "ForCausalLM", {}),
+    ("SelectiveSSM", "ForMaskedLM", {"complex_state": True}),
+    ("SelectiveSSM", "ForTokenClassification", {"sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
+    ("SelectiveSSM", "ForSignalRegression", {"block": "plain", "state_matrix": "raw"}),
+    ("SelectiveSSM", "ForSequenceClassification", {"tau_statistics": "unit"}),
 ]
 
 
@@ -45,6 +50,21 @@ def test_it_divides_c_and_d_and_nothing_else(make_model, make_batch) -> None:
     for name, value in model.state_dict().items():
         scale = tau.rsqrt() if name.endswith(("long_conv.filter.C", "long_conv.D")) else 1.0
         torch.testing.assert_close(value, before[name] * scale, msg=name)
+
+
+@pytest.mark.parametrize("block", ["mamba", "plain"])
+def test_of_a_scan_it_divides_the_rows_of_c_and_d_and_nothing_else(make_model, make_batch, block: str) -> None:
+    flags = {"num_hidden_layers": 1, "block": block, "use_skip": True}
+    model = make_model("SelectiveSSM", "ForSequenceClassification", **flags)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    (tau,) = rescale_init_(model, make_batch("ForSequenceClassification"))
+    for name, value in model.state_dict().items():
+        expected = before[name]
+        if name.endswith("scan.x_proj.weight"):
+            expected[-8:] *= tau.rsqrt()
+        elif name.endswith("scan.D"):
+            expected *= tau.rsqrt()
+        torch.testing.assert_close(value, expected, msg=name)
 
 
 def test_training_mode_and_dropout_are_put_back(make_model, make_batch) -> None:

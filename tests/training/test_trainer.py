@@ -264,7 +264,13 @@ def test_loaded_weights_and_resumed_runs_are_not_rescaled(make_model, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})]
+    ("family", "flags"),
+    [
+        *(("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})),
+        ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
+        ("SelectiveSSM", {"block": "plain", "state_matrix": "raw"}),
+        ("S4", {"norm_type": "batch"}),
+    ],
 )
 def test_optimizer_groups(make_model, tmp_path: Path, family: str, flags: dict) -> None:
     model = make_model(family, "ForSequenceClassification", sobolev_trainable=True, **flags)
@@ -279,13 +285,16 @@ def test_optimizer_groups(make_model, tmp_path: Path, family: str, flags: dict) 
         for parameter in group["params"]
     }
     assert found.keys() == set(names.values())
-    dynamics = ("log_dt", "log_A_real", "A_imag", "filter.B", "filter.P", "filter.frequency", "filter.frequencies")
+    dynamics = (
+        *("log_dt", "log_A_real", "A_imag", "filter.B", "filter.P", "filter.frequency", "filter.frequencies"),
+        *("scan.A", "scan.A_log", "scan.dt_bias"),
+    )
     for name, settings_found in found.items():
         if name.endswith(dynamics):
             expected = (0.003, 0.0)
         elif name.endswith("sobolev_order"):
             expected = (0.02, 0.0)
-        elif "bias" in name or name.endswith("long_conv.D") or "norm" in name:
+        elif "bias" in name or name.endswith(("long_conv.D", "scan.D")) or "norm" in name:
             expected = (0.1, 0.0)
         else:
             expected = (0.1, 0.1)
