@@ -3,11 +3,13 @@
 Legend: `B` batch, `L` length.
 """
 
+import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
 from hf_ssm.modules.state import LayerState
@@ -47,7 +49,9 @@ class SSMCache(Cache):
     """What a causal model of hf_ssm remembers of the tokens it has read.
 
     `model(..., use_cache=True)` returns one as `past_key_values`; pass it back with the tokens that follow. It is
-    changed in place; `copy.deepcopy` keeps the state of now. It belongs to the model that filled it.
+    changed in place; `copy.deepcopy` keeps the state of now, without its gradients. It belongs to the model that
+    filled it, with the weights of then: after they have changed, begin a new one. It can be pickled; which model it
+    belongs to is then for the reader to know.
 
     Args:
         config: The configuration of the model.
@@ -60,7 +64,24 @@ class SSMCache(Cache):
         self.length = 0
         self.tokens_seen: Tensor | None = None
         # Which model filled it: its states and constants mean nothing to another one.
-        self.owner: str | None = None
+        self._owner: weakref.ref[nn.Module] | None = None
+
+    def may_belong_to(self, model: nn.Module) -> bool:
+        """Whether no other model has filled it."""
+        return self._owner is None or self._owner() is model
+
+    def belongs_to(self, model: nn.Module) -> None:
+        """Remember the model that fills it."""
+        self._owner = weakref.ref(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
+        copied = copy.copy(self)
+        copied._owner = self._owner
+        copied.layers = copy.deepcopy(self.layers, memo)
+        return copied
 
     @property
     def states(self) -> list[SSMCacheLayer]:
@@ -99,7 +120,7 @@ class SSMCache(Cache):
     def reset(self) -> None:
         """Forget everything; the cache can then serve any model with as many layers."""
         super().reset()
-        self.length, self.tokens_seen, self.owner = 0, None, None
+        self.length, self.tokens_seen, self._owner = 0, None, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""

@@ -5,7 +5,6 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 import difflib
 import inspect
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,16 +57,23 @@ _PASSED_BY = frozenset(
 
 
 def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
-    """Refuse a cache where there is no argument for it, and what looks like an argument with a slip of the pen.
+    """Refuse a cache or attentions where there are none, and what looks like an argument with a slip of the pen.
 
     Other unknown arguments are let through, as transformers does.
 
     Raises:
-        ValueError: A cache is given.
+        ValueError: A cache is given, or attentions are asked for.
         TypeError: A name is close to, but not, an argument; the message names it.
     """
     if given.get("past_key_values") is not None:
         raise ValueError(f"{type(model).__name__} takes no `past_key_values`: pass the whole sequence.")
+    if given.get("cache_params") is not None:
+        raise ValueError(f"{type(model).__name__} has no argument `cache_params`: pass the cache as `past_key_values`.")
+    if given.get("output_attentions"):
+        raise ValueError(
+            f"{type(model).__name__} has no attentions: leave out `output_attentions`. (What a selective layer attends "
+            "to is in `hf_ssm.attention_matrix`.)"
+        )
     unknown = given.keys() - _PASSED_BY
     if not unknown:
         return
@@ -76,6 +82,48 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         if near:
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near[0]}`?")
+
+
+def check_mask(
+    attention_mask: Tensor | None, hidden_states: Tensor, past: int = 0, *, in_pieces: bool = False
+) -> Tensor | None:
+    """The mask of the new positions, `(B, L)`, or `None` where all are tokens.
+
+    Args:
+        attention_mask: `(B, L)` or `(B, past + L)`.
+        hidden_states: `(B, L, D)`.
+        past: Positions read before.
+        in_pieces: Whether a row may be nothing but padding.
+
+    Raises:
+        ValueError: Another shape, an empty row, padding between tokens.
+    """
+    if attention_mask is None:
+        return None
+    batch, length = hidden_states.shape[:2]
+    if attention_mask.shape not in ((batch, length), (batch, past + length)):
+        raise ValueError(
+            f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {(batch, length)} "
+            f"(batch, length){f', after {past} positions in the cache' if past else ''}."
+        )
+    mask = attention_mask[:, -length:].to(device=hidden_states.device, dtype=torch.bool)
+    if torch.compiler.is_compiling():
+        return mask
+    if mask.all():
+        return None
+    # A piece of a sequence may be nothing but padding.
+    if not in_pieces and not mask.any(dim=1).all():
+        row = (~mask.any(dim=1)).nonzero()[0].item()
+        raise ValueError(f"`attention_mask` keeps no token in row {row}: drop empty sequences from the batch.")
+    # Along a row without holes the mask rises and falls once at most.
+    edges = nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1)
+    if (edges > 2).any():
+        row = (edges > 2).nonzero()[0].item()
+        raise ValueError(
+            f"`attention_mask` has padding between tokens in row {row}: pad on one side. (A token that shall not "
+            "count needs a mask or unknown token in its place: time goes on at it.)"
+        )
+    return mask
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -105,9 +153,20 @@ class SSMPreTrainedModel(PreTrainedModel):
     weights_were_rescaled = False
 
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
+        self.expect(config)
         config.check()
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
+
+    @classmethod
+    def expect(cls, config: Any) -> None:
+        """Raise `ValueError` for the configuration of another family."""
+        expected: Any = cls.config_class
+        if not isinstance(config, expected):
+            raise ValueError(
+                f"{cls.__name__} needs a `{expected.__name__}`, got {type(config).__name__}: leave "
+                "`config` out to have the configuration of a checkpoint read as one."
+            )
 
     def post_init(self) -> None:
         """As in transformers, which wants each name of what stays in float32 to be there."""
@@ -168,8 +227,6 @@ class SSMModel(SSMPreTrainedModel):
         )
         self.norm = build_norm(config) if config.norm_first else None
         self.gradient_checkpointing = False
-        # What a cache is marked with, so that no other model goes on from it.
-        self.identity = uuid.uuid4().hex
         self.post_init()
 
     @can_return_tuple
@@ -194,27 +251,28 @@ class SSMModel(SSMPreTrainedModel):
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
             output_hidden_states: Return the hidden states of all layers; default: the configuration's.
             output_tau: Return τ of each layer, for which a whole sequence is needed.
-            past_key_values: Go on from this cache, which is changed in place.
-            use_cache: Return a cache. Default: the configuration's, for causal models outside training.
+            past_key_values: Go on from this cache, which is changed in place and returned.
+            use_cache: Return a new cache. Default: the configuration's, for causal models outside training.
 
         Raises:
             TypeError: An argument with a slip of the pen.
             ValueError: Not exactly one input; an empty sequence; an input longer than the model allows; token ids
                 outside the vocabulary; NaN in `input_values`; a mask of another shape, with an empty row, or with
-                padding between tokens; a cache for a model that looks ahead, together with τ, of another model or
-                another batch size.
+                padding between tokens; a cache for a model that looks ahead, together with τ or with gradient
+                checkpointing, of another model or another batch size.
         """
         check_extra_arguments(self, kwargs)
         past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
         hidden_states = self._embed(input_ids, inputs_embeds, input_values, past)
         cache = self._find_cache(past_key_values, use_cache, output_tau, len(hidden_states))
-        mask = self._check_mask(attention_mask, hidden_states, past, past_key_values is not None)
+        mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = self.dropout(hidden_states)
         if cache is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
+            cache.belongs_to(self)
             all_hidden_states, taus = go_on(self._run_states, hidden_states, mask, cache), []
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
@@ -262,6 +320,11 @@ class SSMModel(SSMPreTrainedModel):
             )
         if output_tau:
             raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{asked}`.")
+        if self.training and self.gradient_checkpointing and torch.is_grad_enabled():
+            raise ValueError(
+                "Gradient checkpointing computes each layer again, but a cache has gone on by then: leave out "
+                "`past_key_values`, or call `gradient_checkpointing_disable()`."
+            )
         if cache is None:
             cache = SSMCache(self.config)
         elif not isinstance(cache, SSMCache):
@@ -269,7 +332,7 @@ class SSMModel(SSMPreTrainedModel):
                 f"`past_key_values` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
                 "`use_cache=True` returned, or `SSMCache(model.config)`."
             )
-        if len(cache) != len(self.layers) or cache.owner not in (None, self.identity):
+        if len(cache) != len(self.layers) or not cache.may_belong_to(self):
             raise ValueError(
                 "`past_key_values` was filled by another model: go on with that one, or begin with an empty "
                 "`SSMCache(model.config)`."
@@ -279,7 +342,6 @@ class SSMModel(SSMPreTrainedModel):
                 f"`past_key_values` remembers {cache.batch_size} sequences, but the input has {batch}: "
                 "select rows with `past_key_values.batch_select_indices`."
             )
-        cache.owner = self.identity
         return cache
 
     def _embed(
@@ -331,35 +393,5 @@ class SSMModel(SSMPreTrainedModel):
             )
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
-    @staticmethod
-    def _check_mask(attention_mask: Tensor | None, hidden_states: Tensor, past: int, in_pieces: bool) -> Tensor | None:
-        """The mask of the new positions, `(B, L)`, or `None` where all are tokens."""
-        if attention_mask is None:
-            return None
-        batch, length = hidden_states.shape[:2]
-        if attention_mask.shape not in ((batch, length), (batch, past + length)):
-            raise ValueError(
-                f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {(batch, length)} "
-                f"(batch, length){f', after {past} positions in the cache' if past else ''}."
-            )
-        mask = attention_mask[:, -length:].to(device=hidden_states.device, dtype=torch.bool)
-        if torch.compiler.is_compiling():
-            return mask
-        if mask.all():
-            return None
-        # A piece of a sequence may be nothing but padding.
-        if not in_pieces and not mask.any(dim=1).all():
-            row = (~mask.any(dim=1)).nonzero()[0].item()
-            raise ValueError(f"`attention_mask` keeps no token in row {row}: drop empty sequences from the batch.")
-        # Along a row without holes the mask rises and falls once at most.
-        edges = nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1)
-        if (edges > 2).any():
-            row = (edges > 2).nonzero()[0].item()
-            raise ValueError(
-                f"`attention_mask` has padding between tokens in row {row}: pad on one side. (A token that shall not "
-                "count needs a mask or unknown token in its place: time goes on at it.)"
-            )
-        return mask
 
-
-__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel", "check_extra_arguments", "check_mask"]

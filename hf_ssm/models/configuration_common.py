@@ -237,6 +237,14 @@ class SSMConfig(PreTrainedConfig):
             )
         if not all(math.isfinite(order) for order in orders):
             raise ValueError(f"`sobolev_order` must be finite, got {self.sobolev_order}.")
+        if self.residual_in_fp32 and not self.use_residual:
+            raise ValueError("`residual_in_fp32=True` needs `use_residual=True`: there is no residual to keep.")
+        for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
+            if not self.has_frequencies and getattr(self, name) != neutral:
+                raise ValueError(
+                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: take "
+                    f"init='lin' (in a selective model with `complex_state=True`), or leave `{name}` at {neutral}."
+                )
 
     def _check_numbers(self) -> None:
         for name in _POSITIVE:
@@ -262,6 +270,11 @@ class SSMConfig(PreTrainedConfig):
     def stores_pairs(self) -> bool:
         """Whether states are complex and one of each conjugate pair is stored."""
         return True
+
+    @property
+    def has_frequencies(self) -> bool:
+        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        return self.init != "real"
 
     @property
     def mlp_size(self) -> int | None:

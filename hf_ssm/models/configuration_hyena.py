@@ -83,6 +83,11 @@ class HyenaConfig(SSMConfig):
             )
 
     @property
+    def has_frequencies(self) -> bool:
+        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        return self.filter_type in ("implicit", "sinusoid") or self.init != "real"
+
+    @property
     def mlp_size(self) -> int | None:
         """Width of each block's MLP."""
         return self.intermediate_size

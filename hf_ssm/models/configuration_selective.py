@@ -31,6 +31,9 @@ _ONLY_MAMBA: dict[str, Any] = {
     "rescale_prenorm_residual": False,
 }
 
+# Arguments that a fixed step leaves without meaning.
+_ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
+
 # What a Mamba configuration says about code rather than about the model, or in other words a second time.
 _NOT_OURS = frozenset(
     {
@@ -143,9 +146,8 @@ class SelectiveSSMConfig(SSMConfig):
             "init": "lin" if self.complex_state else "real",
             "norm_type": "rms" if mamba else "none",
             "initializer_range": 0.1 if mamba else 0.5,
-            **dict.fromkeys(
-                ("use_skip", "use_residual", "residual_in_fp32", "classifier_bias", "tie_word_embeddings"), mamba
-            ),
+            **dict.fromkeys(("use_skip", "use_residual", "classifier_bias", "tie_word_embeddings"), mamba),
+            "residual_in_fp32": mamba and self.use_residual is not False,
         }
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -158,24 +160,16 @@ class SelectiveSSMConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
-        if self.block == "plain":
-            for name, default in _ONLY_MAMBA.items():
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"`{name}`={getattr(self, name)!r} has no meaning with `block='plain'`: leave it out, or take "
-                        "`block='mamba'`."
-                    )
-        elif self.fixed_step:
-            raise ValueError("`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.")
-        elif not isinstance(self.time_step_rank, int) or self.time_step_rank < 1:
-            raise ValueError(f"`time_step_rank` must be a positive number or 'auto', got {self.time_step_rank!r}.")
+        self._check_plain() if self.block == "plain" else self._check_mamba()
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: a selective model has exp(ΔA) and ΔB, as published; leave "
                 "it at 'zoh'."
             )
-        if not self.complex_state:
-            self._check_real_states()
+        if not self.complex_state and self.init != "real":
+            raise ValueError(
+                f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or take init='real'."
+            )
         has_filter = self.sobolev_trainable or any(self.sobolev_orders)
         if has_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
             raise ValueError(
@@ -183,17 +177,25 @@ class SelectiveSSMConfig(SSMConfig):
                 "depends on the token: take 'normalized'."
             )
 
-    def _check_real_states(self) -> None:
-        if self.init != "real":
-            raise ValueError(
-                f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or take init='real'."
-            )
-        for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
-            if getattr(self, name) != neutral:
+    def _check_plain(self) -> None:
+        unused = _ONLY_MAMBA | (_ONLY_STEPS if self.fixed_step else {})
+        for name, default in unused.items():
+            if getattr(self, name) != default:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)} needs frequencies, which real states have not: set "
-                    f"`complex_state=True`, or leave `{name}` at {neutral}."
+                    f"`{name}`={getattr(self, name)!r} has no meaning with `block='plain'` and "
+                    f"`fixed_step={self.fixed_step}`: leave it out."
                 )
+
+    def _check_mamba(self) -> None:
+        if self.fixed_step:
+            raise ValueError("`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.")
+        if not isinstance(self.time_step_rank, int) or self.time_step_rank < 1:
+            raise ValueError(f"`time_step_rank` must be a positive number or 'auto', got {self.time_step_rank!r}.")
+        if self.expand != 2 and self.intermediate_size != self.expand * self.hidden_size:
+            raise ValueError(
+                f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
+                f"{self.intermediate_size}: give one of `expand` and `intermediate_size`."
+            )
 
     @property
     def stores_pairs(self) -> bool:

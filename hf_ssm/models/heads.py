@@ -56,6 +56,7 @@ class _TokenHead(SSMPreTrainedModel):
     backbone_class: ClassVar[type[SSMModel]]
 
     def __init__(self, config: SSMConfig):
+        self.expect(config)
         if config.num_input_channels is not None:
             raise ValueError(
                 f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} asks for "
@@ -71,7 +72,9 @@ class _TokenHead(SSMPreTrainedModel):
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
         if attention_mask is not None:
-            labels = self._without_padding(labels, attention_mask.to(labels.device).bool())
+            # With a cache, the mask may be longer than the piece.
+            mask = attention_mask[:, -labels.shape[1] :].to(labels.device).bool()
+            labels = self._without_padding(labels, mask)
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
 
     def _without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
@@ -131,6 +134,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     """
 
     def __init__(self, config: SSMConfig):
+        self.expect(config)
         if config.looks_ahead is not None:
             raise ValueError(
                 f"A causal language model cannot have {config.looks_ahead}: it would read the tokens it predicts."
@@ -148,26 +152,30 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         return False
 
     def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> Any:
+        longest = self.config.longest_input
+        if longest is not None and max_cache_length > longest:
+            raise ValueError(
+                f"Up to {max_cache_length} positions would be read, but filter_type='implicit' is defined on "
+                f"`max_position_embeddings`={longest}: lower `max_new_tokens` (or `max_length`), or train a model with "
+                "a larger value."
+            )
+        if generation_config.prefill_chunk_size is not None and model_kwargs.get("inputs_embeds") is not None:
+            raise ValueError(
+                "`prefill_chunk_size` cuts token ids alone: leave it out, or pass ids, not `inputs_embeds`."
+            )
         parent: Any = super()
-        parent._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        parent._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = SSMCache(self.config)
-
-    def _validate_generated_length(
-        self, generation_config: GenerationConfig, input_ids_length: int, has_default_max_length: bool
-    ) -> None:
-        parent: Any = super()
-        parent._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
-        longest = self.config.longest_input
-        # The last token that is drawn is not read.
-        if longest is not None and generation_config.max_length - 1 > longest:
-            raise ValueError(
-                f"Up to {generation_config.max_length} tokens are asked for, but filter_type='implicit' reads at most "
-                f"`max_position_embeddings`={longest} positions: lower `max_new_tokens` (or `max_length`), or train a "
-                "model with a larger value."
-            )
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -188,6 +196,7 @@ class SSMForMaskedLM(_TokenHead):
     """Two-sided backbone (unless the configuration says `bidirectional=False`) and a linear map to the vocabulary."""
 
     def __init__(self, config: SSMConfig):
+        self.expect(config)
         if config.bidirectional is None:
             config = copy.deepcopy(config)
             config.bidirectional = True
@@ -265,6 +274,9 @@ class SSMForSequenceClassification(_LabelHead):
         )
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if self.config.problem_type == "multi_label_classification" and logits.shape == (*labels.shape, 1):
+            # One yes or no for each sequence.
+            labels = labels.unsqueeze(-1).to(logits.dtype)
         integer = not labels.is_floating_point()
         if integer and self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
             check_labels(labels, self.num_labels, "num_labels")
@@ -290,6 +302,7 @@ class SSMForSignalRegression(_LabelHead):
     main_input_name = "input_values"
 
     def __init__(self, config: SSMConfig):
+        self.expect(config)
         if config.num_input_channels is None:
             config = copy.deepcopy(config)
             config.num_input_channels = 1

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.state import LayerState
 
 __all__ = ["MLP", "Block", "MaskedBatchNorm", "build_norm"]
@@ -61,7 +61,7 @@ class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = build_activation(config)
         self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -119,7 +119,9 @@ class Block(GradientCheckpointingLayer):
         """In the precision of the projections, which a float32 residual stream is not in."""
         if not self.residual_in_fp32:
             return hidden_states
-        return hidden_states.to(next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype)
+        dtype = next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype
+        # The weights of a quantised projection are integers, and say nothing.
+        return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
 
     def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
-from hf_ssm.modules.operator import SequenceOperator, theory_flags
+from hf_ssm.modules.operator import SequenceOperator, loaded, theory_flags
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.long_conv import long_conv
@@ -69,8 +69,11 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
-        with no_autocast(next(self.parameters()).device):
-            kernel = self.filter(length, torch.float64 if self._filters_widely else torch.float32)
+        with loaded(self, self.filter), no_autocast(next(self.parameters()).device):
+            dtype = torch.float64 if self._filters_widely else torch.float32
+            # Before the filter's own forward, after which its weights may be gone again.
+            step = self._time_step(torch.empty(0, dtype=dtype))
+            kernel = self.filter(length, dtype)
             if self.D is not None:
                 impulse = torch.zeros_like(kernel[0])
                 impulse[:, 0] = 1.0
@@ -79,7 +82,7 @@ class LongConvolution(SequenceOperator):
             order = self._order(kernel)
             if order is None or self.sobolev_mode != "causal":
                 return kernel
-            taps = causal_taps(length, order, self.sobolev_frequency, self._time_step(kernel))
+            taps = causal_taps(length, order, self.sobolev_frequency, step)
             return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
 
     def forward(
@@ -147,7 +150,7 @@ class LongConvolution(SequenceOperator):
             `(B, L, D)`.
         """
         name = f"long_conv_{group}"
-        with no_autocast(inputs.device):
+        with loaded(self, self.filter), no_autocast(inputs.device):
             if not isinstance(self.filter, StateSpaceFilter) or self.has_sobolev_filter:
                 stream = state.streams.get(name)
                 if stream is None:
@@ -157,7 +160,7 @@ class LongConvolution(SequenceOperator):
             recurrence = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
                 recurrence = state.constants[name] = self._recurrence(self.filter, slice(group, None, self.groups))
-            memory = state.tensors.get(name)
+            memory = state.get(name)
             if inputs.shape[1] > 1:
                 output, state.tensors[name] = recurrence.scan(inputs, memory)
                 return output

@@ -7,28 +7,34 @@ mean τ of its long convolutions or scans. Padding is zeroed in front of everyth
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
+from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
-__all__ = ["HyenaMixer", "OutputProjection", "S4Mixer", "SelectiveMixer"]
+__all__ = ["HyenaMixer", "OutputProjection", "S4Mixer", "SelectiveMixer", "ShortConvolution"]
 
 
 def _masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden if mask is None else hidden * mask.unsqueeze(-1).to(hidden.dtype)
 
 
-def _convolved(convolution: nn.Conv1d, inputs: Tensor, state: LayerState | None, *, bidirectional: bool) -> Tensor:
-    """The short convolution with the weights of a depth-wise `Conv1d`, `(B, L, D)` to `(B, L, D)`."""
-    weight, bias = convolution.weight.squeeze(1), convolution.bias
-    if state is None:
-        return short_conv(inputs, weight, bias, bidirectional=bidirectional)
-    output, state.tensors["short_conv"] = short_conv_extend(inputs, state.tensors.get("short_conv"), weight, bias)
-    return output
+class ShortConvolution(nn.Conv1d):
+    """Depth-wise convolution of `(B, L, D)`, from a memory on where there is one."""
+
+    def __init__(self, channels: int, taps: int, *, bias: bool = True, bidirectional: bool = False):
+        super().__init__(channels, channels, taps, groups=channels, bias=bias)
+        self.bidirectional = bidirectional
+
+    def forward(self, inputs: Tensor, state: LayerState | None = None) -> Tensor:
+        weight = self.weight.squeeze(1)
+        if state is None:
+            return short_conv(inputs, weight, self.bias, bidirectional=self.bidirectional)
+        output, state.tensors["short_conv"] = short_conv_extend(inputs, state.get("short_conv"), weight, self.bias)
+        return output
 
 
 class HyenaMixer(nn.Module):
@@ -40,11 +46,10 @@ class HyenaMixer(nn.Module):
     def __init__(self, config, layer_idx: int):
         super().__init__()
         self.order = config.hyena_order
-        self.bidirectional = bool(config.bidirectional)
         size = config.hidden_size
         width = (self.order + 1) * size
         self.in_proj = nn.Linear(size, width, bias=config.use_bias)
-        self.short_filter = nn.Conv1d(width, width, config.conv_kernel, groups=width)
+        self.short_filter = ShortConvolution(width, config.conv_kernel, bidirectional=bool(config.bidirectional))
         filters = build_filter(config, config.filter_type, (self.order - 1) * size)
         self.long_conv = LongConvolution.from_config(config, layer_idx, filters, groups=self.order - 1)
         self.out_proj = nn.Linear(size, size, bias=config.use_bias)
@@ -57,8 +62,7 @@ class HyenaMixer(nn.Module):
         state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         streams = _masked(self.in_proj(hidden_states), mask)
-        streams = _convolved(self.short_filter, streams, state, bidirectional=self.bidirectional)
-        *gates, value = streams.chunk(self.order + 1, dim=-1)
+        *gates, value = self.short_filter(streams, state).chunk(self.order + 1, dim=-1)
         kernels = self.long_conv.kernels(hidden_states.shape[1]) if state is None else None
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
@@ -84,7 +88,7 @@ class S4Mixer(nn.Module):
         size = config.hidden_size
         filters = build_filter(config, config.kernel_type, size)
         self.long_conv = LongConvolution.from_config(config, layer_idx, filters, use_skip=config.use_skip)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = build_activation(config)
         self.output_glu = config.output_glu
         self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
 
@@ -123,7 +127,7 @@ class SelectiveMixer(nn.Module):
         size, inner = config.hidden_size, config.intermediate_size
         plain = config.block == "plain"
         self.in_proj = None if plain else nn.Linear(size, 2 * inner, bias=config.use_bias)
-        self.activation = None if plain else ACT2FN[config.hidden_act]
+        self.activation = None if plain else build_activation(config)
         self.out_proj = None if plain else OutputProjection(inner, size, bias=config.use_bias)
         self.conv1d = None if plain else self._convolution(config)
         self.scan = SelectiveScan(config, layer_idx)
@@ -133,9 +137,8 @@ class SelectiveMixer(nn.Module):
             self.reverse_scan = SelectiveScan(config, layer_idx)
 
     @staticmethod
-    def _convolution(config) -> nn.Conv1d:
-        inner = config.intermediate_size
-        return nn.Conv1d(inner, inner, config.conv_kernel, groups=inner, bias=config.use_conv_bias)
+    def _convolution(config) -> ShortConvolution:
+        return ShortConvolution(config.intermediate_size, config.conv_kernel, bias=config.use_conv_bias)
 
     def forward(
         self,
@@ -169,6 +172,6 @@ class SelectiveMixer(nn.Module):
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
-        convolved = self.activation(_convolved(convolution, inputs, state, bidirectional=False))
+        convolved = self.activation(convolution(inputs, state))
         # The bias of the convolution is not zero at padding, hence the mask once more.
         return _masked(convolved, mask)

@@ -4,7 +4,8 @@ Legend: `B` batch, `L` length, `D` channels.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,11 +15,29 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import lag_moments, tau
 
-__all__ = ["SequenceOperator", "theory_flags"]
+__all__ = ["SequenceOperator", "loaded", "theory_flags"]
 
 # The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
 # on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
 ZERO_PHASE_GRID = 3**3 * 5**4
+
+
+@contextmanager
+def loaded(*modules: nn.Module) -> Iterator[None]:
+    """Have the weights of modules at hand that are read outside their `forward`.
+
+    Where accelerate keeps weights elsewhere, its hooks bring them for the time of a `forward`.
+    """
+    hooked: list[tuple[nn.Module, Any]] = [
+        (module, module._hf_hook) for module in modules if hasattr(module, "_hf_hook")
+    ]
+    for module, hook in hooked:
+        hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        for module, hook in hooked:
+            hook.post_forward(module, None)
 
 
 def theory_flags(config, layer_idx: int) -> dict[str, Any]:
@@ -107,13 +126,13 @@ class SequenceOperator(nn.Module):
         """β, a number or `(D,)`, or `None` where there is no filter."""
         if self.sobolev_order is not None:
             return self.sobolev_order.to(like.dtype)
-        return torch.tensor(self.initial_order).to(like) if self.initial_order != 0 else None
+        return like.new_tensor(self.initial_order) if self.initial_order != 0 else None
 
     def _time_step(self, like: Tensor) -> Tensor | float:
         """The step size by which the filter measures frequencies."""
         return 1.0
 
-    def _filter_both_ways(self, inputs: Tensor, channels: slice, mask: Tensor | None) -> Tensor:
+    def _filter_both_ways(self, inputs: Tensor, channels: slice | list[int], mask: Tensor | None) -> Tensor:
         """The zero-phase filter (1 + |s|)^β of the tokens, `(B, L, D)`."""
         order = self._order(inputs)
         if order is None:

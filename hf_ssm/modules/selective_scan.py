@@ -160,7 +160,7 @@ class SelectiveScan(SequenceOperator):
             rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
                 return selective_scan(scanned, step, A, B, C, *rest), value
-            memory = state.tensors.get("scan")
+            memory = state.get("scan")
             if inputs.shape[1] == 1 and memory is not None:
                 output, state.tensors["scan"] = self._step(scanned, step, A, B, C, memory, gate)
             else:
@@ -178,14 +178,20 @@ class SelectiveScan(SequenceOperator):
         )
         return output.unsqueeze(1), memory
 
-    def filter_input(self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> Tensor:
-        """What the scan sees: the input after the Sobolev filter, `(B, L, D)`."""
+    def filter_input(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+        channels: slice | list[int] = slice(None),
+    ) -> Tensor:
+        """What the scan sees: the input of these channels after the Sobolev filter, `(B, L, D)`."""
         precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         if not self.has_sobolev_filter:
             return inputs
         if self.sobolev_mode == "zero_phase":
-            return self._filter_both_ways(precise, slice(None), mask).to(inputs.dtype)
-        taps = partial(self._taps, precise)
+            return self._filter_both_ways(precise, channels, mask).to(inputs.dtype)
+        taps = partial(self._taps, precise, channels)
         if state is None:
             filtered = long_conv(precise, taps(inputs.shape[1]))
         else:
@@ -193,13 +199,11 @@ class SelectiveScan(SequenceOperator):
         filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
         return filtered.to(inputs.dtype)
 
-    def _taps(self, like: Tensor, length: int) -> Tensor:
+    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
         order = self._order(like)
-        return (
-            causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-            .to(like)
-            .expand(self.channels, -1)
-        )
+        order = order[channels] if order is not None and order.dim() else order
+        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+        return taps.to(like).expand(like.shape[-1], -1)
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         largest = A.real.max().item() if self.is_raw else -1.0

@@ -29,6 +29,22 @@ class LayerState:
         self.streams: dict[str, StreamingConvolution] = {}
         self.constants: dict[str, Any] = {}
 
+    def get(self, name: str) -> Tensor | None:
+        """A recurrent state, `None` at the start."""
+        value = self.tensors.get(name)
+        if value is not None and value.is_inference() and not torch.is_inference_mode_enabled():
+            # What was made in inference mode cannot enter a graph.
+            return value.clone()
+        return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LayerState":
+        """A memory that goes on by itself; gradients do not flow back through it."""
+        copied = type(self)()
+        copied.tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
+        copied.streams = copy.deepcopy(self.streams, memo)
+        copied.constants = copy.deepcopy(self.constants, memo)
+        return copied
+
     def reset(self) -> None:
         """Forget everything."""
         self.tensors.clear()
@@ -45,7 +61,8 @@ class LayerState:
         """A memory of these rows alone, which goes on by itself."""
         part = type(self)()
         part.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
-        part.streams = copy.deepcopy(self.streams)
+        # Unlike a copy, a join of one keeps the graph of the gradients.
+        part.streams = {name: StreamingConvolution.join([stream]) for name, stream in self.streams.items()}
         for stream in part.streams.values():
             stream.select(rows)
         part.constants = self.constants

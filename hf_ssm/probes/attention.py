@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hf_ssm.models.common import check_mask
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.mixers import SelectiveMixer
+from hf_ssm.modules.operator import loaded
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.ops.selective_scan import scan_matrix
 
@@ -46,7 +48,8 @@ def attention_matrix(
 
     Raises:
         TypeError: `layer` is no block of a selective model.
-        ValueError: More than `max_elements` entries; `reverse` for a model that is not two-sided.
+        ValueError: More than `max_elements` entries; channels that are not there; a mask that the model would refuse;
+            `reverse` for a model that is not two-sided; a layer in training mode.
 
     Source: Honarpisheh et al. 2025, eq. (20).
     """
@@ -56,32 +59,37 @@ def attention_matrix(
     if reverse and not mixer.bidirectional:
         raise ValueError("`reverse=True` needs a model with `bidirectional=True`.")
     scan: SelectiveScan = mixer.reverse_scan if reverse else mixer.scan
+    if layer.training:
+        raise ValueError("`layer` is in training mode: call `model.eval()` first.")
     chosen = list(range(scan.channels)) if channels is None else list(channels)
+    if not chosen or not all(0 <= channel < scan.channels for channel in chosen):
+        raise ValueError(f"`channels` must be some of 0 to {scan.channels - 1}, got {chosen}.")
     batch, length, _ = inputs.shape
     if batch * len(chosen) * length**2 > max_elements:
         raise ValueError(
             f"The attention matrices of {batch} rows, {len(chosen)} channels and length {length} have more than "
             f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
         )
-    mask = None if attention_mask is None else attention_mask.bool()
+    mask = check_mask(attention_mask, inputs)
     projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask)
     if reverse:
         projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
     read = mixer.scan_inputs(projected, mask, reverse=reverse)
-    step, B, C = scan.selection(read)
-    delta = scan.time_steps(step)
-    matrix = scan_matrix(
-        delta if delta.shape[-1] == 1 else delta[..., chosen],
-        scan.state_matrix()[chosen],
-        B,
-        C,
-        None if scan.D is None else scan.D[chosen],
-    )
-    if scan.has_sobolev_filter:
-        # Column j of the filter is its response to an impulse at j.
-        impulses = torch.eye(length, device=read.device, dtype=matrix.dtype).unsqueeze(-1)
-        responses = scan.filter_input(impulses.expand(-1, -1, scan.channels))[..., chosen]
-        matrix = matrix @ (responses.permute(2, 1, 0) if mask is None else _kept(responses.permute(2, 1, 0), mask))
+    with loaded(scan):
+        step, B, C = scan.selection(read)
+        delta = scan.time_steps(step)
+        matrix = scan_matrix(
+            delta if delta.shape[-1] == 1 else delta[..., chosen],
+            scan.state_matrix()[chosen],
+            B,
+            C,
+            None if scan.D is None else scan.D[chosen],
+        )
+        if scan.has_sobolev_filter:
+            # Column j of the filter is its response to an impulse at j.
+            impulses = torch.eye(length, device=read.device, dtype=matrix.dtype).unsqueeze(-1)
+            responses = scan.filter_input(impulses.expand(-1, -1, len(chosen)), channels=chosen).permute(2, 1, 0)
+            matrix = matrix @ (responses if mask is None else _kept(responses, mask))
     matrix = matrix if mask is None else _kept(matrix, mask)
     return matrix.flip(-1, -2) if reverse else matrix
 

@@ -71,7 +71,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         found = torch.stack(
             [torch.stack([tau for part in layer for tau in part.rescaling or []]).mean() for layer in layers]
         )
-    except Exception:
+    except BaseException:
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
         raise

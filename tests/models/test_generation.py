@@ -2,9 +2,11 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import DynamicCache, GenerationConfig
 
 from hf_ssm import SSMCache
@@ -84,6 +86,91 @@ def test_gradients_flow_through_the_cache(make, name):
     for key, parameter in model.named_parameters():
         scale = expected[key].abs().max().item()
         torch.testing.assert_close(parameter.grad, expected[key], atol=1e-8 * scale, rtol=1e-8, msg=key)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_flow_through_the_cache_past_padding(make, name):
+    model = make(name).double()
+    ids, mask = torch.randint(0, 12, (3, 12)), torch.ones(3, 12, dtype=torch.long)
+    mask[0, 7:], mask[1, 4:] = 0, 0
+    weights = torch.randn(3, 12, 12, dtype=torch.float64) * mask.unsqueeze(-1)
+    (model(ids, attention_mask=mask, use_cache=False).logits * weights).sum().backward()
+    expected = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    (read(model, ids, [5, 1, 6], mask=mask) * weights).sum().backward()
+    for key, parameter in model.named_parameters():
+        scale = expected[key].abs().max().item()
+        torch.testing.assert_close(parameter.grad, expected[key], atol=1e-8 * scale, rtol=1e-8, msg=key)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_a_cache_under_gradient_checkpointing_is_refused(make):
+    model = make("mamba").train()
+    model.gradient_checkpointing_enable()
+    ids = torch.randint(0, 12, (2, 6))
+    with pytest.raises(ValueError, match=r"Gradient checkpointing.*past_key_values"):
+        model(ids, past_key_values=SSMCache(model.config))
+    assert model(ids, use_cache=True).past_key_values is None
+    # Nothing is recomputed without gradients.
+    assert model.generate(ids, max_new_tokens=4).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_copies_and_pickles_of_a_cache_filled_with_gradients(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 12))
+    cache = model(ids[:, :6]).past_key_values
+    whole = model(ids, use_cache=False).logits[:, 6:]
+    for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(copy.deepcopy(cache)))):
+        torch.testing.assert_close(model(ids[:, 6:], past_key_values=copied).logits, whole, **TOLERANCE)
+    assert cache.get_seq_length() == 6
+    # A copy belongs to the same model; what came from a file may be anyone's.
+    with pytest.raises(ValueError, match="another model"):
+        make(name)(ids, past_key_values=copy.deepcopy(cache))
+    with pytest.raises(ValueError, match="another model"):
+        copy.deepcopy(model)(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_prefill_in_inference_mode_then_gradients(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 12))
+    with torch.inference_mode():
+        cache = model(ids[:, :6]).past_key_values
+    model(ids[:, 6:], past_key_values=cache).logits.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    with torch.inference_mode():
+        out = model(ids[:, :1], past_key_values=cache)
+    expected = model(torch.cat([ids, ids[:, :1]], dim=1)).logits[:, -1:]
+    torch.testing.assert_close(out.logits.clone(), expected, **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+def test_offloaded_weights(make, name):
+    """accelerate brings weights for the time of a module's forward alone."""
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 12))
+    whole = model(ids, use_cache=False).logits
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    torch.testing.assert_close(model(ids, use_cache=False).logits, whole)
+    torch.testing.assert_close(read(model, ids, [5, 1, 1, 5]), whole, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_complex_states_of_a_single_row_and_an_odd_rank(make):
+    model = make("mamba-complex", time_step_rank=3)
+    ids = torch.randint(0, 12, (1, 6))
+    torch.testing.assert_close(read(model, ids, [1] * 6), model(ids).logits, **TOLERANCE)
+
+
+def test_labels_beside_the_mask_of_the_whole(make):
+    model = make("s4d")
+    ids = torch.randint(0, 12, (2, 10))
+    cache = model(ids[:, :6]).past_key_values
+    loss = model(ids[:, 6:], attention_mask=torch.ones(2, 10), past_key_values=cache, labels=ids[:, 6:]).loss
+    logits = model(ids).logits[:, 6:-1]
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 7:].flatten()))
 
 
 @torch.no_grad()
@@ -241,8 +328,10 @@ def test_generate_says_at_once_that_it_will_not_fit(make):
     model = make("hyena", max_position_embeddings=64)
     ids = torch.randint(0, 12, (2, 60))
     assert model.generate(ids, max_new_tokens=5).shape == (2, 65)
-    with pytest.raises(ValueError, match=r"66 tokens.*max_position_embeddings.*64"):
+    with pytest.raises(ValueError, match=r"65 positions.*max_position_embeddings.*64"):
         model.generate(ids, max_new_tokens=6)
+    with pytest.raises(ValueError, match=r"69 positions.*max_position_embeddings.*64"):
+        model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=10)
 
 
 @torch.no_grad()
@@ -268,6 +357,17 @@ def test_what_is_refused(make):
         model.generate(ids, assistant_model=other, generation_config=GenerationConfig(max_new_tokens=4))
     # None of this has touched the cache.
     assert cache.get_seq_length() == 8
+    empty = SSMCache(model.config)
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(ids, past_key_values=empty, attention_mask=torch.ones(2, 5))
+    other(ids, past_key_values=empty)
+    with pytest.raises(ValueError, match="pass the cache as `past_key_values`"):
+        model(ids, cache_params=cache)
+    with pytest.raises(ValueError, match="has no attentions"):
+        model.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    embeds = model.get_input_embeddings()(ids)
+    with pytest.raises(ValueError, match="cuts token ids alone"):
+        model.generate(inputs_embeds=embeds, attention_mask=torch.ones(2, 8), prefill_chunk_size=3, max_new_tokens=2)
     with pytest.raises(ValueError, match="takes no `past_key_values`"):
         make("s4d", "ForSequenceClassification")(ids, past_key_values=cache)
 

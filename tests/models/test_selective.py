@@ -2,6 +2,8 @@
 
 import math
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +153,30 @@ class TestMamba:
         torch.testing.assert_close(again(ids).logits, mamba(ids).logits, atol=1e-4, rtol=1e-4)
         assert transformers.AutoTokenizer.from_pretrained(tmp_path / "target")("AC").input_ids
 
+    def test_what_convert_cannot_make_whole(self, mamba, mamba_folder, tmp_path, capsys):
+        def fails(source, message):
+            assert cli.main(["convert", str(source), str(tmp_path / "target")]) == 2
+            assert re.search(message, capsys.readouterr().err)
+            assert not (tmp_path / "target").exists()
+
+        lacking = {name: value for name, value in mamba.state_dict().items() if "layers.0.mixer.x_proj" not in name}
+        mamba.save_pretrained(tmp_path / "lacking", state_dict=lacking)
+        fails(tmp_path / "lacking", r"lacks model\.layers\.0\.mixer\.scan\.x_proj\.weight")
+        shutil.copytree(mamba_folder, tmp_path / "cut")
+        weights = tmp_path / "cut" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        fails(tmp_path / "cut", "weights of .* cannot be read")
+        shutil.copytree(mamba_folder, tmp_path / "tokens")
+        (tmp_path / "tokens" / "tokenizer.json").write_text("{}")
+        fails(tmp_path / "tokens", "tokenizer of .* cannot be read")
+        # Where there is no tokenizer, none is made up.
+        convert_checkpoint(mamba_folder, tmp_path / "target")
+        assert not list((tmp_path / "target").glob("tokenizer*"))
+
+    def test_another_configuration_is_refused(self, mamba, mamba_folder):
+        with pytest.raises(ValueError, match=r"needs a `SelectiveSSMConfig`, got MambaConfig.*leave `config` out"):
+            SelectiveSSMForCausalLM.from_pretrained(mamba_folder, config=mamba.config)
+
     def test_half_precision_keeps_the_dynamics(self, mamba_folder):
         model = SelectiveSSMForCausalLM.from_pretrained(mamba_folder, dtype=torch.bfloat16)
         kept = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
@@ -226,6 +252,21 @@ class TestPlain:
         accuracy = (found == (ones > 50)).float().mean().item()
         assert abs(accuracy - 0.88) < 0.03
 
+    def test_double_precision_weights_keep_it(self):
+        state_dict = {name: value.double() for name, value in random_state_dict().items()}
+        ids = torch.randint(0, 7, (4, 33))
+        logits = plain_classifier_from_state_dict(state_dict)(ids).logits
+        torch.testing.assert_close(logits[:, 0], authors_formula(state_dict, ids), atol=1e-12, rtol=1e-12)
+
+    def test_labels_of_one_logit_may_be_yes_or_no(self):
+        model = plain_classifier_from_state_dict(random_state_dict())
+        ids = torch.randint(0, 7, (4, 9))
+        loss = model(ids, labels=torch.tensor([0, 1, 1, 0])).loss
+        expected = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
+        assert loss == model(ids, labels=expected).loss
+        found = torch.nn.functional.binary_cross_entropy_with_logits(model(ids).logits, expected)
+        torch.testing.assert_close(loss, found)
+
     def test_reads_the_last_position_of_the_row(self):
         model = plain_classifier_from_state_dict(random_state_dict())
         assert model.classifier.bias is None
@@ -248,6 +289,8 @@ class TestPlain:
         state_dict = random_state_dict()
         target = tmp_path / "target"
         for change, message in (
+            ({"SSM.w": torch.ones(5, dtype=torch.complex64)}, r"SSM\.w must be a dense tensor of real"),
+            ({"SSM.w": torch.ones(5).to_sparse()}, r"SSM\.w must be a dense tensor"),
             ({"SSM.w": torch.ones(4)}, r"SSM\.w has the shape \(4,\)"),
             ({"SSM.w": torch.full((5,), math.nan)}, "NaN"),
             ({"other": torch.ones(1)}, "unknown other"),
@@ -284,6 +327,25 @@ class TestPlain:
         convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
         assert {path.name for path in (tmp_path / "full").iterdir()} == {"config.json", "model.safetensors"}
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+    def test_an_interrupted_replacement_leaves_what_was_there(self, tmp_path, monkeypatch):
+        torch.save(random_state_dict(), tmp_path / "good.pth")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "file").write_text("mine")
+        rename, calls = Path.rename, []
+
+        def interrupted(self, target):
+            calls.append(self.name)
+            if self.name == "whole":
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
+        assert "whole" in calls
+        assert (tmp_path / "full" / "file").read_text() == "mine"
+        assert {path.name for path in tmp_path.iterdir()} == {"good.pth", "full"}
 
 
 @pytest.fixture
@@ -451,6 +513,15 @@ class TestAttentionMatrix:
     def test_refusals(self, make, make_model):
         model = make()
         hidden = torch.randn(1, 40, 8)
+        for channels in ([], [99], [-1]):
+            with pytest.raises(ValueError, match="some of 0 to 15"):
+                hf_ssm.attention_matrix(model.layers[0], hidden, channels=channels)
+        holes = torch.ones(1, 40)
+        holes[0, 3] = 0
+        with pytest.raises(ValueError, match="padding between tokens"):
+            hf_ssm.attention_matrix(model.layers[0], hidden, holes)
+        with pytest.raises(ValueError, match="training mode"):
+            hf_ssm.attention_matrix(make().train().layers[0], hidden)
         with pytest.raises(ValueError, match=r"max_elements.*channels"):
             hf_ssm.attention_matrix(model.layers[0], hidden, max_elements=1000)
         with pytest.raises(ValueError, match="bidirectional=True"):
@@ -470,6 +541,10 @@ class TestAttentionMatrix:
         ({"init": "legs"}, r"init.*complex_state=True"),
         ({"frequency_scale": 2.0}, r"frequency_scale.*complex_state=True"),
         ({"frequency_shift": 1.0}, r"frequency_shift.*complex_state=True"),
+        ({"complex_state": True, "init": "real", "frequency_scale": 2.0}, r"frequency_scale.*init='lin'"),
+        ({"block": "plain", "fixed_step": True, "time_step_min": 0.01}, r"time_step_min.*fixed_step=True"),
+        ({"residual_in_fp32": True, "use_residual": False}, r"residual_in_fp32.*use_residual=True"),
+        ({"expand": 3, "intermediate_size": 100}, r"expand.*intermediate_size.*give one"),
         ({"state_size": 3, "complex_state": True}, "must be even"),
         ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "take 'normalized'"),
         ({"sobolev_trainable": True, "sobolev_frequency": "bilinear"}, "take 'normalized'"),
