@@ -161,6 +161,10 @@ class LongConvolution(SequenceOperator):
             if recurrence is None:
                 recurrence = state.constants[name] = self._recurrence(self.filter, slice(group, None, self.groups))
             memory = state.get(name)
+            if memory is None and inputs.shape[1] > 1:
+                # A prompt by the convolution, so that a cache changes no digit of what is said of it.
+                state.tensors[name] = recurrence.advance(inputs)
+                return long_conv(inputs, self._taps(group, inputs.shape[1]))
             if inputs.shape[1] > 1:
                 output, state.tensors[name] = recurrence.scan(inputs, memory)
                 return output

@@ -96,37 +96,58 @@ class Recurrence:
         Raises:
             ValueError: Shapes do not fit, or the piece is empty.
         """
-        self._check_shapes(u, 3, state)
-        inputs, length = u.to(self.dtype), u.shape[1]
+        inputs, single, state = self._aligned(u, state)
         outputs = []
-        if state is None and length >= _BLOCK:
-            # Zeros in front leave the zero state at zero.
-            inputs, single = F.pad(inputs, (0, 0, -length % _BLOCK, 0)), 0
-        else:
-            single = length % _BLOCK
-        state = self.initial_state(u.shape[0]) if state is None else state
         for t in range(single):
             y, state = self.step(inputs[:, t], state)
             outputs.append(y.unsqueeze(1))
-        if length > single:
+        if inputs.shape[1] > single:
             y, state = self._scan_blocks(inputs[:, single:], state)
             outputs.append(y)
-        return torch.cat(outputs, dim=1)[:, -length:].to(u.dtype), state
+        return torch.cat(outputs, dim=1)[:, -u.shape[1] :].to(u.dtype), state
 
-    def _scan_blocks(self, u: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`scan` where the length is `K M`."""
-        tables = self._tables()
-        batch = u.shape[0]
-        blocks = u.permute(2, 0, 1).unflatten(-1, (-1, _BLOCK)).flatten(1, 2)
-        arriving = self._from_real(blocks @ tables.inward).unflatten(1, (batch, -1)).unbind(2)
+    def advance(self, u: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
+        """The state after a piece, as `scan` gives it, without the outputs; same arguments and errors."""
+        inputs, single, state = self._aligned(u, state)
+        for t in range(single):
+            state = self._update(inputs[:, t].to(torch.float64).unsqueeze(-1), state)
+        if inputs.shape[1] > single:
+            blocks = self._to_blocks(inputs[:, single:])
+            _, state = self._carry_over(blocks, state, self._tables())
+        return state
+
+    def _aligned(self, u: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Inputs in the working precision, how many of them come in front of whole blocks, and the state."""
+        self._check_shapes(u, 3, state)
+        inputs, length = u.to(self.dtype), u.shape[1]
+        if state is None and length >= _BLOCK:
+            # Zeros in front leave the zero state at zero.
+            return F.pad(inputs, (0, 0, -length % _BLOCK, 0)), 0, self.initial_state(u.shape[0])
+        return inputs, length % _BLOCK, self.initial_state(u.shape[0]) if state is None else state
+
+    @staticmethod
+    def _to_blocks(u: torch.Tensor) -> torch.Tensor:
+        """`(B, K M, D)` -> `(D, B K, M)`."""
+        return u.permute(2, 0, 1).unflatten(-1, (-1, _BLOCK)).flatten(1, 2)
+
+    def _carry_over(
+        self, blocks: torch.Tensor, state: torch.Tensor, tables: _Tables
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The states before each block, and the last one."""
+        arriving = self._from_real(blocks @ tables.inward).unflatten(1, (state.shape[0], -1)).unbind(2)
         x = state.transpose(0, 1)
         before = []
         for arrived in arriving:
             before.append(self._to_real(x).to(self.dtype))
             x = self._carry(arrived, x, tables.carry)
+        return before, x.transpose(0, 1).to(self.b_bar.dtype).contiguous()
+
+    def _scan_blocks(self, u: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`scan` where the length is `K M`."""
+        tables, blocks = self._tables(), self._to_blocks(u)
+        before, state = self._carry_over(blocks, state, tables)
         y = torch.baddbmm(blocks @ tables.local, torch.stack(before, dim=2).flatten(1, 2), tables.outward)
-        state = x.transpose(0, 1).to(self.b_bar.dtype).contiguous()
-        return y.unflatten(1, (batch, -1)).flatten(2).permute(1, 2, 0), state
+        return y.unflatten(1, (u.shape[0], -1)).flatten(2).permute(1, 2, 0), state
 
     def _check_shapes(self, u: torch.Tensor, dims: int, state: torch.Tensor | None) -> None:
         channels = self.c.shape[0]

@@ -65,6 +65,15 @@ def test_token_by_token_equals_the_whole(make, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", VARIANTS)
+def test_a_cache_changes_no_digit_of_what_is_said_of_a_prompt(make, name):
+    model = make(name)
+    for length in (2, 70):
+        ids = torch.randint(0, 12, (2, length))
+        assert torch.equal(model(ids, use_cache=True).logits, model(ids, use_cache=False).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("pieces", [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)])
 def test_any_split_gives_the_same(make, name, pieces):
     model = make(name)

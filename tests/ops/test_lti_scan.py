@@ -310,3 +310,14 @@ def test_errors(form):
         recurrence.scan(randn(4, 5, 3), state)
     with pytest.raises(ValueError, match=r"state must have shape \(4, 3, "):
         recurrence.step(randn(4, 3), state)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [1, 63, 64, 130])
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_advance_gives_the_state_of_a_scan(form, length, from_zero):
+    recurrence = RECURRENCES[form](*system(form))
+    u, state = randn(2, length, 3, seed=5), None if from_zero else state_of(form, 2)
+    assert torch.equal(recurrence.advance(u, state), recurrence.scan(u, state)[1])
+    with pytest.raises(ValueError, match="u must have shape"):
+        recurrence.advance(u[:, :0], state)
