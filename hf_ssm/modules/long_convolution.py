@@ -159,7 +159,9 @@ class LongConvolution(SequenceOperator):
             # With gradients, a recurrence that is kept would be part of the graph of a call that is over.
             recurrence = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
-                recurrence = state.constants[name] = self._recurrence(self.filter, slice(group, None, self.groups))
+                recurrence = self._recurrence(self.filter, slice(group, None, self.groups))
+                if not torch.is_grad_enabled():
+                    state.constants[name] = recurrence
             memory = state.get(name)
             if memory is None and inputs.shape[1] > 1:
                 # A prompt by the convolution, so that a cache changes no digit of what is said of it.
