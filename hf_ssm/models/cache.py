@@ -70,8 +70,8 @@ class SSMCache(Cache):
         """Whether no other model has filled it."""
         return self._owner is None or self._owner() is model
 
-    def belongs_to(self, model: nn.Module) -> None:
-        """Remember the model that fills it."""
+    def claim(self, model: nn.Module) -> None:
+        """Remember that this model fills it."""
         self._owner = weakref.ref(model)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -272,7 +272,7 @@ class SSMModel(SSMPreTrainedModel):
         if cache is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
-            cache.belongs_to(self)
+            cache.claim(self)
             all_hidden_states, taus = go_on(self._run_states, hidden_states, mask, cache), []
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
