@@ -63,6 +63,9 @@ class SSMCache(Cache):
         # Positions seen, padding included, and tokens seen by each row, `(B,)`.
         self.length = 0
         self.tokens_seen: Tensor | None = None
+        # Rows that read nothing lately and their memories, apart from `layers`, which then are of the rows `_awake`.
+        self._asleep: list[tuple[Tensor, list[LayerState]]] = []
+        self._awake: Tensor | None = None
         # Which model filled it: its states and constants mean nothing to another one.
         self._owner: weakref.ref[nn.Module] | None = None
 
@@ -81,6 +84,7 @@ class SSMCache(Cache):
         copied = copy.copy(self)
         copied._owner = self._owner
         copied.layers = copy.deepcopy(self.layers, memo)
+        copied._asleep = copy.deepcopy(self._asleep, memo)
         return copied
 
     @property
@@ -110,17 +114,16 @@ class SSMCache(Cache):
         """Whether anything was read."""
         return self.length > 0
 
-    def advance(self, length: int, tokens: Tensor | int, like: Tensor) -> None:
-        """Count positions and tokens, `(B,)` or the same for all rows, that were read."""
-        if self.tokens_seen is None:
-            self.tokens_seen = torch.zeros(len(like), dtype=torch.long, device=like.device)
-        self.tokens_seen = self.tokens_seen + tokens
+    def advance(self, length: int, tokens: Tensor) -> None:
+        """Count the positions, and the tokens of each row `(B,)`, that were read."""
+        self.tokens_seen = tokens if self.tokens_seen is None else self.tokens_seen + tokens
         self.length += length
 
     def reset(self) -> None:
         """Forget everything; the cache can then serve any model with as many layers."""
         super().reset()
         self.length, self.tokens_seen, self._owner = 0, None, None
+        self._asleep, self._awake = [], None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
@@ -128,6 +131,7 @@ class SSMCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows of the batch, in this order; a row may come more than once."""
+        self.wake()
         super().batch_select_indices(indices)
         if self.tokens_seen is not None:
             self.tokens_seen = self.tokens_seen.index_select(0, indices.to(self.tokens_seen.device))
@@ -142,12 +146,33 @@ class SSMCache(Cache):
         """Memories of these rows alone."""
         return [layer.rows(rows) for layer in self.states]
 
-    def assemble(self, rows: Sequence[Tensor], parts: Sequence[Sequence[LayerState]]) -> None:
-        """Take back what `rows` gave out, all rows of the batch in any number of parts."""
-        order = torch.cat(list(rows)).argsort()
+    def assemble(self, groups: Sequence[tuple[Tensor, list[LayerState]]]) -> Tensor:
+        """Make the memories of groups of rows those of the cache; returns all these rows in ascending order."""
+        rows = torch.cat([rows for rows, _ in groups])
+        order = rows.argsort()
         for index, layer in enumerate(self.states):
-            layer.assemble([part[index] for part in parts])
+            layer.assemble([states[index] for _, states in groups])
             layer.select(order)
+        return rows[order]
+
+    def lay_to_sleep(self, rows: Tensor, states: list[LayerState], awake: Tensor) -> None:
+        """Keep these rows apart, so that the others, whose memories the layers hold, go on at no cost for them."""
+        self._asleep, self._awake = [(rows, states)], awake
+
+    def wake(self) -> None:
+        """Bring all rows together again."""
+        if self._awake is not None:
+            awake = self._awake, [layer.rows(torch.arange(len(self._awake))) for layer in self.states]
+            self.assemble([awake, *self._asleep])
+            self._asleep, self._awake = [], None
+
+    def awake_if_just_these(self, tokens: Tensor, length: int) -> Tensor | None:
+        """The rows that are awake, if they and no others read a whole piece, by the `tokens` that each row reads."""
+        if self._awake is None:
+            return None
+        wanted = torch.zeros_like(tokens)
+        wanted[self._awake] = length
+        return self._awake if torch.equal(wanted, tokens) else None
 
 
 # All layers of a model, from states of theirs: hidden states, mask and states to the hidden states of every layer.
@@ -158,7 +183,7 @@ def go_on(run: Run, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache)
     """Read the next positions of the sequences in a cache, whose rows may be padded on either side.
 
     Mixers know padding in front of all tokens alone. So rows that have read nothing yet are shifted to the right, and
-    rows with padding after what they have read before go on without it.
+    rows with padding after what they have read before go on without it; those that read nothing are kept apart.
 
     Args:
         run: The layers.
@@ -169,15 +194,23 @@ def go_on(run: Run, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache)
     Returns:
         What `run` returns, at the places of the input; at padding it means nothing.
     """
-    length = hidden_states.shape[1]
-    tokens = length if mask is None else mask.sum(dim=1)
-    if mask is None:
-        outputs = run(hidden_states, None, cache.states)
-    elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
-        outputs = _right_aligned(run, hidden_states, mask, cache)
+    batch, length = hidden_states.shape[:2]
+    tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
+    awake = cache.awake_if_just_these(tokens, length)
+    if awake is not None:
+        outputs = [
+            output.new_zeros(hidden_states.shape).index_copy(0, awake, output)
+            for output in run(hidden_states[awake], None, cache.states)
+        ]
     else:
-        outputs = _in_groups(run, hidden_states, mask, cache)
-    cache.advance(length, tokens, hidden_states)
+        cache.wake()
+        if mask is None:
+            outputs = run(hidden_states, None, cache.states)
+        elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
+            outputs = _right_aligned(run, hidden_states, mask, cache)
+        else:
+            outputs = _in_groups(run, hidden_states, mask, tokens, cache)
+    cache.advance(length, tokens)
     return outputs
 
 
@@ -198,24 +231,27 @@ def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
     return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
 
 
-def _in_groups(run: Run, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
-    """Rows with equally many tokens go on together, without their padding."""
-    tokens = mask.sum(dim=1)
+def _in_groups(run: Run, hidden_states: Tensor, mask: Tensor, tokens: Tensor, cache: SSMCache) -> list[Tensor]:
+    """Rows with equally many tokens go on together, without their padding; those with none are left alone."""
     outputs: list[Tensor] = []
-    groups, parts = [], []
+    groups = []
     for count in tokens.unique().tolist():
         rows = (tokens == count).nonzero().squeeze(1)
         states = cache.rows(rows)
-        groups.append(rows)
-        parts.append(states)
+        groups.append((rows, states))
         if count > 0:
             places = rows.unsqueeze(1), mask[rows].nonzero()[:, 1].view(len(rows), count)
             found = run(hidden_states[places], None, states)
             outputs = outputs or [output.new_zeros(hidden_states.shape) for output in found]
             outputs = [whole.index_put(places, part) for whole, part in zip(outputs, found, strict=True)]
-    cache.assemble(groups, parts)
-    # Nothing but padding: nothing was read.
-    return outputs or [torch.zeros_like(hidden_states) for _ in range(len(cache) + 1)]
+    if not outputs:
+        # Nothing but padding: nothing was read.
+        return [torch.zeros_like(hidden_states) for _ in range(len(cache) + 1)]
+    if tokens.min() > 0:
+        cache.assemble(groups)
+    else:
+        cache.lay_to_sleep(*groups[0], awake=cache.assemble(groups[1:]))
+    return outputs
 
 
 __all__ = ["SSMCache", "SSMCacheLayer", "go_on"]

@@ -42,8 +42,12 @@ class LayerState:
         copied = type(self)()
         copied.tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
         copied.streams = copy.deepcopy(self.streams, memo)
-        copied.constants = copy.deepcopy(self.constants, memo)
+        copied.constants = dict(self.constants)
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the constants, which are made again when they are needed."""
+        return {**self.__dict__, "constants": {}}
 
     def reset(self) -> None:
         """Forget everything."""

@@ -83,11 +83,16 @@ def _run_chunk_back(cotangents: Tensor, decays: Tensor, carry: Tensor, paired: b
     _multiply_(carry, decays[0], paired, sign=-1)
 
 
+def _threads() -> int:
+    # The number of threads is unknown to a compiler.
+    return 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+
+
 def _blocks(state: Tensor) -> list[slice]:
     """Slices of the batch to be worked on one after the other: the whole on an accelerator."""
     rows = len(state)
     if state.device.type == "cpu":
-        rows = max(1, _CPU_BLOCK * torch.get_num_threads() // max(1, state[:1].numel()))
+        rows = max(1, _CPU_BLOCK * _threads() // max(1, state[:1].numel()))
     return [slice(start, start + rows) for start in range(0, len(state), max(1, rows))]
 
 

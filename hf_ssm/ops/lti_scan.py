@@ -151,8 +151,8 @@ class Recurrence:
 
     def _check_shapes(self, u: torch.Tensor, dims: int, state: torch.Tensor | None) -> None:
         channels = self.c.shape[0]
-        if u.dim() != dims or u.shape[-1] != channels or 0 in u.shape[1:]:
-            wanted = "(batch, channels)" if dims == 2 else "(batch, length >= 1, channels)"
+        if u.dim() != dims or u.shape[-1] != channels or 0 in u.shape:
+            wanted = "(batch >= 1, channels)" if dims == 2 else "(batch >= 1, length >= 1, channels)"
             raise ValueError(f"u must have shape {wanted} with channels = {channels}, got {tuple(u.shape)}")
         if state is not None and state.shape != (u.shape[0], *self.b_bar.shape):
             raise ValueError(

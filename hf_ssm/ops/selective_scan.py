@@ -50,7 +50,7 @@ class _Arguments(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Iterator[Any]:
         """Each tensor in the real `dtype` or its complex partner; None stays None."""
-        partner = dtype.to_complex()
+        partner = torch.complex128 if dtype == torch.float64 else torch.complex64
         for t in self:
             yield t if t is None or t.dtype in (dtype, partner) else t.to(partner if t.is_complex() else dtype)
 

@@ -84,6 +84,8 @@ def short_conv_extend(
     Raises:
         ValueError: Shapes do not fit.
     """
+    if u.dim() != 3 or u.shape[1] < 1:
+        raise ValueError(f"u must have shape (batch, length >= 1, channels), got {tuple(u.shape)}")
     _check(weight, bias, u.shape[-1])
     batch, length, channels = u.shape
     expected = (batch, channels, weight.shape[1] - 1)
@@ -93,9 +95,11 @@ def short_conv_extend(
         raise ValueError(f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}")
     window = torch.cat([state.to(u.dtype), u.transpose(1, 2)], dim=-1)
     if length == 1:
-        # A convolution of one position costs several times the sum that it is.
-        y = (window * weight).sum(-1, keepdim=True)
-        y = y if bias is None else y + bias.unsqueeze(-1)
-    else:
-        y = F.conv1d(window, weight.unsqueeze(1), bias, groups=channels)
-    return y.transpose(1, 2), window[..., length:]
+        # A convolution of one position costs several times the sum that it is, which half precision could not hold.
+        precise = torch.promote_types(u.dtype, torch.float32)
+        y = (window * weight.to(precise)).sum(-1, keepdim=True)
+        y = (y if bias is None else y + bias.unsqueeze(-1)).to(u.dtype)
+        return y.transpose(1, 2), window[..., 1:]
+    y = F.conv1d(window, weight.unsqueeze(1), bias, groups=channels)
+    # A copy, or the state would keep the whole piece in memory.
+    return y.transpose(1, 2), window[..., length:].clone(memory_format=torch.contiguous_format)

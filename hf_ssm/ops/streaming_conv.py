@@ -35,7 +35,7 @@ class StreamingConvolution:
     the prefix is never run again: a piece that is long enough takes one transform of the whole instead.
 
     Where gradients are wanted (they are enabled, and a piece or the taps require them) each piece costs a convolution
-    of the whole, in functional form, differentiable once.
+    of the whole, in functional form, differentiable once. No gradient flows back past a piece without them.
 
     The taps and their spectra are kept: `reset` when the kernel changes. A copy or a pickle is independent, and holds
     values without the graph of their gradients.
@@ -91,14 +91,22 @@ class StreamingConvolution:
         """
         self._check(u)
         self._widen(u.dtype)
+        before = self.length
+        try:
+            outputs = self._extend(u, taps)
+        except BaseException:
+            # What was taken of the piece is forgotten; the history beyond its length is scratch.
+            self.length, self._pending = before, None
+            raise
+        return outputs.to(u.dtype)
+
+    def _extend(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
         length = u.shape[1]
         if torch.is_grad_enabled() and self._wants_gradient(u, taps):
-            outputs = self._extend_with_graph(u, taps)
-        elif length > (_FEW if self.length else 1) and length * _SHARE >= self.length:
-            outputs = self._extend_at_once(u, taps)
-        else:
-            outputs = self._extend_in_windows(u, taps)
-        return outputs.to(u.dtype)
+            return self._extend_with_graph(u, taps)
+        if length > (_FEW if self.length else 1) and length * _SHARE >= self.length:
+            return self._extend_at_once(u, taps)
+        return self._extend_in_windows(u, taps)
 
     def select(self, index: torch.Tensor) -> None:
         """Keep, reorder or repeat rows of the batch, as a beam search does; this copies all inputs seen.
@@ -106,9 +114,12 @@ class StreamingConvolution:
         Args:
             index: The rows to keep in their new order, `(new B,)`, int64.
         """
-        if self._history is not None:
-            index = index.to(self._history.device)
-            self._history = self._history.index_select(0, index)
+        if self._history is None:
+            return
+        index = index.to(self._history.device)
+        if torch.equal(index, torch.arange(len(self._history), device=index.device)):
+            return
+        self._history = self._history[:, : self.length].index_select(0, index)
         if self._pending is not None:
             self._pending = self._pending.index_select(0, index)
 
@@ -139,17 +150,22 @@ class StreamingConvolution:
             joined._taps, joined._near, joined._spectra = known._taps, known._near, known._spectra
         return joined
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingConvolution":
+    def __copy__(self) -> "StreamingConvolution":
         # Taps and spectra are never changed in place, so they are shared.
-        copied = copy.copy(self)
+        copied = StreamingConvolution(self.longest)
+        copied.__dict__.update(self.__getstate__())
+        copied._spectra = dict(self._spectra)
         for name in ("_history", "_pending"):
-            if getattr(self, name) is not None:
+            if getattr(copied, name) is not None:
                 setattr(copied, name, getattr(copied, name).clone())
         return copied
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamingConvolution":
+        return copy.copy(self)
+
     def _check(self, u: torch.Tensor) -> None:
-        if u.dim() != 3 or u.shape[1] < 1:
-            raise ValueError(f"u must have shape (batch, length >= 1, channels), got {tuple(u.shape)}")
+        if u.dim() != 3 or 0 in u.shape[:2]:
+            raise ValueError(f"u must have shape (batch >= 1, length >= 1, channels), got {tuple(u.shape)}")
         if self._history is not None and u.shape[::2] != self._history.shape[::2]:
             batch, channels = self._history.shape[::2]
             raise ValueError(

@@ -120,10 +120,12 @@ def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
 
     Source: an extension of Liu & Li 2024, eq. (6), to Honarpisheh et al. 2025, eq. (20).
     """
-    elapsed = delta.cumsum(0) - delta
+    # In double precision, as a long sequence turns complex states many times round.
+    elapsed = delta.double().cumsum(0) - delta
     kernel = delta.new_zeros(())
     for a, b, c in zip(A.unbind(1), B.unbind(1), C.unbind(0), strict=True):
-        term = torch.exp(a * elapsed) * (c * b).unsqueeze(-1)
+        decay = torch.exp(a * elapsed).to(A.dtype)
+        term = decay * (c * b).unsqueeze(-1)
         kernel = kernel + (2 * term.real if term.is_complex() else term)
     kernel = (kernel * delta).T
     return kernel if D is None else torch.cat([kernel[:, :1] + D.unsqueeze(-1), kernel[:, 1:]], dim=1)

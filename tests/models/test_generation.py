@@ -10,6 +10,7 @@ from accelerate import cpu_offload
 from transformers import DynamicCache, GenerationConfig
 
 from hf_ssm import SSMCache
+from hf_ssm.ops.streaming_conv import StreamingConvolution
 
 VARIANTS = {
     "hyena": ("Hyena", {"max_position_embeddings": 1100}),
@@ -255,6 +256,56 @@ def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
         whole = model(torch.cat([tokens, more[row : row + 1]], dim=1)).logits[0]
         torch.testing.assert_close(prompt_logits[row][mask[row, :12].bool()], whole[:count], **TOLERANCE)
         torch.testing.assert_close(torch.cat(continued, dim=1)[row], whole[count:], **TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_rows_that_are_done_sleep_and_may_wake(make, name):
+    """As in a loop of one's own, in which finished rows get zeros in the mask."""
+    model = make(name)
+    ids = torch.randint(0, 12, (4, 120))
+    mask = torch.ones(4, 120, dtype=torch.long)
+    mask[1, 20:], mask[3, 25:100] = 0, 0
+    cache, logits = SSMCache(model.config), []
+    for start in range(120):
+        piece = slice(start, start + 1)
+        if start == 60:
+            # A copy and a reordering in between change nothing.
+            cache = copy.deepcopy(cache)
+            cache.batch_select_indices(torch.tensor([1, 0, 2, 3]))
+            cache.batch_select_indices(torch.tensor([1, 0, 2, 3]))
+        logits.append(model(ids[:, piece], attention_mask=mask[:, : start + 1], past_key_values=cache).logits)
+    for row in range(4):
+        kept = mask[row].bool()
+        whole = model(ids[row : row + 1, kept]).logits[0]
+        torch.testing.assert_close(torch.cat(logits, dim=1)[row, kept], whole, **TOLERANCE)
+    assert cache.tokens_seen.tolist() == mask.sum(dim=1).tolist()
+
+
+@torch.no_grad()
+def test_rows_that_are_done_cost_the_others_nothing(make, monkeypatch):
+    model = make("hyena")
+    ids, mask = torch.randint(0, 12, (2, 80)), torch.ones(2, 80, dtype=torch.long)
+    mask[1, 60:] = 0
+    cache = model(ids[:, :60], use_cache=True).past_key_values
+    joins = []
+    join = StreamingConvolution.join
+    monkeypatch.setattr(StreamingConvolution, "join", lambda streams: joins.append(len(streams)) or join(streams))
+    for start in range(60, 80):
+        model(ids[:, start : start + 1], attention_mask=mask[:, : start + 1], past_key_values=cache)
+    # Two layers, whose rows are parted once: two parts, and the waking one made the layer's own.
+    assert len(joins) == 2 * 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SHORT)
+def test_a_cache_keeps_no_more_than_it_needs(make, name):
+    model = make(name)
+    cache = model(torch.randint(0, 12, (2, 1000)), use_cache=True).past_key_values
+    for layer in cache.states:
+        assert sum(tensor.untyped_storage().nbytes() for tensor in layer.tensors.values()) < 20_000
+    if name in ("s4d", "s4", "mamba", "plain"):
+        assert len(pickle.dumps(cache)) < 60_000
 
 
 @torch.no_grad()

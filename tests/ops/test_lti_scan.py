@@ -301,10 +301,14 @@ def test_errors(form):
     recurrence = make(*parameters)
     state = recurrence.initial_state(2)
     for u in (randn(2, 4), randn(2, 1, 3)):
-        with pytest.raises(ValueError, match=r"u must have shape \(batch, channels\) with channels = 3, got \(2, "):
+        with pytest.raises(
+            ValueError, match=r"u must have shape \(batch >= 1, channels\) with channels = 3, got \(2, "
+        ):
             recurrence.step(u, state)
     for u in (randn(2, 3), randn(2, 5, 4), randn(2, 0, 3)):
-        with pytest.raises(ValueError, match=r"u must have shape \(batch, length >= 1, channels\) with channels = 3"):
+        with pytest.raises(
+            ValueError, match=r"u must have shape \(batch >= 1, length >= 1, channels\) with channels = 3"
+        ):
             recurrence.scan(u, state)
     with pytest.raises(ValueError, match=r"state must have shape \(4, 3, .* got \(2, 3, .* begin with initial_state"):
         recurrence.scan(randn(4, 5, 3), state)
@@ -319,5 +323,6 @@ def test_advance_gives_the_state_of_a_scan(form, length, from_zero):
     recurrence = RECURRENCES[form](*system(form))
     u, state = randn(2, length, 3, seed=5), None if from_zero else state_of(form, 2)
     assert torch.equal(recurrence.advance(u, state), recurrence.scan(u, state)[1])
-    with pytest.raises(ValueError, match="u must have shape"):
-        recurrence.advance(u[:, :0], state)
+    for empty in (u[:, :0], u[:0]):
+        with pytest.raises(ValueError, match="u must have shape"):
+            recurrence.advance(empty, None)

@@ -579,3 +579,12 @@ def test_errors_of_the_step_and_the_matrix():
         scan_matrix(u, A, b, b)
     with pytest.raises(ValueError, match=r"B must have shape .* = \(2, 5, 2\), got \(2, 2\)"):
         scan_matrix(torch.ones(2, 5, 1), A, b, b)
+
+
+# Of torch's own tracing of autograd functions.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_compiles_as_one_graph(is_complex):
+    inputs = scan_inputs(20, is_complex=is_complex)
+    compiled = torch.compile(selective_scan, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs), selective_scan(**inputs), rtol=1e-9, atol=1e-9)

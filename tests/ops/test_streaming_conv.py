@@ -433,3 +433,37 @@ def test_errors():
     other.extend(randn(4, 2, 2), Taps(randn(2, 64)))
     with pytest.raises(ValueError, match=r"same number of channels, got \[3, 2\]"):
         StreamingConvolution.join([stream, other])
+
+
+def test_a_piece_whose_taps_fail_is_not_taken():
+    kernel, u = randn(2, 400), randn(1, 200, 2, seed=1)
+    stream, outputs = StreamingConvolution(), []
+
+    def failing(count):
+        raise RuntimeError("no taps")
+
+    for t in range(60):
+        outputs.append(stream.extend(u[:, t : t + 1], lambda count: kernel[:, :count]))
+    with pytest.raises(RuntimeError, match="no taps"):
+        stream.extend(u[:, 60:70], failing)
+    assert stream.length == 60
+    outputs.append(stream.extend(u[:, 60:], lambda count: kernel[:, :count]))
+    torch.testing.assert_close(torch.cat(outputs, dim=1), long_conv(u, kernel), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("seen", [10, 100])
+def test_a_shallow_copy_is_independent_too(seen):
+    kernel, u, other = randn(2, 400), randn(1, 200, 2, seed=1), randn(1, 200, 2, seed=2)
+    other[:, :seen] = u[:, :seen]
+    stream = StreamingConvolution()
+    for t in range(seen):
+        stream.extend(u[:, t : t + 1], lambda count: kernel[:, :count])
+    copied = copy.copy(stream)
+    for one, inputs in ((stream, u), (copied, other)):
+        found = [one.extend(inputs[:, t : t + 1], lambda count: kernel[:, :count]) for t in range(seen, 200)]
+        torch.testing.assert_close(torch.cat(found, dim=1), long_conv(inputs, kernel)[:, seen:], rtol=0, atol=1e-10)
+
+
+def test_no_rows_are_an_error():
+    with pytest.raises(ValueError, match=r"batch >= 1.*got \(0, 20, 2\)"):
+        StreamingConvolution().extend(torch.zeros(0, 20, 2), lambda count: torch.ones(2, count))
