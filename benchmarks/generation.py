@@ -1,6 +1,6 @@
 """How much the cache saves when tokens are generated: the same tokens with and without it, in turn, in one process.
 
-    python benchmarks/generation.py            # about a quarter of an hour on two cores
+    python benchmarks/generation.py            # some seven minutes on two cores
     python benchmarks/generation.py --tiny     # seconds; the numbers mean nothing
 
 Prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their range. Both
