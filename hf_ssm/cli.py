@@ -251,7 +251,10 @@ def run_convert(args: argparse.Namespace) -> None:
 
     model = convert_checkpoint(args.source, args.target, overwrite=args.overwrite_output)
     head = type(model).__name__.removeprefix("SelectiveSSM")
-    print(f"{args.target} holds a {type(model).__name__}: AutoModel{head}.from_pretrained({str(args.target)!r})")
+    print(
+        f"{args.target} holds a {type(model).__name__}; after `import hf_ssm`, load it with "
+        f"AutoModel{head}.from_pretrained({str(args.target)!r})"
+    )
 
 
 # Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.

@@ -121,7 +121,9 @@ def convert_checkpoint(source: str | Path, target: str | Path, *, overwrite: boo
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(f"{str(target)!r} is not empty: choose another folder, or overwrite it")
+        raise FileExistsError(
+            f"{str(target)!r} is not empty: choose another folder, or replace it (--overwrite-output)"
+        )
     model, tokenizer = _load(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
@@ -152,7 +154,12 @@ def _load(source: str | Path) -> tuple[PreTrainedModel, Any]:
     """Model and tokenizer (or `None`) of a foreign checkpoint."""
     if Path(source).is_file():
         return plain_classifier_from_state_dict(_load_state_dict(source)), None
-    found, _ = PreTrainedConfig.get_config_dict(source)
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(source)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{str(source)!r} is neither a file nor a folder with a checkpoint, nor can it be had from the Hub: {error}"
+        ) from error
     kind = found.get("model_type")
     if kind == SelectiveSSMConfig.model_type:
         raise ValueError(f"{str(source)!r} is a checkpoint of hf_ssm already")

@@ -317,6 +317,8 @@ class TestPlain:
             ("list.pth", "new", "no state dict"),
             ("gpt2", "new", "of type 'gpt2'"),
             ("ours", "new", "is a checkpoint of hf_ssm already"),
+            ("nowhere", "new", "neither a file nor a folder with a checkpoint"),
+            ("full", "new", "neither a file nor a folder with a checkpoint"),
             ("good.pth", "full", "is not empty"),
             ("good.pth", "text.pth", "is a file"),
         ):
