@@ -161,6 +161,8 @@ def _load(source: str | Path) -> tuple[PreTrainedModel, Any]:
             f"{str(source)!r} is neither a file nor a folder with a checkpoint, nor can it be had from the Hub: {error}"
         ) from error
     kind = found.get("model_type")
+    if kind is None:
+        raise ValueError(f"{str(source)!r} has no config.json with a `model_type`: give the folder of a checkpoint")
     if kind == SelectiveSSMConfig.model_type:
         raise ValueError(f"{str(source)!r} is a checkpoint of hf_ssm already")
     if kind != "mamba":

@@ -318,7 +318,7 @@ class TestPlain:
             ("gpt2", "new", "of type 'gpt2'"),
             ("ours", "new", "is a checkpoint of hf_ssm already"),
             ("nowhere", "new", "neither a file nor a folder with a checkpoint"),
-            ("full", "new", "neither a file nor a folder with a checkpoint"),
+            ("full", "new", "has no config.json"),
             ("good.pth", "full", "is not empty"),
             ("good.pth", "text.pth", "is a file"),
         ):
