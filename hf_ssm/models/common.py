@@ -32,14 +32,14 @@ class SSMModelOutput(ModelOutput):
     Args:
         last_hidden_state: `(B, L, D)`, after the final norm.
         past_key_values: With `use_cache=True`, the `SSMCache` to go on from.
-        hidden_states: With `output_hidden_states=True`, the embedding and the output of every block, the last one
+        hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
             after the final norm; each `(B, L, D)`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
     """
 
     last_hidden_state: Tensor | None = None
     past_key_values: SSMCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
 
 
@@ -124,6 +124,18 @@ def check_mask(
             "count needs a mask or unknown token in its place: time goes on at it.)"
         )
     return mask
+
+
+def _selected(hidden_states: list[Tensor], asked: bool | int | list[int] | None) -> tuple[Tensor | None, ...] | None:
+    """All hidden states, those of the numbers asked for with `None` for the others, or none at all."""
+    if asked is None or isinstance(asked, bool):
+        return tuple(hidden_states) if asked else None
+    count = len(hidden_states)
+    numbers = [asked] if isinstance(asked, int) else list(asked)
+    if not all(-count <= number < count for number in numbers):
+        raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {asked}.")
+    kept = {number % count for number in numbers}
+    return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -236,7 +248,7 @@ class SSMModel(SSMPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
         past_key_values: SSMCache | None = None,
         use_cache: bool | None = None,
@@ -249,17 +261,18 @@ class SSMModel(SSMPreTrainedModel):
                 `(B, P + L)`, where P positions were read before; of those nothing is used.
             inputs_embeds: `(B, L, D)`, instead of `input_ids`.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
-            output_hidden_states: Return the hidden states of all layers; default: the configuration's.
+            output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: the
+                embedding; the others are then `None`); default: the configuration's.
             output_tau: Return τ of each layer, for which a whole sequence is needed.
             past_key_values: Go on from this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the configuration's, for causal models outside training.
 
         Raises:
             TypeError: An argument with a slip of the pen.
-            ValueError: Not exactly one input; an empty sequence; an input longer than the model allows; token ids
-                outside the vocabulary; NaN in `input_values`; a mask of another shape, with an empty row, or with
-                padding between tokens; a cache for a model that looks ahead, together with τ or with gradient
-                checkpointing, of another model or another batch size.
+            ValueError: Not exactly one input; hidden states that are not there; an empty sequence; an input longer than
+                the model allows; token ids outside the vocabulary; NaN in `input_values`; a mask of another shape,
+                with an empty row, or with padding between tokens; a cache for a model that looks ahead, together with
+                τ or with gradient checkpointing, of another model or another batch size.
         """
         check_extra_arguments(self, kwargs)
         past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
@@ -277,7 +290,7 @@ class SSMModel(SSMPreTrainedModel):
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
             past_key_values=cache,
-            hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
+            hidden_states=_selected(all_hidden_states, output_hidden_states),
             tau=torch.stack(taus) if output_tau else None,
         )
 

@@ -32,7 +32,7 @@ class SSMHeadOutput(ModelOutput):
     loss: Tensor | None = None
     logits: Tensor | None = None
     past_key_values: SSMCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
 
 
@@ -87,7 +87,7 @@ class _TokenHead(SSMPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
         past_key_values: SSMCache | None = None,
         use_cache: bool | None = None,
@@ -226,7 +226,7 @@ class _LabelHead(SSMPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
         **kwargs: Any,
     ) -> SSMHeadOutput:
@@ -315,7 +315,7 @@ class SSMForSignalRegression(_LabelHead):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
         **kwargs: Any,
     ) -> SSMHeadOutput:

@@ -197,3 +197,15 @@ def test_a_classifier_with_other_labels_loads_on_request(make_model, tmp_path, f
     other = type(model).from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
     assert other.classifier.weight.shape == (5, 8)
     assert torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(("family", "head"), PAIRS)
+def test_some_of_the_hidden_states(make_model, make_batch, family: str, head: str) -> None:
+    model, batch = make_model(family, head), make_batch(head)
+    whole = model(**batch, output_hidden_states=True).hidden_states
+    for asked, kept in ((0, {0}), ([-1, 0], {0, 2}), ([1], {1})):
+        found = model(**batch, output_hidden_states=asked).hidden_states
+        assert {index for index, states in enumerate(found) if states is not None} == kept
+        assert all(torch.equal(found[index], whole[index]) for index in kept)
+    with pytest.raises(ValueError, match=r"output_hidden_states.*0 to 2, got \[3\]"):
+        model(**batch, output_hidden_states=[3])
