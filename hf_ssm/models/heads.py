@@ -15,8 +15,9 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.modules.pooling import pool
 
 from .cache import SSMCache
-from .common import SSMModel, SSMPreTrainedModel, check_extra_arguments
+from .common import SSMModel, SSMPreTrainedModel
 from .configuration_common import SSMConfig
+from .inputs import check_extra_arguments
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.models.common import check_mask
+from hf_ssm.models.inputs import check_mask
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.mixers import SelectiveMixer
 from hf_ssm.modules.operator import loaded
