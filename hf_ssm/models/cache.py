@@ -64,7 +64,7 @@ class SSMCache(Cache):
         self.length = 0
         self.tokens_seen: Tensor | None = None
         # Rows that read nothing lately and their memories, apart from `layers`, which then are of the rows `_awake`.
-        self._asleep: list[tuple[Tensor, list[LayerState]]] = []
+        self._asleep: tuple[Tensor, list[LayerState]] | None = None
         self._awake: Tensor | None = None
         # Which model filled it: its states and constants mean nothing to another one.
         self._owner: weakref.ref[nn.Module] | None = None
@@ -123,7 +123,7 @@ class SSMCache(Cache):
         """Forget everything; the cache can then serve any model with as many layers."""
         super().reset()
         self.length, self.tokens_seen, self._owner = 0, None, None
-        self._asleep, self._awake = [], None
+        self._asleep = self._awake = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
@@ -157,14 +157,14 @@ class SSMCache(Cache):
 
     def lay_to_sleep(self, rows: Tensor, states: list[LayerState], awake: Tensor) -> None:
         """Keep these rows apart, so that the others, whose memories the layers hold, go on at no cost for them."""
-        self._asleep, self._awake = [(rows, states)], awake
+        self._asleep, self._awake = (rows, states), awake
 
     def wake(self) -> None:
         """Bring all rows together again."""
-        if self._awake is not None:
+        if self._awake is not None and self._asleep is not None:
             awake = self._awake, [layer.rows(torch.arange(len(self._awake))) for layer in self.states]
-            self.assemble([awake, *self._asleep])
-            self._asleep, self._awake = [], None
+            self.assemble([awake, self._asleep])
+            self._asleep = self._awake = None
 
     def awake_if_just_these(self, tokens: Tensor, length: int) -> Tensor | None:
         """The rows that are awake, if they and no others read a whole piece, by the `tokens` that each row reads."""

@@ -122,7 +122,7 @@ def convert_checkpoint(source: str | Path, target: str | Path, *, overwrite: boo
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise FileExistsError(
-            f"{str(target)!r} is not empty: choose another folder, or replace it (--overwrite-output)"
+            f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, --overwrite-output)"
         )
     model, tokenizer = _load(source)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.modules.operator import precise_parameter
 from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_kernel, sinusoid_kernel
 
@@ -45,11 +46,6 @@ class LongFilter(nn.Module):
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         """Multiply the kernel of some channels, in place, by scaling the parameters it is linear in."""
         raise NotImplementedError
-
-    def _parameter(self, *shape: int, requires_grad: bool = True) -> nn.Parameter:
-        """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=requires_grad)
 
     @staticmethod
     def _precise(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -87,13 +83,13 @@ class StateSpaceFilter(LongFilter):
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
         pairs = state_size // 2
-        self.log_dt = self._parameter(channels)
-        self.log_A_real = self._parameter(channels, pairs)
-        self.A_imag = self._parameter(channels, pairs)
-        self.B = self._parameter(channels, pairs, 2)
-        self.C = self._parameter(directions, channels, pairs, 2)
+        self.log_dt = precise_parameter(channels)
+        self.log_A_real = precise_parameter(channels, pairs)
+        self.A_imag = precise_parameter(channels, pairs)
+        self.B = precise_parameter(channels, pairs, 2)
+        self.C = precise_parameter(directions, channels, pairs, 2)
         if low_rank:
-            self.P = self._parameter(channels, pairs, 2)
+            self.P = precise_parameter(channels, pairs, 2)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
@@ -186,10 +182,10 @@ class ImplicitFilter(LongFilter):
         self.activation_frequency = activation_frequency
         self.sizes = [embedding_size, *[width] * (num_inner_layers + 1), directions * channels]
         for layer, (before, after) in enumerate(pairwise(self.sizes)):
-            self.register_parameter(f"weight_{layer}", self._parameter(after, before))
+            self.register_parameter(f"weight_{layer}", precise_parameter(after, before))
             if layer < num_inner_layers + 1:
-                self.register_parameter(f"bias_{layer}", self._parameter(after))
-        self.frequency = self._parameter(width, requires_grad=train_frequency)
+                self.register_parameter(f"bias_{layer}", precise_parameter(after))
+        self.frequency = precise_parameter(width, requires_grad=train_frequency)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         omega = self._shifted(torch.tensor(self.activation_frequency))
@@ -262,8 +258,8 @@ class SinusoidFilter(LongFilter):
         self.window = window
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
-        self.amplitudes = self._parameter(2, directions, channels)
-        self.frequencies = self._parameter(2, directions, channels)
+        self.amplitudes = precise_parameter(2, directions, channels)
+        self.frequencies = precise_parameter(2, directions, channels)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = torch.rand(self.frequencies.shape) * self.window / 8

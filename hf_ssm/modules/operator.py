@@ -15,7 +15,7 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import lag_moments, tau
 
-__all__ = ["SequenceOperator", "loaded", "theory_flags"]
+__all__ = ["SequenceOperator", "loaded", "precise_parameter", "theory_flags"]
 
 # The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
 # on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
@@ -52,6 +52,12 @@ def theory_flags(config, layer_idx: int) -> dict[str, Any]:
     }
 
 
+def precise_parameter(*shape: int, requires_grad: bool = True) -> nn.Parameter:
+    """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=requires_grad)
+
+
 class SequenceOperator(nn.Module):
     """Base of the long convolution and the selective scan.
 
@@ -82,15 +88,10 @@ class SequenceOperator(nn.Module):
         self.sobolev_frequency = sobolev_frequency
         self.tau_statistics = tau_statistics
         self.tau_detach_statistics = tau_detach_statistics
-        self.D = self._parameter(channels) if use_skip else None
-        self.sobolev_order = self._parameter(channels) if sobolev_trainable else None
+        self.D = precise_parameter(channels) if use_skip else None
+        self.sobolev_order = precise_parameter(channels) if sobolev_trainable else None
         # While a list, the forward pass rescales the parameters before it uses them and appends the τ it found.
         self.rescaling: list[Tensor] | None = None
-
-    @staticmethod
-    def _parameter(*shape: int) -> nn.Parameter:
-        """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
-        return nn.Parameter(torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32)))
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Fresh values of its own parameters by name."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.operator import SequenceOperator, theory_flags
+from hf_ssm.modules.operator import SequenceOperator, precise_parameter, theory_flags
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.hippo import initial_eigenvalues
@@ -57,11 +57,11 @@ class SelectiveScan(SequenceOperator):
         self.rank = 0 if config.fixed_step else 1 if plain else config.time_step_rank
         self.x_proj = nn.Linear(channels, self.rank + 2 * config.state_size, bias=False)
         self.dt_proj = None if plain else nn.Linear(self.rank, channels, bias=False)
-        self.dt_bias = None if config.fixed_step else self._parameter(1 if plain else channels)
+        self.dt_bias = None if config.fixed_step else precise_parameter(1 if plain else channels)
         self.state_shape = channels, config.state_size // 2 if config.complex_state else config.state_size
         self.is_raw = config.state_matrix == "raw"
-        self.register_parameter("A" if self.is_raw else "A_log", self._parameter(*self.state_shape))
-        self.A_imag = self._parameter(*self.state_shape) if config.complex_state else None
+        self.register_parameter("A" if self.is_raw else "A_log", precise_parameter(*self.state_shape))
+        self.A_imag = precise_parameter(*self.state_shape) if config.complex_state else None
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Fresh values of its own parameters and of the step projection, by name."""
