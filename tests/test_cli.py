@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import cli
+from hf_ssm.cli import train as train_command
 from hf_ssm.hub import push
 from hf_ssm.hub.reload import check_reload
 from hf_ssm.training import plots
@@ -214,7 +215,7 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
     options = ["--seed", "4", "--learning-rate", "0.5"]
     assignments = ["--set", "training.weight_decay=2e-3", "--set", "training.learning_rate=1"]
     arguments = ["train", "--output", "x", *assignments, *options, "--config", str(path)]
-    training = cli._settings(cli.build_parser().parse_args(arguments)).training
+    training = train_command._settings(cli.build_parser().parse_args(arguments)).training
     assert (training["learning_rate"], training["seed"], training["weight_decay"]) == (1, 4, 2e-3)
     assert training["max_grad_norm"] == 1.0 and training["lr_scheduler_type"] == "cosine"
 
@@ -364,11 +365,11 @@ def test_push_that_cannot_work_is_refused_before_training(capsys, tmp_path, monk
 
 def test_demo(capsys, tmp_path, monkeypatch):
     small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
-    monkeypatch.setitem(cli.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
+    monkeypatch.setitem(train_command.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
     for name, value in small.items():
-        monkeypatch.setitem(cli.DEMO_SETTINGS["data"], name, value)
-    monkeypatch.setitem(cli.DEMO_SETTINGS["training"], "num_train_epochs", 1)
-    monkeypatch.setitem(cli.DEMO_SETTINGS["training"], "disable_tqdm", True)
+        monkeypatch.setitem(train_command.DEMO_SETTINGS["data"], name, value)
+    monkeypatch.setitem(train_command.DEMO_SETTINGS["training"], "num_train_epochs", 1)
+    monkeypatch.setitem(train_command.DEMO_SETTINGS["training"], "disable_tqdm", True)
     assert run("demo", "--output", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
     for part in ("accuracy", "at initialisation", "after rescaling", "after training", "bit for bit", "Next:"):

@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 _BELOW_TRAINING = frozenset({"ops", "theory", "modules", "models"})
 _LEAVES = frozenset({"tokenization", "data"})
 _TOP_ROOMS = frozenset({"training", "probes", "hub"})
+# What the theory says of a model and data: trained runs, probes and cards show it.
+_ANALYSIS = frozenset({"analysis"})
 # Room -> the rooms it may import from (its own apart). "" is hf_ssm/__init__.py.
 ALLOWED = {
     "ops": frozenset(),
@@ -20,9 +22,10 @@ ALLOWED = {
     "models": frozenset({"ops", "theory", "modules"}),
     "tokenization": frozenset(),
     "data": frozenset(),
-    **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES),
-    "": _BELOW_TRAINING | _LEAVES | _TOP_ROOMS,
-    "cli": _BELOW_TRAINING | _LEAVES | _TOP_ROOMS | {""},
+    "analysis": _BELOW_TRAINING,
+    **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES | _ANALYSIS),
+    "": _BELOW_TRAINING | _LEAVES | _ANALYSIS | _TOP_ROOMS,
+    "cli": _BELOW_TRAINING | _LEAVES | _ANALYSIS | _TOP_ROOMS | {""},
 }
 
 
@@ -86,6 +89,7 @@ def test_imports_point_one_way():
         ("modules/mixer.py", "from hf_ssm import training\n", 1),
         ("models/common.py", "from ..training.trainer import SSMTrainer\n", 1),
         ("models/__init__.py", "from ..hub import card\n", 1),
+        ("analysis/report.py", "from hf_ssm.training.trainer import SSMTrainer\n", 1),
         ("data/loading.py", "from hf_ssm.tokenization import build_dna_tokenizer\n", 1),
         ("training/run.py", "from hf_ssm.hub.card import write_card\n", 1),
         ("hub/card.py", "from hf_ssm import cli\n", 1),
@@ -109,7 +113,8 @@ def test_planted_violation_is_found(tmp_path, path, source, line):
             "from .configuration_s4 import S4Config\nfrom hf_ssm.modules import block\n",
         ),
         ("training/run.py", "from hf_ssm.data import load_sequences\n"),
-        ("cli.py", "import hf_ssm\nfrom hf_ssm.hub import card\n"),
+        ("cli/train.py", "import hf_ssm\nfrom hf_ssm.hub import card\n"),
+        ("training/run.py", "from hf_ssm.analysis.report import report\n"),
         ("__init__.py", "from hf_ssm.models.configuration_hyena import HyenaConfig\n"),
     ],
 )

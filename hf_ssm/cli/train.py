@@ -1,12 +1,8 @@
-"""The `hf-ssm` command. One function per subcommand; to add one, add an entry to `_COMMANDS`.
-
-What takes seconds to import is imported inside the functions, so that `hf-ssm --help` answers at once.
-"""
+"""`hf-ssm train` and `hf-ssm demo`."""
 
 import argparse
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,38 +44,7 @@ _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0, 2 for bad input, 130 if interrupted."""
-    args = build_parser().parse_args(argv)
-    try:
-        args.function(args)
-    except KeyboardInterrupt:
-        print("\nhf-ssm: interrupted; `hf-ssm train --resume --output DIR` goes on", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, ImportError) as error:
-        if args.debug:
-            traceback.print_exc()
-        print(f"hf-ssm: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands."""
-    parser = argparse.ArgumentParser(
-        prog="hf-ssm", description="State space models with measured and tunable generalization."
-    )
-    parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (help_text, add_arguments, function) in _COMMANDS.items():
-        command = commands.add_parser(name, help=help_text.split(":")[0], description=help_text, allow_abbrev=False)
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        add_arguments(command)
-        command.set_defaults(function=function)
-    return parser
-
-
-def _add_train(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: argparse.ArgumentParser) -> None:
     for option, (_, metavar, kind, help_text) in _OPTIONS.items():
         parser.add_argument(option, metavar=metavar, type=kind, help=help_text)
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
@@ -211,7 +176,7 @@ DEMO_SETTINGS: Sections = {
 }
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", type=Path, default=Path("runs/demo"), help="default: runs/demo")
     parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
 
@@ -237,48 +202,3 @@ def run_demo(args: argparse.Namespace) -> None:
         f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
         "  hf-ssm train --dataset my.csv --output runs/mine"
     )
-
-
-def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a .pth state dict, or a folder or Hub id of a Mamba model")
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
-
-
-def run_convert(args: argparse.Namespace) -> None:
-    """`hf-ssm convert`: a foreign checkpoint as a folder that the Auto classes load."""
-    from hf_ssm.models.conversion import convert_checkpoint
-
-    model = convert_checkpoint(args.source, args.target, overwrite=args.overwrite_output)
-    head = type(model).__name__.removeprefix("SelectiveSSM")
-    print(
-        f"{args.target} holds a {type(model).__name__}; after `import hf_ssm`, load it with "
-        f"AutoModel{head}.from_pretrained({str(args.target)!r})"
-    )
-
-
-# Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
-_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
-    "train": (
-        "train or fine-tune a model: settings come from --config, the options and --set, the later winning. "
-        "The output folder is in Hub layout.",
-        _add_train,
-        run_train,
-    ),
-    "demo": (
-        "the main job in two minutes: train on generated DNA, save, load in a new process, compare. "
-        "Needs no account and no network.",
-        _add_demo,
-        run_demo,
-    ),
-    "convert": (
-        "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
-        "transformers' Mamba as a causal language model.",
-        _add_convert,
-        run_convert,
-    ),
-}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

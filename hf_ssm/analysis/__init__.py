@@ -1,0 +1,1 @@
+"""What the theory says of a given model and data: recordings of what its operators see, the report, its pictures."""

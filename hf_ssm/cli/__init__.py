@@ -1,0 +1,66 @@
+"""The `hf-ssm` command: a file for the subcommands of a kind; to add one, add an entry to `_COMMANDS`.
+
+What takes seconds to import is imported inside the functions, so that `hf-ssm --help` answers at once.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from hf_ssm import __version__
+from hf_ssm.cli.convert import add_convert, run_convert
+from hf_ssm.cli.train import add_demo, add_train, run_demo, run_train
+
+# Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
+    "train": (
+        "train or fine-tune a model: settings come from --config, the options and --set, the later winning. "
+        "The output folder is in Hub layout.",
+        add_train,
+        run_train,
+    ),
+    "demo": (
+        "the main job in two minutes: train on generated DNA, save, load in a new process, compare. "
+        "Needs no account and no network.",
+        add_demo,
+        run_demo,
+    ),
+    "convert": (
+        "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
+        "transformers' Mamba as a causal language model.",
+        add_convert,
+        run_convert,
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0, 2 for bad input, 130 if interrupted."""
+    args = build_parser().parse_args(argv)
+    try:
+        args.function(args)
+    except KeyboardInterrupt:
+        print("\nhf-ssm: interrupted; `hf-ssm train --resume --output DIR` goes on", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"hf-ssm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="hf-ssm", description="State space models with measured and tunable generalization."
+    )
+    parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (help_text, add_arguments, function) in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_text.split(":")[0], description=help_text, allow_abbrev=False)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        add_arguments(command)
+        command.set_defaults(function=function)
+    return parser
