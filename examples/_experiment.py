@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import hf_ssm
+
 
 def experiment_parser(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every experiment has."""
@@ -38,7 +40,7 @@ def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
     if args.output is None:
         return
     arguments = {name: value for name, value in vars(args).items() if name != "output"}
-    versions = {name: version(name) for name in ("hf_ssm", "torch", "transformers")}
+    versions = {"hf_ssm": hf_ssm.__version__, **{name: version(name) for name in ("torch", "transformers")}}
     content = {"arguments": arguments, "versions": versions, "threads": torch.get_num_threads(), **results}
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

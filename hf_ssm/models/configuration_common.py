@@ -45,7 +45,7 @@ CHOICES = {
     "sobolev_frequency": ("normalized", "radian", "bilinear"),
     "sobolev_mode": ("causal", "zero_phase"),
     "state_matrix": ("neg_exp", "raw"),
-    "tau_statistics": ("batch", "unit"),
+    "tau_statistics": ("batch", "unit", "white"),
     "time_step_init_scheme": ("random", "constant"),
 }
 _POSITIVE = (
@@ -97,8 +97,9 @@ class SSMConfig(PreTrainedConfig):
             step of a fresh model.
         rescaled (`bool`, defaults to `False`): Record that the rescaling was done. Not meant to be set by hand.
         tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
-        tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`, or
-            `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the kernel).
+        tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`; or
+            regularisers that know nothing of the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
+            kernel), `"white"` (uncorrelated besides: the squared ℓ2 norm).
         tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.

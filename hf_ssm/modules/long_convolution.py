@@ -19,7 +19,8 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.ops.streaming_conv import StreamingConvolution
-from hf_ssm.theory.complexity import lag_moments, tau
+from hf_ssm.theory.complexity import tau
+from hf_ssm.theory.moments import lag_moments
 
 __all__ = ["LongConvolution"]
 
@@ -125,10 +126,10 @@ class LongConvolution(SequenceOperator):
 
     def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """Mean over channels and directions of τ at the last (for the other direction: the first) token."""
+        if self.tau_statistics != "batch":
+            return self._tau(kernels, inputs, mask)
         if len(kernels) == 1:
             return self._tau(kernels[0], inputs, mask)
-        if self.tau_statistics == "unit":
-            return tau(kernels).mean()
         if self.tau_detach_statistics:
             inputs = inputs.detach()
         mean, variance = lag_moments(inputs, mask, from_first=True)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
-from hf_ssm.theory.complexity import lag_moments, tau
+from hf_ssm.theory.complexity import filter_norm, tau
+from hf_ssm.theory.moments import lag_moments
 
 __all__ = ["SequenceOperator", "loaded", "precise_parameter", "theory_flags"]
 
@@ -147,9 +148,9 @@ class SequenceOperator(nn.Module):
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 
     def _tau(self, kernel: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Mean over channels of τ at the last token."""
-        if self.tau_statistics == "unit":
-            return tau(kernel).mean()
+        """Mean over channels of τ at the last token, of the kernel `(..., D, L)`."""
+        if self.tau_statistics != "batch":
+            return filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2).mean()
         if self.tau_detach_statistics:
             inputs = inputs.detach()
         return tau(kernel, *lag_moments(inputs, mask)).mean()

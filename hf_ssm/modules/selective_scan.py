@@ -21,7 +21,8 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.selective_scan import hub_selective_scan, selective_scan, selective_scan_step
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.ops.streaming_conv import StreamingConvolution
-from hf_ssm.theory.complexity import lag_moments, selective_kernel
+from hf_ssm.theory.complexity import selective_kernel
+from hf_ssm.theory.moments import lag_moments
 
 __all__ = ["SelectiveScan"]
 

@@ -6,42 +6,7 @@ Legend: `B` batch, `L` length, `D` channels.
 import torch
 from torch import Tensor
 
-__all__ = ["lag_moments", "selective_kernel", "selective_kernel_reference", "tau", "tau_reference"]
-
-
-def lag_moments(inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
-
-    The last position of a row is its last token, so that padding on either side changes nothing. The variance is the
-    population variance (divided by the number of rows that reach the distance), in float32 or better.
-
-    Args:
-        inputs: `(B, L, D)`, what enters the convolution.
-        mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
-        from_first: Count distances from the first token instead (for the kernel that runs backwards).
-
-    Returns:
-        Mean μ and variance K, both `(L, D)`; entry ℓ belongs to the token ℓ steps away from the anchor. Distances that
-        no row reaches have mean and variance 0.
-
-    Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
-    """
-    inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    length = inputs.shape[1]
-    steps = torch.arange(length, device=inputs.device)
-    if mask is None:
-        variance, mean = torch.var_mean(inputs, dim=0, correction=0)
-        return (mean, variance) if from_first else (mean.flip(0), variance.flip(0))
-    mask = mask.bool()
-    anchor = (mask.int() * (length - steps if from_first else steps + 1)).argmax(dim=1, keepdim=True)
-    position = anchor + steps if from_first else anchor - steps
-    index = position.clamp(0, length - 1)
-    present = (mask.gather(1, index) & (position == index)).unsqueeze(-1).to(inputs.dtype)
-    aligned = inputs.gather(1, index.unsqueeze(-1).expand_as(inputs))
-    count = present.sum(dim=0).clamp(min=1)
-    mean = (aligned * present).sum(dim=0) / count
-    variance = ((aligned - mean).square() * present).sum(dim=0) / count
-    return mean, variance
+__all__ = ["filter_norm", "selective_kernel", "selective_kernel_reference", "tau", "tau_reference"]
 
 
 def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
@@ -71,8 +36,31 @@ def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = No
     return root.square()
 
 
+def filter_norm(kernel: Tensor, order: int = 1) -> Tensor:
+    """‖k‖₁² or ‖k‖₂² of each channel: regularisers that know nothing of the data, to compare τ with.
+
+    The first is τ for inputs of mean 0 and variance 1; the second is the mean square of the output for inputs that are
+    uncorrelated besides.
+
+    Args:
+        kernel: `(..., L)`.
+        order: 1 (default) or 2.
+
+    Returns:
+        `(...)`.
+
+    Raises:
+        ValueError: Another order.
+
+    Source: Liu & Li 2024, Appendix A.4, whose formula is the first although its text says ℓ2.
+    """
+    if order not in (1, 2):
+        raise ValueError(f"`order` must be 1 or 2, got {order!r}.")
+    return kernel.abs().sum(dim=-1).square() if order == 1 else kernel.square().sum(dim=-1)
+
+
 def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`tau(kernel, *lag_moments(inputs, mask))` by plain loops over channels, lags and rows, in float64.
+    """`tau(kernel, *lag_moments(inputs, mask))` (see `moments`) by plain loops over channels, lags and rows, in float64.
 
     Args:
         kernel: `(D, L)`.

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hf_ssm.theory.complexity import (
-    lag_moments,
     selective_kernel,
     selective_kernel_reference,
     tau,
     tau_reference,
 )
+from hf_ssm.theory.moments import lag_moments
 
 LENGTHS = [9, 5, 1, 7]
 
