@@ -1,9 +1,20 @@
-"""τ and the moments it rests on."""
+"""τ and the moments it rests on; ψ, the rescaling and the bound of the output."""
 
+import math
+from itertools import pairwise
+
+import numpy as np
 import pytest
 import torch
+from scipy import integrate
+from scipy.linalg import expm
 
 from hf_ssm.theory.complexity import (
+    filter_norm,
+    generalization_measure,
+    output_bound,
+    psi,
+    rescaling_factor,
     selective_kernel,
     selective_kernel_reference,
     tau,
@@ -63,6 +74,14 @@ def test_unit_statistics_give_the_squared_l1_norm() -> None:
     torch.testing.assert_close(tau(kernel), torch.tensor([36.0, 1.0]))
 
 
+def test_filter_norms_are_squared_norms() -> None:
+    kernel = torch.tensor([[3.0, -4.0]])
+    assert filter_norm(kernel).item() == 49
+    assert filter_norm(kernel, 2).item() == 25
+    with pytest.raises(ValueError, match="`order` must be 1 or 2, got 3"):
+        filter_norm(kernel, 3)
+
+
 def test_a_worked_example() -> None:
     # Two rows, one channel: at lag 0 the values 1 and 3 (mean 2, variance 1), at lag 1 both 5 (variance 0).
     inputs = torch.tensor([[[5.0], [1.0]], [[5.0], [3.0]]])
@@ -110,3 +129,129 @@ def test_selective_kernel_of_a_constant_system_is_its_convolution_kernel() -> No
     found = selective_kernel(torch.full((5, 1), 0.3, dtype=torch.float64), A, b.expand(5, 3), c)
     expected = [(c * torch.exp(0.3 * A * lag) * 0.3 * b).sum(-1) for lag in range(5)]
     torch.testing.assert_close(found, torch.stack(expected, dim=1))
+
+
+@pytest.mark.parametrize("oscillates", [False, True])
+def test_tau_is_the_square_of_the_two_integrals(oscillates: bool) -> None:
+    """Eq. (6) by quadrature, with the continuous kernel of a dense system and moments that vary in time.
+
+    With zero-order hold the sum equals the integrals for moments that are constant over each step, if the kernel keeps
+    its sign (over each step); else and for smooth moments it tends to them.
+    """
+    end, steps = 3.0, 3000 if oscillates else 30
+    dt = end / steps
+    lam = np.array([-0.7 + 5j, -0.7 - 5j]) if oscillates else np.array([-0.4, -2.0])
+    b, c = (
+        (np.array([1.0, 1.0]), np.array([0.6 + 0.2j, 0.6 - 0.2j])) if oscillates else (np.ones(2), np.array([1, 0.3]))
+    )
+
+    def rho(s: float) -> float:
+        return (c @ expm(np.diag(lam) * s) @ b).real
+
+    def at_step(t: float) -> float:
+        return t if oscillates else (math.floor(min(t, end - 1e-12) / dt) + 0.5) * dt
+
+    def mean(t: float) -> float:
+        return 1 + math.cos(2 * at_step(t))
+
+    def deviation(t: float) -> float:
+        return 0.2 + at_step(t) ** 2
+
+    edges = np.linspace(0, end, 31)
+
+    def integral(function) -> float:
+        return sum(integrate.quad(function, *cell, limit=200)[0] for cell in pairwise(edges))
+
+    spread = integral(lambda t: abs(rho(end - t)) * deviation(t))
+    centre = abs(integral(lambda t: rho(end - t) * mean(t)))
+    a_bar = np.exp(lam * dt)
+    kernel = np.array([(c * a_bar**lag * (a_bar - 1) / lam * b).sum().real for lag in range(steps)])
+    middle = [end - (lag + 0.5) * dt for lag in range(steps)]
+    moments = [np.array([[function(t)] for t in middle]) for function in (mean, lambda t: deviation(t) ** 2)]
+    found = tau(torch.tensor(kernel).unsqueeze(0), *map(torch.tensor, moments))
+    assert found.item() == pytest.approx((spread + centre) ** 2, rel=2e-5 if oscillates else 1e-9)
+
+
+def test_psi_takes_the_supremum_of_each_term_alone() -> None:
+    rng = np.random.default_rng(0)
+    kernels, mean, variance = rng.normal(size=(4, 2, 5)), rng.normal(size=(5, 2)), rng.random((5, 2))
+    spread = [[sum(abs(k[d, i]) * variance[i, d] ** 0.5 for i in range(5)) for d in range(2)] for k in kernels]
+    centre = [[abs(sum(k[d, i] * mean[i, d] for i in range(5))) for d in range(2)] for k in kernels]
+    expected = np.max(spread, axis=0) + np.max(centre, axis=0)
+    arguments = torch.tensor(mean), torch.tensor(variance)
+    found = psi(torch.tensor(kernels), *arguments)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    # Here no single model reaches both.
+    assert (found > torch.stack([psi(torch.tensor(k)[None], *arguments) for k in kernels]).amax(0) + 1e-3).any()
+
+
+def test_generalization_measure_of_a_stationary_process() -> None:
+    """With μ = 1 and K = 4 at each position: (2 ‖k‖₁ + |Σ k|)² / √n."""
+    kernel = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
+    ones = torch.ones(3, 2)
+    found = generalization_measure(kernel, 25, ones, 4 * ones)
+    torch.testing.assert_close(found, torch.tensor([(2 * 3.5 + 0.5) ** 2 / 5, (2 * 4 + 4) ** 2 / 5]))
+
+
+@pytest.mark.parametrize("with_skip", [False, True])
+def test_rescaling_by_the_factor_makes_tau_one(with_skip: bool) -> None:
+    """C and D by the factor, each on its own, through the recurrence of a state space model."""
+    a, b, c = torch.tensor([-0.2, -1.0]), torch.tensor([1.0, -0.5]), torch.tensor([2.1, 6.0])
+    inputs = torch.randn(6, 9, 1, dtype=torch.float64) + 1
+
+    def measure(c: torch.Tensor, skip: float) -> torch.Tensor:
+        taps = [(c * torch.exp(0.3 * a * lag) * 0.3 * b).sum() for lag in range(9)]
+        taps[0] = taps[0] + skip
+        return tau_reference(torch.stack(taps).unsqueeze(0), inputs)
+
+    skip = 2.5 if with_skip else 0.0
+    factor = rescaling_factor(measure(c, skip))
+    assert not torch.allclose(factor, torch.ones_like(factor), rtol=0.01)
+    after = measure(c * factor, skip * factor.item())
+    torch.testing.assert_close(after, torch.ones(1, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_no_factor_for_a_tau_that_cannot_be_rescaled(value: float) -> None:
+    with pytest.raises(ValueError, match=f"`tau` must be positive and finite, got {value}"):
+        rescaling_factor(torch.tensor([1.0, value]))
+
+
+def test_output_bound_is_the_tail_integral_and_more() -> None:
+    """1 + E max |x̃| with E max ≤ ∫ min(1, 2N exp(-u²/2σ²)) du, of which the formula is an upper bound, a close one."""
+    for points in (1, 7, 1000):
+        for sigma in (0.5, 2.0):
+            turn = sigma * math.sqrt(2 * math.log(2 * points))
+            tail = integrate.quad(
+                lambda u, s=sigma, n=points: 2 * n * math.exp(-((u / s) ** 2) / 2), turn, turn + 20 * sigma
+            )
+            exact = 1 + turn + tail[0]
+            assert exact <= output_bound(points, sigma) <= exact + 0.5 * sigma
+            assert output_bound(points, sigma, 3.0) == pytest.approx(output_bound(points, sigma) + 3)
+
+
+def test_rescaled_outputs_keep_within_the_bound() -> None:
+    """E|y| of rescaled kernels on a process that is constant in time (the worst: all positions agree in sign)."""
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(20000, 1))
+    for mean in (0.0, 3.0):
+        kernel = torch.tensor(rng.normal(size=(1, 50)) * 100)
+        moments = torch.full((50, 1), mean, dtype=torch.float64), torch.ones(50, 1, dtype=torch.float64)
+        scaled = (kernel * rescaling_factor(tau(kernel, *moments))).numpy()[0]
+        for process in (np.abs(scaled).sum() * draws + mean * scaled.sum(), scaled.sum() * (draws + mean)):
+            assert np.abs(process).mean() <= output_bound(50)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda k: psi(k), r"`kernels` must have shape \(models >= 1, channels, length\), got \(2, 4\)"),
+        (lambda k: psi(k.new_zeros(0, 2, 4)), r"got \(0, 2, 4\)"),
+        (lambda k: generalization_measure(k, 0), "`num_sequences` must be at least 1, got 0"),
+        (lambda k: output_bound(0), "`num_points` must be at least 1, got 0"),
+        (lambda k: output_bound(3, -1.0), "`sub_gaussian` must be finite and not negative, got -1.0"),
+    ],
+)
+def test_bad_arguments_are_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(2, 4))
