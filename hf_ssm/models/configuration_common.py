@@ -99,7 +99,9 @@ class SSMConfig(PreTrainedConfig):
         tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
         tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`; or
             regularisers that know nothing of the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
-            kernel), `"white"` (uncorrelated besides: the squared ℓ2 norm).
+            kernel), `"white"` (uncorrelated besides: the squared ℓ2 norm). In distributed training the rows of
+            all processes are one batch (in gradient accumulation: those of a micro-batch); a model in evaluation mode
+            takes those of its own process.
         tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.

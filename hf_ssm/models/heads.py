@@ -75,10 +75,10 @@ class _TokenHead(SSMPreTrainedModel):
         if attention_mask is not None:
             # With a cache, the mask may be longer than the piece.
             mask = attention_mask[:, -labels.shape[1] :].to(labels.device).bool()
-            labels = self._without_padding(labels, mask)
+            labels = self.without_padding(labels, mask)
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
 
-    def _without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
+    def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
         return labels.masked_fill(~mask, -100)
 
     @can_return_tuple
@@ -142,10 +142,10 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             )
         super().__init__(config)
 
-    def _without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
+    def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
         # The last position of a padding on the left would be asked for the first token.
         predicted_by_token = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=True)
-        return super()._without_padding(labels, mask & predicted_by_token)
+        return super().without_padding(labels, mask & predicted_by_token)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

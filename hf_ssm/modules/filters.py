@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_ssm.modules.operator import precise_parameter
 from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_kernel, sinusoid_kernel
+from hf_ssm.ops.transfer import diagonal_response, dplr_response, sinusoid_response, taps_response
 
 __all__ = ["ImplicitFilter", "LongFilter", "SinusoidFilter", "StateSpaceFilter", "build_filter"]
 
@@ -28,6 +29,19 @@ class LongFilter(nn.Module):
 
     def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The kernel of shape `(K, C, length)`, computed in `dtype`, or in that of the parameters if it is better."""
+        raise NotImplementedError
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The response of the kernel to frequencies, Σ_l k_l e^{-iωl} over all its taps.
+
+        Args:
+            omega: In radians per sample, `(F,)`, or `(R, F)` for frequencies of each row's own.
+            rows: Which kernels, numbers `(R,)`: row k C + c is channel c of direction k, in its own direction of time.
+                Default: all, R = K C.
+
+        Returns:
+            `(R, F)`, complex128.
+        """
         raise NotImplementedError
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
@@ -126,17 +140,30 @@ class StateSpaceFilter(LongFilter):
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._precise(self.log_dt, dtype).exp()
 
-    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def _rows(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
+        """The continuous model of every row of the kernel, matrices `(K C, H)`, and Δ, `(K C,)`."""
         model = self.state_space(dtype)
         # Both directions have their own C alone.
         flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
-        a, b, c = flat["a"], flat["b"], flat["c"]
-        dt = self.time_step(dtype).repeat(self.directions)
+        return flat, self.time_step(dtype).repeat(self.directions)
+
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        model, dt = self._rows(dtype)
+        a, b, c = model["a"], model["b"], model["c"]
         if self.low_rank:
-            kernel = dplr_kernel(a, flat["p"], b, c, dt, length, self.discretization)
+            kernel = dplr_kernel(a, model["p"], b, c, dt, length, self.discretization)
         else:
             kernel = diagonal_kernel(a, b, c, dt, length, self.discretization)
         return kernel.unflatten(0, (self.directions, self.channels))
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        model, dt = self._rows(torch.float64)
+        if rows is not None:
+            model, dt = {name: matrix[rows] for name, matrix in model.items()}, dt[rows]
+        a, b, c = model["a"], model["b"], model["c"]
+        if self.low_rank:
+            return dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
+        return diagonal_response(omega, a, b, c, dt, self.discretization)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
@@ -221,6 +248,10 @@ class ImplicitFilter(LongFilter):
         kernel = (hidden @ output.T).T.unflatten(0, (self.directions, self.channels))
         return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
 
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        taps = self(self.longest, torch.float64).flatten(0, 1)
+        return taps_response(omega, taps if rows is None else taps[rows])
+
     def _positions(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
         steps = torch.arange(length, device=like.device, dtype=like.dtype).unsqueeze(-1)
@@ -272,6 +303,12 @@ class SinusoidFilter(LongFilter):
         (c1, c2), (a1, a2) = (self._precise(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
         kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
         return kernel.unflatten(0, (self.directions, self.channels))
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        amplitudes, frequencies = self.amplitudes.flatten(1), self.frequencies.flatten(1)
+        if rows is not None:
+            amplitudes, frequencies = amplitudes[:, rows], frequencies[:, rows]
+        return sinusoid_response(omega, amplitudes[0], amplitudes[1], frequencies[0], frequencies[1], self.window)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

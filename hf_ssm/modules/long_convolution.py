@@ -20,7 +20,6 @@ from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import tau
-from hf_ssm.theory.moments import lag_moments
 
 __all__ = ["LongConvolution"]
 
@@ -86,6 +85,17 @@ class LongConvolution(SequenceOperator):
             taps = causal_taps(length, order, self.sobolev_frequency, step)
             return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
 
+    def kernels_for(self, inputs: Tensor, *, output_tau: bool = False) -> Tensor:
+        """The `kernels` that `forward` needs.
+
+        Args:
+            inputs: Any tensor `(B, L, ...)` of the length of its inputs.
+            output_tau: Whether τ will be asked for: the kernels then have the length of the longest input of all
+                processes whose rows enter it.
+        """
+        wants_tau = output_tau or self.rescaling is not None
+        return self.kernels(self._longest(inputs) if wants_tau else inputs.shape[1])
+
     def forward(
         self,
         inputs: Tensor,
@@ -99,7 +109,7 @@ class LongConvolution(SequenceOperator):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            kernels: `kernels(L)`.
+            kernels: `kernels_for(inputs)`.
             mask: `(B, L)` or `None`, true at tokens.
             group: Which group of channels the inputs are.
             output_tau: Also return τ.
@@ -130,11 +140,9 @@ class LongConvolution(SequenceOperator):
             return self._tau(kernels, inputs, mask)
         if len(kernels) == 1:
             return self._tau(kernels[0], inputs, mask)
-        if self.tau_detach_statistics:
-            inputs = inputs.detach()
-        mean, variance = lag_moments(inputs, mask, from_first=True)
+        mean, variance = self._moments(kernels, inputs, mask, from_first=True)
         ahead = tau(kernels[1, :, :-1], mean[1:], variance[1:])
-        return torch.stack([tau(kernels[0], *lag_moments(inputs, mask)), ahead]).mean()
+        return torch.stack([tau(kernels[0], *self._moments(kernels, inputs, mask)), ahead]).mean()
 
     def extend(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
         """Go on with the causal convolution of the sequences that `state` remembers.

@@ -63,7 +63,7 @@ class HyenaMixer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         streams = _masked(self.in_proj(hidden_states), mask)
         *gates, value = self.short_filter(streams, state).chunk(self.order + 1, dim=-1)
-        kernels = self.long_conv.kernels(hidden_states.shape[1]) if state is None else None
+        kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau) if state is None else None
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
             # The bias of the short convolution is not zero at padding, hence the mask once more.
@@ -101,7 +101,7 @@ class S4Mixer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         hidden_states, tau = _masked(hidden_states, mask), None
         if state is None:
-            kernels = self.long_conv.kernels(hidden_states.shape[1])
+            kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau)
             output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau)
         else:
             output = self.long_conv.extend(hidden_states, state)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.processes import Processes, all_processes
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
@@ -61,6 +62,10 @@ def precise_parameter(*shape: int, requires_grad: bool = True) -> nn.Parameter:
 
 class SequenceOperator(nn.Module):
     """Base of the long convolution and the selective scan.
+
+    In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch to τ, in
+    training mode and while rescaling; all processes then have to ask for τ together, as they do in data parallel
+    training. In evaluation mode the rows of a process are a batch, and one alone may ask.
 
     Args:
         channels: D.
@@ -147,13 +152,28 @@ class SequenceOperator(nn.Module):
         filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 
+    def _processes(self) -> Processes | None:
+        """Whose rows are one batch with ours; `None` where there are no others."""
+        return all_processes() if self.training or self.rescaling is not None else None
+
+    def _longest(self, inputs: Tensor) -> int:
+        """Length of the inputs, of those of all `_processes` the largest."""
+        processes = self._processes()
+        return inputs.shape[1] if processes is None else processes.largest(inputs.shape[1], inputs.device)
+
     def _tau(self, kernel: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Mean over channels of τ at the last token, of the kernel `(..., D, L)`."""
+        """Mean over channels of τ at the last token, of the kernel `(..., D, L)`, with the L of `_longest`."""
         if self.tau_statistics != "batch":
             return filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2).mean()
-        if self.tau_detach_statistics:
-            inputs = inputs.detach()
-        return tau(kernel, *lag_moments(inputs, mask)).mean()
+        return tau(kernel, *self._moments(kernel, inputs, mask)).mean()
+
+    def _moments(
+        self, kernel: Tensor, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the inputs, `(L, D)`, by distance, for the kernel `(..., D, L)`."""
+        inputs = inputs.detach() if self.tau_detach_statistics else inputs
+        length, processes = kernel.shape[-1], self._processes()
+        return lag_moments(inputs, mask, from_first=from_first, length=length, processes=processes)
 
     @torch.no_grad()
     def _rescale_(self, value: Tensor, channels: slice = slice(None)) -> Tensor:

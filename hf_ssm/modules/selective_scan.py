@@ -22,7 +22,7 @@ from hf_ssm.ops.selective_scan import hub_selective_scan, selective_scan, select
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import selective_kernel
-from hf_ssm.theory.moments import lag_moments
+from hf_ssm.theory.moments import lag_means
 
 __all__ = ["SelectiveScan"]
 
@@ -217,14 +217,12 @@ class SelectiveScan(SequenceOperator):
 
     def _kernel_at_the_last_token(self, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, mask: Tensor | None) -> Tensor:
         """ρ of the batch's mean Δ, B and C, `(D, L)` (our extension, papers' section 5)."""
-        means = [self._means(part, mask) for part in (delta, B, C)]
+        length = self._longest(delta)
+        means = [self._means(part, mask, length) for part in (delta, B, C)]
         return selective_kernel(means[0], A, means[1], means[2][0], self.D)
 
-    @staticmethod
-    def _means(part: Tensor, mask: Tensor | None) -> Tensor:
-        """Means over the batch by distance to the last token, `(L, ...)`, of a real or complex part."""
-        if part.is_complex():
-            return torch.view_as_complex(
-                lag_moments(torch.view_as_real(part).flatten(-2), mask)[0].unflatten(-1, (-1, 2))
-            )
-        return lag_moments(part, mask)[0]
+    def _means(self, part: Tensor, mask: Tensor | None, length: int) -> Tensor:
+        """Means over the batch by distance to the last token, `(length, ...)`, of a real or complex part."""
+        parts = torch.view_as_real(part).flatten(-2) if part.is_complex() else part
+        means = lag_means(parts, mask, length=length, processes=self._processes())
+        return torch.view_as_complex(means.unflatten(-1, (-1, 2))) if part.is_complex() else means

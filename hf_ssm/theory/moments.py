@@ -1,15 +1,33 @@
 """Mean and variance of the inputs of a sequence operator, by distance to the last token.
 
-Legend: `B` batch, `L` length, `D` channels.
+Legend: `B` batch, `L` length, `D` channels, `l` length of a block.
 """
 
+from collections.abc import Callable, Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["lag_moments"]
+from hf_ssm.ops.processes import Processes
+
+__all__ = ["lag_means", "lag_moments"]
+
+# Numbers in a block of the inputs. On a CPU what is made of it should stay in the cache: fresh memory costs more than
+# all the arithmetic. Elsewhere a block is only to bound the memory.
+_CPU_BLOCK, _BLOCK = 2**18, 2**26
+
+_Statistics = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
 
 
-def lag_moments(inputs: Tensor, mask: Tensor | None = None, *, from_first: bool = False) -> tuple[Tensor, Tensor]:
+def lag_moments(
+    inputs: Tensor,
+    mask: Tensor | None = None,
+    *,
+    from_first: bool = False,
+    length: int | None = None,
+    processes: Processes | None = None,
+) -> tuple[Tensor, Tensor]:
     """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
 
     The last position of a row is its last token, so that padding on either side changes nothing. The variance is the
@@ -19,26 +37,109 @@ def lag_moments(inputs: Tensor, mask: Tensor | None = None, *, from_first: bool 
         inputs: `(B, L, D)`, what enters the convolution.
         mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
         from_first: Count distances from the first token instead (for the kernel that runs backwards).
+        length: Number of distances, at least L; default: the largest L of all processes.
+        processes: Take the rows of all these processes for one batch. Each has its own inputs, mask, B and L; all must
+            call this, with one `length`. Default: the rows of this process alone.
 
     Returns:
-        Mean μ and variance K, both `(L, D)`; entry ℓ belongs to the token ℓ steps away from the anchor. Distances that
-        no row reaches have mean and variance 0.
+        Mean μ and variance K, both `(length, D)`; entry ℓ belongs to the token ℓ steps away from the anchor. Distances
+        that no row reaches have mean and variance 0.
+
+    Raises:
+        ValueError: A `length` below L.
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
     """
+    mean, variance, count = _by_distance(inputs, mask, from_first, length, processes, _mean_and_variance)
+    if processes is None:
+        return mean, variance
+    shared, total = _shared_mean(mean, count, processes)
+    return shared, processes.sum((variance + (mean - shared).square()) * count) / total
+
+
+def lag_means(
+    inputs: Tensor, mask: Tensor | None = None, *, length: int | None = None, processes: Processes | None = None
+) -> Tensor:
+    """The mean that `lag_moments` returns, by distance to the last token; same arguments."""
+    mean, count = _by_distance(inputs, mask, False, length, processes, _mean)
+    return mean if processes is None else _shared_mean(mean, count, processes)[0]
+
+
+def _shared_mean(mean: Tensor, count: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:
+    """The mean over all processes, `(L, D)`, and the number of rows, `(L, 1)`."""
+    sums = processes.sum(torch.cat([mean * count, count], dim=1))
+    total = sums[:, -1:].clamp(min=1)
+    return sums[:, :-1] / total, total
+
+
+def _by_distance(
+    inputs: Tensor,
+    mask: Tensor | None,
+    from_first: bool,
+    length: int | None,
+    processes: Processes | None,
+    statistics: _Statistics,
+) -> list[Tensor]:
+    """`statistics` of the rows of this process, each `(length, D)`, and the number of rows, `(length, 1)`."""
     inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    length = inputs.shape[1]
-    steps = torch.arange(length, device=inputs.device)
+    own = inputs.shape[1]
+    # A convolution leaves each channel's positions side by side; read across, they would take ten times as long.
+    turned = inputs.stride(1) < inputs.stride(2)
+    view, axis = (inputs.mT, 2) if turned else (inputs, 1)
     if mask is None:
-        variance, mean = torch.var_mean(inputs, dim=0, correction=0)
-        return (mean, variance) if from_first else (mean.flip(0), variance.flip(0))
-    mask = mask.bool()
+        count = inputs.new_full((own, 1), len(inputs))
+        found = [statistics(part, None) for part in view.split(_block_length(inputs), axis)]
+    else:
+        index, present = _alignment(mask.bool(), from_first)
+        count = present.sum(dim=0).unsqueeze(1).to(inputs.dtype)
+        found = [statistics(*block) for block in _aligned(view, axis, index, present, _block_length(inputs))]
+    parts = [torch.cat(blocks, dim=axis - 1) for blocks in zip(*found, strict=True)]
+    parts = [part.mT for part in parts] if turned else parts
+    parts = [part.flip(0) for part in parts] if mask is None and not from_first else parts
+    if length is None:
+        length = own if processes is None else processes.largest(own, inputs.device)
+    if length < own:
+        raise ValueError(f"`length` must be at least that of the inputs, {own}, got {length}.")
+    parts.append(count)
+    return parts if length == own else [F.pad(part, (0, 0, 0, length - own)) for part in parts]
+
+
+def _block_length(inputs: Tensor) -> int:
+    batch, length, channels = inputs.shape
+    if inputs.requires_grad and torch.is_grad_enabled():
+        return length  # the gradient of a block is as large as that of the whole
+    return max(1, (_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK) // (batch * channels))
+
+
+def _alignment(mask: Tensor, from_first: bool) -> tuple[Tensor, Tensor]:
+    """The position at each distance from the anchor, and whether there is a token, both `(B, L)`."""
+    length = mask.shape[1]
+    steps = torch.arange(length, device=mask.device)
     anchor = (mask.int() * (length - steps if from_first else steps + 1)).argmax(dim=1, keepdim=True)
     position = anchor + steps if from_first else anchor - steps
     index = position.clamp(0, length - 1)
-    present = (mask.gather(1, index) & (position == index)).unsqueeze(-1).to(inputs.dtype)
-    aligned = inputs.gather(1, index.unsqueeze(-1).expand_as(inputs))
-    count = present.sum(dim=0).clamp(min=1)
-    mean = (aligned * present).sum(dim=0) / count
-    variance = ((aligned - mean).square() * present).sum(dim=0) / count
-    return mean, variance
+    return index, mask.gather(1, index) & (position == index)
+
+
+def _aligned(view: Tensor, axis: int, index: Tensor, present: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of the inputs by distance, and 1 where there is a token; `axis` is that of the positions."""
+    batch, tokens = len(view), None if axis == 2 else view.flatten(0, 1)
+    for chosen, there in zip(index.split(size, dim=1), present.split(size, dim=1), strict=True):
+        if tokens is None:
+            part = view.gather(2, chosen.unsqueeze(1).expand(-1, view.shape[1], -1))
+        else:
+            rows = chosen + view.shape[1] * torch.arange(batch, device=view.device).unsqueeze(1)
+            part = tokens.index_select(0, rows.flatten()).unflatten(0, (batch, -1))
+        yield part, there.unsqueeze(3 - axis).to(view.dtype)
+
+
+def _mean(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
+    if present is None:
+        return (part.mean(dim=0),)
+    return ((part * present).sum(dim=0) / present.sum(dim=0).clamp(min=1),)
+
+
+def _mean_and_variance(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
+    # In two passes, as the mean of squares less the square of the mean would lose the digits of a small variance.
+    (mean,) = _mean(part, present)
+    return mean, *_mean((part - mean).square(), present)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.ops.processes import all_processes
 
 __all__ = ["rescale_init_"]
 
@@ -21,6 +22,10 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     Each layer is rescaled just before it computes, so that the layers above see inputs that are already rescaled.
     Afterwards `model(**batch, output_tau=True).tau` is 1 for every layer. Dropout is off meanwhile; batch norm
     stays in the mode the model is in. The configuration records it as `rescaled=True`.
+
+    In a distributed run (`torch.distributed`) all processes have to call it, each with a batch of its own. They first
+    take the weights of the first process, as they do when they begin to train; τ is that of all the rows, so that every
+    process finds the same factors.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
@@ -35,7 +40,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
             left as it was).
 
     Warns:
-        UserWarning: The batch has one row, so that all variances are 0.
+        UserWarning: There is one row only, so that all variances are 0.
 
     Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
     """
@@ -50,7 +55,9 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
             f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
         )
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    if any(isinstance(value, Tensor) and value.shape[:1] == (1,) for value in inputs.values()):
+    one_row = any(isinstance(value, Tensor) and value.shape[:1] == (1,) for value in inputs.values())
+    processes = all_processes()
+    if one_row and processes is None:
         warnings.warn(
             "rescale_init_ got a batch of one row: its variance is 0 and τ comes from the mean alone. "
             "Give a batch of many rows.",
@@ -58,6 +65,9 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         )
     device = next(model.parameters()).device
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    if processes is not None:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            processes.take_from_first_(tensor)
     # Batch norm may move its statistics, too.
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]

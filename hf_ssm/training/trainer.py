@@ -1,5 +1,6 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.training.losses import TauLoss
-from hf_ssm.training.optim import is_decayed, is_dynamics, is_sobolev_order
+from hf_ssm.training.optim import StateMatrixDecay, is_decayed, is_dynamics, is_sobolev_order
 from hf_ssm.training.rescale import rescale_init_
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
@@ -33,6 +34,19 @@ class SSMTrainingArguments(TrainingArguments):
     sobolev_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of trainable Sobolev orders; default: learning_rate."}
     )
+    dynamics_weight_decay: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight decay of the state matrices A (of A itself, however it is stored; step sizes have none)."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.dynamics_weight_decay < math.inf:
+            raise ValueError(
+                f"`dynamics_weight_decay` must be finite and not negative, got {self.dynamics_weight_decay}."
+            )
 
 
 class SSMTrainer(Trainer):
@@ -41,10 +55,11 @@ class SSMTrainer(Trainer):
     - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
       (the sum over layers), `tau_loss` (λ times it) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
       and `tau_loss`. Evaluation reports the task loss alone.
+    - In distributed training τ, also that of the rescaling, is that of the rows of all processes.
     - With `config.rescale_init=True`, calls `rescale_init_` on the first batch before the first step of a fresh
       model; never for weights that were loaded, nor for a resumed run, nor twice.
-    - Step sizes, state matrices and trainable Sobolev orders have their own learning rates and no weight decay; nor
-      have norms, biases and feed-throughs.
+    - Step sizes, state matrices and trainable Sobolev orders have their own learning rates and no weight decay (state
+      matrices only that of `dynamics_weight_decay`); nor have norms, biases and feed-throughs.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
     """
@@ -132,7 +147,21 @@ class SSMTrainer(Trainer):
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
             if moved:
                 optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
+        self._decay_state_matrices(optimizer, named, rates[is_dynamics])
         return optimizer
+
+    def _decay_state_matrices(
+        self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], rate: float
+    ) -> None:
+        decay = getattr(self.args, "dynamics_weight_decay", 0.0)
+        if decay == 0:
+            return
+        if rate * decay >= 1:
+            raise ValueError(
+                f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "
+                "would take A past 0: lower `dynamics_weight_decay` or `dynamics_learning_rate`."
+            )
+        optimizer.register_step_pre_hook(StateMatrixDecay(named.items(), decay))
 
     def compute_loss(
         self,
@@ -156,6 +185,18 @@ class SSMTrainer(Trainer):
         self._record(loss.detach().mean() * (share / steps), tau.detach() / steps, 1 / steps)
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
+        """As in transformers, without the labels that our heads leave out: next to padding, nothing is predicted."""
+        leave_out = getattr(self._ssm, "without_padding", None)
+        if leave_out is not None and self.compute_loss_func is None and self.label_smoother is None:
+            batch_samples = [
+                {**batch, "labels": leave_out(batch["labels"], batch["attention_mask"].bool())}
+                if {"labels", "attention_mask"} <= batch.keys()
+                else batch
+                for batch in batch_samples
+            ]
+        return super()._get_num_items_in_batch(batch_samples, device)
 
     def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
         found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])

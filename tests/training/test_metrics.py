@@ -92,3 +92,28 @@ def test_perplexity_without_tokens_is_refused():
     statistics = metrics.token_statistics(True)(torch.zeros(1, 1, 4), labels)
     with pytest.raises(ValueError, match="no token to predict"):
         metrics.language_modeling_metrics(EvalPrediction(statistics.numpy(), labels.numpy()))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 2)])
+def test_regression_over_uneven_batches_and_padding(shape):
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=(7, *shape)).astype(np.float32)
+    logits = rng.normal(size=(7, *(shape or (1,)))).astype(np.float32)
+    if shape:
+        labels[2, 1:] = np.nan
+    batches = [slice(0, 4), slice(4, 7)]
+    rows = [metrics.regression_statistics(torch.tensor(logits[b]), torch.tensor(labels[b])) for b in batches]
+    found = metrics.regression_metrics(EvalPrediction(torch.cat(rows).numpy(), labels))
+    error = (logits.reshape(labels.shape) - labels).astype(np.float64)
+    assert found["mse"] == pytest.approx(np.nanmean(error**2), rel=1e-6)
+    assert found["mae"] == pytest.approx(np.nanmean(np.abs(error)), rel=1e-6)
+
+
+def test_what_several_processes_pad_with_is_no_target():
+    """The Trainer pads logits and labels of a shorter batch with -100 before it asks for the statistics."""
+    logits = torch.tensor([[[1.0], [2.0], [-100.0]], [[0.0], [-100.0], [-90.0]]])
+    labels = torch.tensor([[0.0, 4.0, -100.0], [1.0, -100.0, -100.0]])
+    labels[1, 1] = torch.nan
+    found = metrics.regression_statistics(logits, labels)
+    # -100 is a target where the model says -90.
+    assert found.tolist() == [[1.0 + 4.0, 1.0 + 2.0, 2.0], [1.0 + 100.0, 1.0 + 10.0, 2.0]]

@@ -116,6 +116,22 @@ def test_one_step_with_accumulation_is_the_gradient_of_the_stated_objective(
         assert trainer.state.log_history[0]["loss"] == pytest.approx(objective.item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("micro", [8, 4])
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
+def test_padding_does_not_count_as_a_label(make_model, tmp_path: Path, head: str, micro: int) -> None:
+    """Nor the first token after a padding on the left, which no token predicts."""
+    model = make_model("S4", head, tau_weight=0.1)
+    tokens = torch.randint(1, 12, (8, 10))
+    mask = (torch.arange(10) >= torch.randint(1, 6, (8, 1))).long()
+    rows = {"input_ids": tokens * mask, "attention_mask": mask, "labels": tokens}
+    expected = model(**rows).loss.item()
+    dataset = Dataset.from_dict({name: value.tolist() for name, value in rows.items()})
+    settings = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": 8 // micro, "max_steps": 1}
+    trainer = SSMTrainer(model, arguments(tmp_path, **settings), train_dataset=dataset)
+    trainer.train()
+    assert trainer.state.log_history[0]["task_loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_plain_trainer_trains_the_task_loss(make_model, tmp_path: Path) -> None:
     head = "ForSequenceClassification"
     model = make_model("Hyena", head, tau_weight=0.5)

@@ -1,0 +1,108 @@
+"""What the regulariser costs: a training step with λ Σ τ in the loss and one without, in turn, in one process.
+
+    python benchmarks/tau_overhead.py            # some ten minutes on two cores
+    python benchmarks/tau_overhead.py --tiny     # seconds; the numbers mean nothing
+
+A step is forward, backward and AdamW. Both losses are taken of one model, in turn, the one or the other first. Prints
+a table of ratios, time with τ / time without: the median over the repetitions, and the range of the middle half, of
+wall time and of CPU time (which other programs on the machine disturb less).
+
+Liu & Li 2024 (Table 2, grayscale CIFAR) train 1.10 times as long with their regulariser.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+import hf_ssm
+
+CLASSES = 10
+
+
+def build_models(hidden_size: int, longest: int) -> dict[str, torch.nn.Module]:
+    """Sequence classifiers of equal width and depth, of the families whose τ is the paper's."""
+    common = {"hidden_size": hidden_size, "num_hidden_layers": 2, "vocab_size": 64, "num_labels": CLASSES}
+    hyena = {"max_position_embeddings": longest, **common}
+    configs = {
+        "S4D": hf_ssm.S4Config(**common),
+        "Hyena": hf_ssm.HyenaConfig(**hyena),
+        "Hyena, S4D filter": hf_ssm.HyenaConfig(filter_type="s4d", **hyena),
+    }
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForSequenceClassification
+    return {name: auto.from_config(config).train() for name, config in configs.items()}
+
+
+def step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: dict[str, torch.Tensor],
+    weight: float,
+) -> tuple[float, float]:
+    """Seconds of one training step, wall time and CPU time of the process; λ = 0 leaves τ out."""
+    start = time.perf_counter(), time.process_time()
+    outputs = model(**batch, output_tau=weight > 0)
+    loss = outputs.loss + weight * outputs.tau.sum() if weight > 0 else outputs.loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+def compare(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], repetitions: int
+) -> tuple[list[float], list[float]]:
+    """Ratios of wall time and of CPU time, with τ to without."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for weight in (0.0, 1e-4):
+        step(model, optimizer, batch, weight)
+    wall, processor = [], []
+    for repetition in range(repetitions):
+        # What the first of two steps leaves in the caches must not count for one side alone.
+        weights = (0.0, 1e-4) if repetition % 2 else (1e-4, 0.0)
+        found = {weight: step(model, optimizer, batch, weight) for weight in weights}
+        wall.append(found[1e-4][0] / found[0.0][0])
+        processor.append(found[1e-4][1] / found[0.0][1])
+    return wall, processor
+
+
+def cell(ratios: Sequence[float]) -> str:
+    """Median and the range of the middle half."""
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 16384])
+    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--repetitions", type=int, default=40, help="at the shortest; fewer in proportion to length")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to see that it runs")
+    args = parser.parse_args(argv)
+    lengths = [16, 32] if args.tiny else sorted(args.lengths)
+    hidden, repetitions = (8, 4) if args.tiny else (args.hidden_size, args.repetitions)
+    models = build_models(hidden, lengths[-1])
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
+        f"{torch.get_num_threads()} threads; batch {args.batch_size}, hidden size {hidden}, 2 layers\n"
+    )
+    print("| model | length | wall time | CPU time | repetitions |\n" + "|---" * 5 + "|")
+    for length in lengths:
+        batch = {
+            "input_ids": torch.randint(0, 64, (args.batch_size, length)),
+            "labels": torch.randint(0, CLASSES, (args.batch_size,)),
+        }
+        number = max(min(5, repetitions), repetitions * lengths[0] // length)
+        for name, model in models.items():
+            wall, processor = compare(model, batch, number)
+            print(f"| {name} | {length} | {cell(wall)} | {cell(processor)} | {number} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

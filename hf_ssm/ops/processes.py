@@ -1,0 +1,69 @@
+"""Sums over the processes of a distributed run, through which gradients flow."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Processes", "all_processes"]
+
+
+class _Sum(torch.autograd.Function):
+    """Sum of a tensor over processes; the gradient of each one's part is the sum of all gradients of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, processes: "Processes") -> Tensor:
+        ctx.processes = processes
+        return processes.reduced(part, dist.ReduceOp.SUM)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.processes.reduced(grad, dist.ReduceOp.SUM), None
+
+
+class Processes:
+    """The processes of a run (the default group of `torch.distributed`), which all have to call the same methods."""
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of `part`, of the same shape in all processes, over them.
+
+        Every process may have a loss of its own. What comes back to its `part` is the gradient of the sum of all these
+        losses. So where gradients are averaged over the processes afterwards, as in data parallel training, they are
+        those of the mean of the losses.
+        """
+        total: Tensor = _Sum.apply(part, self)
+        return total
+
+    def largest(self, number: int, device: torch.device) -> int:
+        """The largest `number` of all processes, by way of `device`."""
+        return int(self.reduced(torch.tensor(number, device=device), dist.ReduceOp.MAX))
+
+    def reduced(self, part: Tensor, operation: Any) -> Tensor:
+        """`part` of all processes, joined by an operation, without gradient."""
+        carried = self._carried(part)
+        dist.all_reduce(carried, operation)
+        return carried.to(part.device)
+
+    @torch.no_grad()
+    def take_from_first_(self, tensor: Tensor) -> None:
+        """Make `tensor`, in place, what it is in the first process."""
+        carried = self._carried(tensor)
+        dist.broadcast(carried, src=0)
+        tensor.copy_(carried)
+
+    @staticmethod
+    def _carried(tensor: Tensor) -> Tensor:
+        """A contiguous copy where the backend can read it."""
+        # NCCL knows no memory of the CPU, where a model is before it is sharded.
+        elsewhere = tensor.device.type == "cpu" and dist.get_backend() == dist.Backend.NCCL
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return copy.cuda() if elsewhere else copy
+
+
+def all_processes() -> Processes | None:
+    """The other processes and this one, or `None` where it is alone."""
+    alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    return None if alone else Processes()

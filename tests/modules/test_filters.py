@@ -1,0 +1,66 @@
+"""The responses of the filters to frequencies are those of their kernels."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hf_ssm import HyenaConfig
+from hf_ssm.modules.filters import LongFilter, build_filter
+from hf_ssm.ops.transfer import frequency_grid
+
+KINDS = ["implicit", "sinusoid", "s4d", "s4"]
+FADING = {"time_step_min": 0.2, "time_step_max": 0.5, "state_size": 8, "init": "lin"}
+
+
+def made(kind: str, **arguments: Any) -> LongFilter:
+    """A filter of three channels in two directions, whose kernel fades or ends within 1000 taps."""
+    config = HyenaConfig(hidden_size=3, bidirectional=True, max_position_embeddings=40, **FADING, **arguments)
+    filter = build_filter(config, kind, 3).double()
+    with torch.no_grad():
+        for name, value in filter.initial_parameters().items():
+            filter.get_parameter(name).copy_(value)
+    return filter
+
+
+def summed(filter: LongFilter, omega: torch.Tensor) -> torch.Tensor:
+    """Σ_l k_l e^{-iωl} of the kernel that the forward pass makes."""
+    with torch.no_grad():
+        kernel = filter(filter.num_taps or 1000, torch.float64).flatten(0, 1)
+    waves = torch.exp(-1j * omega.unsqueeze(-1) * torch.arange(kernel.shape[-1]))
+    return kernel.to(waves.dtype) @ waves.T
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_response_is_that_of_the_kernel(kind, discretization):
+    filter = made(kind, discretization=discretization)
+    for omega in (frequency_grid(9), torch.tensor([0.0, 1e-3, 1.0, 3.0, math.pi], dtype=torch.float64)):
+        with torch.no_grad():
+            response = filter.response(omega)
+        assert response.shape == (6, len(omega))
+        torch.testing.assert_close(response, summed(filter, omega), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_may_be_chosen_each_with_its_own_frequencies(kind):
+    filter = made(kind)
+    rows = torch.tensor([4, 0, 4, 5])
+    omega = torch.rand(4, 7, dtype=torch.float64) * math.pi
+    with torch.no_grad():
+        response = filter.response(omega, rows)
+        shared = filter.response(omega[0], rows)
+    expected = torch.stack([summed(filter, omega[i])[row] for i, row in enumerate(rows.tolist())])
+    torch.testing.assert_close(response, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(shared, summed(filter, omega[0])[rows], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_response_is_in_double_precision_also_of_single_weights(kind):
+    filter = made(kind).float()
+    omega = torch.tensor([0.5], dtype=torch.float64)
+    with torch.no_grad():
+        response = filter.response(omega)
+    assert response.dtype == torch.complex128
+    torch.testing.assert_close(response, summed(filter, omega), rtol=1e-9, atol=1e-9)

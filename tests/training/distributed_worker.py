@@ -1,0 +1,154 @@
+"""The models and batches of `test_distributed.py`, and what one of several processes does with its share of them.
+
+    RANK=0 WORLD_SIZE=2 python distributed_worker.py FOLDER
+
+Writes what this process found, name by name, into FOLDER.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import hf_ssm
+
+Found = dict[str, Any]
+
+WEIGHT = 0.3
+# Tokens of each row, process by process: other numbers of rows, other longest rows, and no padding in the second.
+LENGTHS = ((5, 9, 3, 7, 6), (12, 12, 12))
+SIDES = ("left", "right")
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "S4D": ("S4", {}),
+    "S4D, gradient by statistics": ("S4", {"tau_detach_statistics": False}),
+    "S4D, two-sided": ("S4", {"bidirectional": True, "tau_detach_statistics": False}),
+    "S4": ("S4", {"kernel_type": "s4"}),
+    "S4D, zero-phase filter": ("S4", {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}),
+    "S4D, l1 norm": ("S4", {"tau_statistics": "unit"}),
+    "Hyena of order 3": ("Hyena", {"hyena_order": 3}),
+    "Hyena, sinusoid": ("Hyena", {"filter_type": "sinusoid", "tau_detach_statistics": False}),
+    "selective": ("SelectiveSSM", {}),
+    "selective, two-sided": (
+        "SelectiveSSM",
+        {"complex_state": True, "bidirectional": True, "tau_detach_statistics": False},
+    ),
+}
+RESCALED = ("S4D, two-sided", "S4D, l1 norm", "Hyena of order 3", "selective, two-sided")
+CHECKPOINTED = "Hyena, sinusoid"
+ACCUMULATED = "S4D, gradient by statistics"
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """A tiny model in training mode."""
+    family, flags = FAMILIES[name]
+    sizes = {"hidden_size": 6, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.4}
+    if family == "Hyena":
+        sizes |= {"max_position_embeddings": 16, "filter_order": 8, "sinusoid_window": 8}
+    torch.manual_seed(seed)
+    config = getattr(hf_ssm, f"{family}Config")(**sizes, **flags)
+    return getattr(hf_ssm, f"{family}ForSequenceClassification")(config).train()
+
+
+def batches() -> list[dict[str, Tensor]]:
+    """The batch of each process, padded to its longest row."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for lengths, side in zip(LENGTHS, SIDES, strict=True):
+        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            where = slice(0, length) if side == "right" else slice(max(lengths) - length, None)
+            ids[row, where] = torch.randint(1, 12, (length,), generator=generator)
+            mask[row, where] = 1
+        found.append({"input_ids": ids, "attention_mask": mask})
+    return found
+
+
+def whole_batch() -> dict[str, Tensor]:
+    """All rows as one batch."""
+    parts = []
+    for batch, side in zip(batches(), SIDES, strict=True):
+        gap = max(map(max, LENGTHS)) - batch["input_ids"].shape[1]
+        pad = (0, gap) if side == "right" else (gap, 0)
+        parts.append({name: torch.nn.functional.pad(value, pad) for name, value in batch.items()})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def micro_batches(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The batch, and one with other tokens."""
+    return [batch, {**batch, "input_ids": (batch["input_ids"] + 3) % 12}]
+
+
+def share(world: int) -> float:
+    """What a row counts in the mean over all rows, where gradients are averaged over processes afterwards."""
+    return world / sum(map(len, LENGTHS))
+
+
+def step(
+    model: Any, steps: list[dict[str, Tensor]], share: float, wrap: Callable[[Any], Any] = lambda model: model
+) -> Found:
+    """τ, and gradients of the mean over the micro-batches `steps` of: mean of a loss over all rows + λ Σ τ.
+
+    Only at the last of them gradients are exchanged.
+    """
+    wrapped, taus = wrap(model), []
+    for index, batch in enumerate(steps):
+        is_quiet = index < len(steps) - 1 and wrapped is not model
+        with wrapped.no_sync() if is_quiet else contextlib.nullcontext():
+            outputs = wrapped(**batch, output_tau=True)
+            loss = outputs.logits.square().sum() * share + WEIGHT * outputs.tau.sum()
+            (loss / len(steps)).backward()
+        taus.append(outputs.tau.detach())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {"tau": torch.stack(taus), **gradients}
+
+
+def rescaled(name: str, batch: dict[str, Tensor], seed: int = 0) -> Found:
+    """τ that the rescaling found, and the weights it left."""
+    model = build(name, seed).double().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return {"tau": hf_ssm.rescale_init_(model, batch), **model.state_dict()}
+
+
+def run(rank: int, world: int) -> dict[str, Found]:
+    """Everything that takes several processes."""
+    batch, wrap, found = batches()[rank], DistributedDataParallel, {}
+    for name in FAMILIES:
+        found[name] = step(build(name).double(), [batch], share(world), wrap)
+    for name in RESCALED:
+        found[f"{name}, rescaled"] = rescaled(name, batch, seed=rank)
+    one_row = {name: value[:1] for name, value in batch.items()}
+    found["one row each, rescaled"] = rescaled("S4D", one_row)
+    found["float32"] = step(build("S4D"), [batch], share(world), wrap)
+    for reentrant in (True, False):
+        model = build(CHECKPOINTED).double()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        found[f"checkpointed, {reentrant}"] = step(model, [batch], share(world), wrap)
+    found["accumulated"] = step(build(ACCUMULATED).double(), micro_batches(batch), share(world), wrap)
+    if rank == 0:  # alone: it must not wait for the others
+        with torch.no_grad():
+            found["evaluation"] = {"tau": build("S4D").double().eval()(**batch, output_tau=True).tau}
+    return found
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = f"file://{(folder / 'store').absolute()}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    torch.save(run(rank, world), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""Two processes with a part of the batch each do what one does with all of it."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from hf_ssm import cli
+from hf_ssm.ops import processes
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def load_worker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("distributed_worker", HERE / "distributed_worker.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+worker = load_worker()
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("distributed")
+    command = [sys.executable, HERE / "distributed_worker.py", folder]
+    running, logs = [], [folder / f"{rank}.log" for rank in range(2)]
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            environ = environment(RANK=str(rank), WORLD_SIZE="2")
+            running.append(subprocess.Popen(command, env=environ, stdout=file, stderr=file))
+    # After a failure of one the other would wait for it.
+    while any(part.poll() is None for part in running) and not any(part.poll() for part in running):
+        time.sleep(0.05)
+    for part in running:
+        part.kill()
+        part.wait()
+    told = "\n".join(log.read_text() for log in logs)
+    assert [part.returncode for part in running] == [0, 0], told
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def check(found: list[dict[str, Any]], expected: dict[str, Any], **tolerance: float) -> None:
+    """Both processes have found the same, which is what was expected, relative to the largest entry of each tensor."""
+    for one, other in zip(*(part.items() for part in found), strict=True):
+        assert one[0] == other[0]
+        assert torch.equal(one[1], other[1]), one[0]
+    assert found[0].keys() == expected.keys()
+    for name, value in expected.items():
+        scale = value.abs().max().clamp(min=1e-9)
+        torch.testing.assert_close(found[0][name] / scale, value / scale, msg=name, **tolerance)
+
+
+@pytest.mark.parametrize("name", worker.FAMILIES)
+def test_tau_and_gradients_are_those_of_the_global_batch(both, name: str) -> None:
+    expected = worker.step(worker.build(name).double(), [worker.whole_batch()], worker.share(1))
+    check([part[name] for part in both], expected, rtol=0, atol=1e-10)
+
+
+def test_tau_and_gradients_in_float32(both) -> None:
+    expected = worker.step(worker.build("S4D"), [worker.whole_batch()], worker.share(1))
+    check([part["float32"] for part in both], expected, rtol=0, atol=2e-6)
+
+
+def test_the_statistics_of_one_process_alone_would_be_others(both) -> None:
+    """So that the tests above could fail."""
+    local = worker.step(worker.build("S4D").double(), [worker.batches()[0]], worker.share(1))["tau"]
+    assert ((local / both[0]["S4D"]["tau"] - 1).abs() > 0.01).all()
+    kept, detached = (both[0][name] for name in ("S4D, gradient by statistics", "S4D"))
+    assert any(not torch.allclose(kept[name], detached[name], rtol=0.01) for name in kept if name != "tau")
+
+
+@pytest.mark.parametrize("name", worker.RESCALED)
+def test_the_factors_of_the_rescaling_are_those_of_the_global_batch(both, name: str) -> None:
+    """And of the weights of the first process: here every process has begun with others."""
+    expected = worker.rescaled(name, worker.whole_batch())
+    check([part[f"{name}, rescaled"] for part in both], expected, rtol=0, atol=1e-10)
+
+
+def test_one_row_in_each_process_is_a_batch_of_two(both) -> None:
+    found = [part["one row each, rescaled"] for part in both]
+    rows = [{name: value[:1] for name, value in batch.items()} for batch in worker.batches()]
+    first = (
+        torch.nn.functional.pad(rows[0]["input_ids"], (3, 0)),
+        torch.nn.functional.pad(rows[0]["attention_mask"], (3, 0)),
+    )
+    second = rows[1]["input_ids"], rows[1]["attention_mask"]
+    ids, mask = (torch.cat(pair) for pair in zip(first, second, strict=True))
+    check(found, worker.rescaled("S4D", {"input_ids": ids, "attention_mask": mask}), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(both, reentrant: bool) -> None:
+    check([part[f"checkpointed, {reentrant}"] for part in both], both[0][worker.CHECKPOINTED], rtol=0, atol=1e-10)
+
+
+def test_each_micro_batch_has_its_own_global_statistics(both) -> None:
+    steps = worker.micro_batches(worker.whole_batch())
+    expected = worker.step(worker.build(worker.ACCUMULATED).double(), steps, worker.share(1))
+    check([part["accumulated"] for part in both], expected, rtol=0, atol=1e-10)
+
+
+def test_in_evaluation_one_process_can_ask_alone(both) -> None:
+    with torch.no_grad():
+        expected = worker.build("S4D").double().eval()(**worker.batches()[0], output_tau=True).tau
+    torch.testing.assert_close(both[0]["evaluation"]["tau"], expected)
+
+
+def test_a_group_of_one_process_is_none(tmp_path: Path) -> None:
+    assert processes.all_processes() is None
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert processes.all_processes() is None
+        model = worker.build("S4D").double()
+        assert model(**worker.whole_batch(), output_tau=True).tau.isfinite().all()
+    finally:
+        dist.destroy_process_group()
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def options(batch_size: int) -> list[str]:
+    """Two epochs of two steps each over 32 rows, as long for both numbers of processes."""
+    settings = {
+        **{"data.length": 40, "data.num_train": 32, "data.num_validation": 16, "data.num_test": 10},
+        **{"data.motif_length": 8, "data.copies": 1, "model.hidden_size": 8, "model.num_hidden_layers": 2},
+        **{"model.rescale_init": "true", "model.tau_weight": 1e-3, "training.logging_steps": 1},
+        # With Adam, which divides by it, the rounding of a vanishing gradient would decide a step.
+        **{"training.optim": "sgd", "training.lr_scheduler_type": "constant", "training.learning_rate": 0.1},
+        **{"training.disable_tqdm": "true", "training.per_device_eval_batch_size": batch_size},
+    }
+    chosen = [f"--set={name}={value}" for name, value in settings.items()]
+    return ["--dataset", "planted-motifs", "--epochs", "2", "--batch-size", str(batch_size), *chosen]
+
+
+def test_accelerate_launch_trains_as_one_process_with_the_whole_batch(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launcher += ["--main_process_port", free_port(), str(HERE / "launched_worker.py"), str(tmp_path / "two")]
+    (tmp_path / "two").mkdir()
+    done = subprocess.run([*launcher, *options(8)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert cli.main(["train", *options(16), "--output", str(tmp_path / "one")]) == 0
+
+    # The main process found the folder taken, said so once, and the other one ended with it.
+    statuses = [json.loads((tmp_path / "two" / f"statuses-{rank}.json").read_text()) for rank in range(2)]
+    assert statuses == [[0, 2, 0]] * 2
+    assert done.stderr.count("hf-ssm: error") == 1 and "is not empty" in done.stderr
+    assert done.stdout.count("The model, its card and its log are in") == 2
+
+    one, two, resumed = (tmp_path / "one", tmp_path / "two" / "run", tmp_path / "two" / "resumed")
+    assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
+    check_logs(*(json.loads((folder / "training_log.json").read_text()) for folder in (one, two)))
+    weights, others, again = (load_file(folder / "model.safetensors") for folder in (one, two, resumed))
+    for name, value in weights.items():
+        # After four steps in float32; measured 3e-8.
+        torch.testing.assert_close(others[name], value, rtol=0, atol=5e-7, msg=name)
+        assert torch.equal(again[name], others[name]), name
+
+
+def check_logs(one: list[dict[str, float]], two: list[dict[str, float]]) -> None:
+    """Every number logged is the same but for rounding, and times."""
+    parts = {"task_loss", "tau", "tau_layer_0", "tau_layer_1", "grad_norm", "eval_accuracy", "test_mcc"}
+    assert parts <= {name for entry in one for name in entry}
+    times = ("runtime", "per_second")
+    # Of the loss of a split that the batches do not divide, transformers makes an estimate.
+    for expected, found in zip(one, two, strict=True):
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            if not name.endswith(times) and name != "test_loss":
+                close = 1e-6 if expected["step"] == 1 else 1e-5
+                assert found[name] == pytest.approx(value, rel=close), (name, expected["step"])
