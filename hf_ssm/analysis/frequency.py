@@ -1,0 +1,397 @@
+"""What the convolutions of a model do to each frequency, and how large their frequency scale α should be.
+
+Legend: `C` kernels of one convolution in one direction, `F` frequencies.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.modules.filters import SinusoidFilter, StateSpaceFilter
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.operator import loaded
+from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.transfer import frequency_grid, sobolev_response
+from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
+from hf_ssm.theory.spectrum import spectral_edge
+
+__all__ = [
+    "AlphaRecommendation",
+    "FrequencyResponse",
+    "alpha_recommendation",
+    "band_total_variation",
+    "frequency_responses",
+]
+
+_QUANTILES = (0.5, 0.9, 0.99)
+# The coarsest and the finest even grid of a polygon; numbers held at a time.
+_COARSEST, _FINEST = 2**12, 2**20
+_AT_ONCE = 2**23
+# Nodes about a pole: so many each time that the distance grows by e; evenly spaced ones besides; the most in a row.
+_NODES_PER_FOLD, _EVEN, _FINEST_GRADED = 2, 64, 2**17
+# Narrower peaks than this are beyond the spacing of double precision numbers.
+_NARROWEST = 1e-13
+_ROUNDING = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrequencyResponse:
+    """The response of one long convolution in one direction of time, of the whole (untruncated) kernel.
+
+    It holds the feed-through (which belongs to the forward direction) and the Sobolev filter: (1 + s)^β in the causal
+    mode, the weight (1 + |s|)^β in the zero-phase mode, where it is that of the filtered input. For the convention
+    `sobolev_frequency="bilinear"` and β > 0 the response at π is infinite. Of a two-sided convolution the answer as a
+    whole is forward(ω) + e^{iω} conj(backward(ω)).
+
+    Attributes:
+        name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
+        layer: Number of the block.
+        direction: "forward", or "backward" for the kernel that runs from the end of the sequence, whose response is
+            in its own direction of time.
+        omega: `(F,)`, radians per sample in [0, π]; divided by 2π: cycles per sample.
+        response: `(C, F)`, complex128, on the CPU.
+        time_step: Δ of each kernel, `(C,)`, or `None` where the filter has no step size.
+        group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
+        operator: A copy of the module on the CPU as it was; `None` for a response that is known by its samples alone.
+    """
+
+    name: str
+    layer: int
+    direction: str
+    omega: Tensor
+    response: Tensor
+    time_step: Tensor | None
+    group: int = 0
+    operator: LongConvolution | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def rows(self) -> Tensor:
+        """The numbers of its kernels among the rows of `LongFilter.response`."""
+        if self.operator is None:
+            raise ValueError(f"the response of {self.name} has no `operator`: it is known by its samples alone.")
+        channels = torch.arange(self.group, self.operator.filter.channels, self.operator.groups)
+        return channels + (self.direction == "backward") * self.operator.filter.channels
+
+
+def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
+    """The frequency responses of all long convolutions of a model, as they are now.
+
+    Selective scans are left out: their kernel changes from token to token, so that they have no transfer function.
+
+    Args:
+        model: A model of hf_ssm, bare, with a head, or in a wrapper.
+        num_frequencies: F, from 0 to π, evenly spaced, both ends included.
+
+    Returns:
+        By layer, direction and group.
+
+    Raises:
+        ValueError: The model has no long convolution, or `num_frequencies` is below 2.
+
+    Source: Yu et al. 2025, eqs. (2), (3) and (8), for the discrete kernels.
+    """
+    omega = frequency_grid(num_frequencies)
+    found = []
+    for name, layer, module in sequence_operators(model):
+        if not isinstance(module, LongConvolution):
+            continue
+        with loaded(module, module.filter), torch.no_grad():
+            operator = _frozen_copy(module)
+        steps = operator.filter.time_step(torch.float64) if isinstance(operator.filter, StateSpaceFilter) else None
+        for direction in ("forward", "backward")[: operator.filter.directions]:
+            for group in range(operator.groups):
+                own = None if steps is None else steps[group :: operator.groups]
+                empty = torch.empty(0)
+                place = FrequencyResponse(name, layer, direction, omega, empty, own, group, operator)
+                response = _evaluate(operator, omega, place.rows)
+                found.append(dataclasses.replace(place, response=response))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no long convolution, whose response to frequencies could be given: a "
+            "selective scan varies in time. Give a Hyena or S4 model."
+        )
+    return found
+
+
+def _frozen_copy(module: LongConvolution) -> LongConvolution:
+    """A copy on the CPU without gradients, and without the hooks with which accelerate keeps weights elsewhere."""
+    hooks = [part._hf_hook for part in module.modules() if hasattr(part, "_hf_hook")]
+    # What stands in the memo counts as copied: a hook holds the weights of the whole model.
+    operator = copy.deepcopy(module, {id(hook): None for hook in hooks})
+    for part in operator.modules():
+        if "_hf_hook" in part.__dict__:
+            for name in ("_hf_hook", "_old_forward", "forward"):
+                part.__dict__.pop(name, None)
+    return operator.cpu().requires_grad_(False)
+
+
+def _evaluate(operator: LongConvolution, omega: Tensor, rows: Tensor) -> Tensor:
+    """Kernel, feed-through and Sobolev filter at `omega`, `(F,)` or `(R, F)`, of the rows `(R,)`."""
+    response = operator.filter.response(omega, rows)
+    channels = rows % operator.filter.channels
+    if operator.D is not None:
+        ahead = (rows < operator.filter.channels).to(torch.float64)
+        response = response + (operator.D[channels] * ahead).unsqueeze(-1)
+    if not operator.has_sobolev_filter:
+        return response
+    order: Tensor | float = operator.initial_order
+    if operator.sobolev_order is not None:
+        order = operator.sobolev_order[channels]
+    step: Tensor | float = 1.0
+    if operator.sobolev_frequency != "normalized":
+        step = operator.filter.time_step(torch.float64)
+        step = step[channels] if isinstance(step, Tensor) else step
+    causal = operator.sobolev_mode == "causal"
+    weight = sobolev_response(omega, order, operator.sobolev_frequency, step, causal=causal)
+    # Complex infinity times a number has NaN in it.
+    return torch.where(torch.isinf(weight.real), weight, response * torch.where(torch.isinf(weight.real), 0.0, weight))
+
+
+def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
+    """The total variation of each kernel's response over bands of frequency: where it can tell frequencies apart.
+
+    Frequency bias is more of it at low frequencies than at high ones. It is that of the kernel, not of the samples: the
+    length of polygons on ever finer nodes. Where poles are known and single frequencies are cheap, nodes gather about
+    each pole by its own width, so that no peak is lost, however narrow; for implicit and sinusoid filters, and S4 with
+    the zero-order hold, they are evenly spaced, 2^20 at most (or eight for each tap, if that is more): peaks narrower
+    than about 1e-6 radians may be lost. A response without its `operator` is taken as the polygon of its samples, a
+    lower bound.
+
+    Args:
+        response: Of `frequency_responses`.
+        edges: Ends of the bands, ascending, in radians per sample in [0, π].
+        rtol: Relative accuracy.
+
+    Returns:
+        `(C, len(edges) - 1)`, float64. Infinite where the response is; NaN for a kernel that holds NaN.
+
+    Raises:
+        ValueError: Fewer than two edges, edges out of order or range.
+
+    Source: Yu et al. 2025, Section 2, for the response of the discrete kernel.
+    """
+    polygon = sampled_total_variation(response.response, response.omega, edges)
+    operator = response.operator
+    if operator is None:
+        return polygon
+    ends = torch.tensor(list(edges), dtype=torch.float64).clamp(0, math.pi)
+    within = (response.omega >= ends[:-1, None]) & (response.omega <= ends[1:, None])
+    undefined = torch.isnan(response.response).any(-1, keepdim=True)
+    finite = ~((torch.isinf(response.response).unsqueeze(1) & within).any(-1) | undefined)
+    filter = operator.filter
+    if isinstance(filter, StateSpaceFilter) and not (filter.low_rank and filter.discretization == "zoh"):
+        levels = _lengths_on_graded_nodes(operator, response.rows, ends, finite)
+    else:
+        levels = _lengths_on_even_nodes(operator, response.rows, ends, finite)
+    return torch.where(finite, _extrapolated(levels, rtol), torch.where(undefined, math.nan, math.inf))
+
+
+def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor:
+    """The limit of the lengths of polygons each of which halves the spacing of the one before.
+
+    A polygon falls short by a term in the square of the spacing, a third of what the next one adds. That term added,
+    two in a row agree when the limit is reached.
+
+    Args:
+        levels: Lengths, and the size of the numbers whose differences they are sums of; two or more.
+        rtol: Relative accuracy.
+    """
+    before, _ = next(levels)
+    limit = torch.full_like(before, math.inf)
+    for length, size in levels:
+        last, limit = limit, length + (length - before) / 3
+        before = length
+        # Nothing can agree better than the rounding of what is subtracted.
+        if bool(((limit - last).abs() <= rtol * limit + _ROUNDING * size).all()):
+            break
+    return limit
+
+
+def _features(operator: LongConvolution, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the response of a state space filter bends, in [0, π], and how sharply (a distance), both `(R, n)`."""
+    filter = operator.filter
+    assert isinstance(filter, StateSpaceFilter)
+    channels = rows % filter.channels
+    step = filter.time_step(torch.float64)[channels].unsqueeze(-1)
+    model = filter.state_space(torch.float64)
+    poles = model["a"]
+    if filter.low_rank:
+        poles = torch.linalg.eigvals(dplr_dense(poles, model["p"], model["b"], model["c"][0])[0])
+    # The logarithm of the discrete pole: how fast it turns and fades in a sample.
+    poles = poles[channels] * step
+    if filter.discretization == "bilinear":
+        poles = torch.log1p(poles / 2) - torch.log1p(-poles / 2)
+    centres = (torch.remainder(poles.imag + math.pi, 2 * math.pi) - math.pi).abs()
+    widths = -poles.real
+    if operator.has_sobolev_filter and operator.sobolev_frequency != "normalized":
+        # (1 + |s|)^β has a knee at |s| = 1.
+        centres, widths = torch.cat([centres, torch.zeros_like(step)], -1), torch.cat([widths, step], -1)
+    return centres, widths.clamp(_NARROWEST, math.pi)
+
+
+def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
+    """Ascending nodes `(R, M)` that hold the ends, spaced about each centre by its width and by the distance to it."""
+    reach = torch.asinh(math.pi / widths).unsqueeze(-1)
+    half = math.ceil(_NODES_PER_FOLD * reach.max().item())
+    offsets = widths.unsqueeze(-1) * torch.sinh(reach * torch.linspace(-1, 1, 2 * half + 1, dtype=torch.float64))
+    shared = torch.cat([ends, torch.linspace(ends[0].item(), ends[-1].item(), _EVEN + 1, dtype=torch.float64)])
+    nodes = torch.cat([(centres.unsqueeze(-1) + offsets).flatten(1), shared.expand(len(centres), -1)], dim=-1)
+    return nodes.clamp(ends[0], ends[-1]).sort(dim=-1).values
+
+
+def _lengths_on_graded_nodes(
+    operator: LongConvolution, rows: Tensor, ends: Tensor, finite: Tensor
+) -> Iterator[tuple[Tensor, float]]:
+    """Lengths `(R, bands)` of polygons on `_graded_nodes`, and on those with the middles between them, and so on."""
+    centres, widths = _features(operator, rows)
+    nodes = _graded_nodes(centres, widths, ends)
+    values = _evaluate_by_row(operator, nodes, rows, centres.shape[-1])
+    while True:
+        middle = (nodes[:, 1:] + nodes[:, :-1]) / 2
+        # A cell lies in one band; those of no width count nothing.
+        band = (torch.searchsorted(ends, middle) - 1).clamp(0, len(ends) - 2)
+        steps = values.diff(dim=-1).abs()
+        length = torch.zeros(finite.shape, dtype=torch.float64).scatter_add(1, band, steps)
+        size = torch.where(torch.isfinite(values), values, 0.0).abs().max().item()
+        yield torch.where(finite, length, 0.0), size
+        if nodes.shape[-1] > _FINEST_GRADED:
+            return
+        between = _evaluate_by_row(operator, middle, rows, centres.shape[-1])
+        nodes, order = torch.cat([nodes, middle], dim=-1).sort(dim=-1, stable=True)
+        values = torch.cat([values, between], dim=-1).gather(-1, order)
+
+
+def _evaluate_by_row(operator: LongConvolution, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
+    """`_evaluate` at nodes `(R, M)` of each row's own, some rows at a time."""
+    # A handful of numbers each for every node and pole.
+    at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
+    parts = zip(nodes.split(at_once), rows.split(at_once), strict=True)
+    return torch.cat([_evaluate(operator, part, own) for part, own in parts])
+
+
+def _lengths_on_even_nodes(
+    operator: LongConvolution, rows: Tensor, ends: Tensor, finite: Tensor
+) -> Iterator[tuple[Tensor, float]]:
+    """Lengths of polygons on ever finer grids, the first fine enough for the wave of the last tap or for each pole."""
+    filter = operator.filter
+    taps = filter.window if isinstance(filter, SinusoidFilter) else filter.num_taps
+    count = max(_COARSEST, 4 * next_fast_len(taps or 1))
+    if isinstance(filter, StateSpaceFilter):
+        narrowest = _features(operator, rows)[1].min().item()
+        count = min(_FINEST // 2, max(count, next_fast_len(math.ceil(2 * math.pi / narrowest))))
+    finest = max(2 * count, _FINEST)
+    while count <= finest:
+        omega = frequency_grid(count + 1)
+        lengths, size = [], 0.0
+        for part in rows.split(max(1, _AT_ONCE // count)):
+            values = _evaluate(operator, omega, part)
+            lengths.append(sampled_total_variation(values, omega, ends.tolist()))
+            size = max(size, torch.where(torch.isfinite(values), values, 0.0).abs().max().item())
+        yield torch.where(finite, torch.cat(lengths), 0.0), size
+        count *= 2
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaRecommendation:
+    """Upper ends of the useful range of `frequency_scale` (α), each as a range over the step sizes Δ.
+
+    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is of use. The second is
+    for the smallest Δ: beyond it that of no channel is. Start at the limit, then bisect between it and 0 (Yu et al.).
+
+    Attributes:
+        state_size: N.
+        init: Initialisation of the state matrix.
+        discretization: "zoh" or "bilinear".
+        time_steps: The smallest and the largest Δ.
+        largest_frequency: max |Im a| at α = 1, in radians per unit of time.
+        data_free: α_max without the data.
+        edges: Share q of the inputs' power to the edge ω_q below which it lies, in radians per sample.
+        from_data: q to the α_max at which the fastest pole lies at ω_q.
+    """
+
+    state_size: int
+    init: str
+    discretization: str
+    time_steps: tuple[float, float]
+    largest_frequency: float
+    data_free: tuple[float, float]
+    edges: dict[float, float]
+    from_data: dict[float, tuple[float, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for a JSON file; an infinite limit is `None`."""
+        values = dataclasses.asdict(self)
+        values["edges"] = {f"{q:g}": edge for q, edge in self.edges.items()}
+        values["from_data"] = {
+            f"{q:g}": [value if math.isfinite(value) else None for value in pair] for q, pair in self.from_data.items()
+        }
+        return values
+
+
+def alpha_recommendation(
+    model_or_config: Any, power: Tensor | None = None, *, quantiles: Sequence[float] = _QUANTILES
+) -> AlphaRecommendation:
+    """The upper ends of the useful range of `frequency_scale` for a configuration.
+
+    By the state size, the initialisation and the discretization of the configuration, over its range of step sizes
+    [time_step_min, time_step_max]. (The paper counts with the initialisation "lin", whose fastest pole is nπ/2; for the
+    others the limit on Im a is the same, and α follows from their own fastest pole.) `frequency_shift` is taken for 0.
+
+    Args:
+        model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
+        power: The power of the inputs, `(F,)` or `(..., F)` as `power_spectrum` gives it (summed over all but the last
+            axis); `None`: no recommendation from data.
+        quantiles: Shares q of the power.
+
+    Raises:
+        ValueError: The configuration has no state matrix with frequencies and a range of step sizes, or `power` is
+            zero.
+
+    Source: Yu et al. 2025, Section 5.1 and Appendix G; see `theory.frequency.alpha_max` for what differs.
+    """
+    config = getattr(model_or_config, "config", model_or_config)
+    kind = getattr(config, "filter_type", None)
+    if kind in ("implicit", "sinusoid"):
+        raise ValueError(
+            f"`filter_type`={kind!r} has no state matrix, for whose α there is a rule: take 's4d' or 's4'."
+        )
+    if not hasattr(config, "has_frequencies"):
+        raise ValueError(
+            f"a {type(config).__name__} has no state space filter: give a configuration or model of hf_ssm."
+        )
+    if not config.has_frequencies or getattr(config, "fixed_step", False):
+        raise ValueError(
+            f"`init`={config.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
+        )
+    fastest = initial_eigenvalues(config.init, config.state_size).imag.max().item()
+    if config.init == "lin":
+        fastest = config.state_size * math.pi / 2
+    steps = float(config.time_step_max), float(config.time_step_min)
+    edges: Mapping[float, float] = {}
+    if power is not None:
+        total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
+        edges = {q: spectral_edge(total, q).item() for q in quantiles}
+    size, rule = config.state_size, config.discretization
+    free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
+    limits = {
+        q: [alpha_max_from_spectrum(edge, size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
+        for q, edge in edges.items()
+    }
+    return AlphaRecommendation(
+        state_size=size,
+        init=config.init,
+        discretization=rule,
+        time_steps=(steps[1], steps[0]),
+        largest_frequency=fastest,
+        data_free=(free[0], free[1]),
+        edges=dict(edges),
+        from_data={q: (pair[0], pair[1]) for q, pair in limits.items()},
+    )

@@ -1,0 +1,351 @@
+"""How linear systems answer to frequencies: the paper's real transfer function, and the discrete kernels' responses.
+
+Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` where pairs are completed),
+`L` taps.
+
+The response of a kernel is `H(ω) = Σ_l k_l e^{-iωl}`, ω in radians per sample; with the unit delay `z = e^{-iω}`. The
+continuous transfer functions are `diagonal_transfer` and `dplr_transfer` in `lti_kernel`. Frequencies `(S,)` are shared
+by all channels, `(D, S)` are each channel's own. Everything here is computed and returned in float64 and complex128,
+and can be differentiated.
+"""
+
+import math
+
+import torch
+
+from hf_ssm.ops.discretize import check_discretization, zoh, zoh_dense
+from hf_ssm.ops.lti_kernel import _dense_kernel, _dplr_real, dplr_dense
+from hf_ssm.ops.sobolev import FREQUENCIES
+
+# Bytes of temporary tables and matrices at a time.
+_MEMORY = 2**27
+
+
+def conjugate_poles(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Poles and residues of a diagonal system stored as conjugate pairs: `G(s) = Σ_n residue_n / (s - pole_n)`.
+
+    Args:
+        a: Eigenvalues `(D, H)`, one of each conjugate pair.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+
+    Returns:
+        Poles and residues, both `(D, 2 H)`, complex128, the stored half first.
+    """
+    residues = c.to(torch.complex128) * b
+    poles = a.to(torch.complex128)
+    return torch.cat([poles, poles.conj()], dim=-1), torch.cat([residues, residues.conj()], dim=-1)
+
+
+def real_transfer(
+    s: torch.Tensor, poles: torch.Tensor, residues: torch.Tensor, feed_through: torch.Tensor | float = 0.0
+) -> torch.Tensor:
+    """The paper's real transfer function, the real part of `Σ_n c_n / (is - a_n) + D`.
+
+    With `a_n = v_n + i w_n` and `c_n = ξ_n + i ζ_n` it is `Σ_n (ζ_n (s - w_n) - ξ_n v_n) / (v_n² + (s - w_n)²) + D`. A
+    system with this response is not causal: its impulse response is even.
+
+    Args:
+        s: Frequencies `(S,)` or `(..., S)`, real, in radians per unit of time.
+        poles: `(..., n)`, complex; not completed by conjugates.
+        residues: `(..., n)`, complex.
+        feed_through: A number or `(...)`.
+
+    Returns:
+        `(..., S)`, real.
+
+    Source: Yu et al. 2025, eq. (3).
+    """
+    v, offset = poles.real.unsqueeze(-2), s.unsqueeze(-1) - poles.imag.unsqueeze(-2)
+    xi, zeta = residues.real.unsqueeze(-2), residues.imag.unsqueeze(-2)
+    response = ((zeta * offset - xi * v) / (v.square() + offset.square())).sum(-1)
+    return response + torch.as_tensor(feed_through, device=response.device).unsqueeze(-1)
+
+
+def frequency_grid(count: int) -> torch.Tensor:
+    """`count` frequencies from 0 to π radians per sample, evenly spaced, both ends included, float64.
+
+    Raises:
+        ValueError: `count` below 2.
+    """
+    if count < 2:
+        raise ValueError(f"count must be at least 2 frequencies (0 and π), got {count!r}")
+    return torch.arange(count, dtype=torch.float64) * (math.pi / (count - 1))
+
+
+def _is_grid(omega: torch.Tensor) -> bool:
+    count = omega.shape[-1]
+    return omega.dim() == 1 and count > 1 and torch.equal(omega, frequency_grid(count).to(omega))
+
+
+def _delay(omega: torch.Tensor) -> torch.Tensor:
+    """`-iω`, complex128, so that `exp` of it is the unit delay."""
+    omega = omega.to(torch.float64)
+    return torch.complex(torch.zeros_like(omega), -omega)
+
+
+def _double(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in tensors]
+
+
+def _paired(numerator: torch.Tensor, stored: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """`Σ_n numerator / stored + conj(numerator) / mirrored`, over the last axis: `(D, H)`, `(D, S, H)` -> `(D, S)`."""
+    numerator = numerator.unsqueeze(1)
+    return (numerator / stored + numerator.conj() / mirrored).sum(-1)
+
+
+def _bilinear_denominators(
+    omega: torch.Tensor, a: torch.Tensor, dt: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`(1 - z) / dt - a (1 + z) / 2`, the same with conj(a), both `(D, S, H)`, and `(1 + z) / 2`, `(S,)` or `(D, S)`.
+
+    The generating function is `c / (1 - a_bar z) b_bar = c b / ((1 - z) / dt - a (1 + z) / 2)`, finite also at Nyquist,
+    where `s = (2 / dt) (1 - z) / (1 + z)` is not.
+    """
+    delay = _delay(omega)
+    mean = (1 + torch.exp(delay)) / 2
+    difference = (-torch.expm1(delay) / dt.unsqueeze(-1)).unsqueeze(-1)
+    a, weight = a.unsqueeze(1), mean.unsqueeze(-1)
+    return difference - a * weight, difference - a.conj() * weight, mean
+
+
+def diagonal_response(
+    omega: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    dt: torch.Tensor,
+    discretization: str = "zoh",
+) -> torch.Tensor:
+    """Response of the kernel of a diagonal system, `Σ_n c b_bar / (1 - a_bar z) + conj(c b_bar) / (1 - conj(a_bar) z)`.
+
+    With the bilinear rule it is `2 / (1 + z)` times the continuous transfer function at `s = (2 / dt) (1 - z) /
+    (1 + z)` (S4's kernel has no feed-through, which the bilinear rule proper would give it).
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        a: Eigenvalues `(D, H)`, one of each conjugate pair, real part negative.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+        dt: Step sizes `(D,)`.
+        discretization: `"zoh"` or `"bilinear"`.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: Unknown discretization.
+    """
+    check_discretization(discretization)
+    a, b, c, dt = _double(a, b, c, dt)
+    if discretization == "bilinear":
+        stored, mirrored, _ = _bilinear_denominators(omega, a, dt)
+        return _paired(c * b, stored, mirrored)
+    a_bar, b_bar = zoh(a, b, dt.unsqueeze(-1))
+    a_bar, z = a_bar.unsqueeze(1), torch.exp(_delay(omega)).unsqueeze(-1)
+    return _paired(c * b_bar, 1 - a_bar * z, 1 - a_bar.conj() * z)
+
+
+def dplr_response(
+    omega: torch.Tensor,
+    lam: torch.Tensor,
+    p: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    dt: torch.Tensor,
+    discretization: str = "bilinear",
+) -> torch.Tensor:
+    """Response of the kernel of a DPLR system, `C (I - A_bar z)^{-1} B_bar` with `A = diag(λ) - p p^*`.
+
+    The bilinear rule keeps the low rank, and costs `O(S H)` by the Woodbury identity. The exponential of a DPLR matrix
+    is dense, so that with the zero-order hold each frequency costs the solution of a dense system, but for the whole of
+    `frequency_grid(S)` a kernel of `2 (S - 1)` taps does.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        lam: Diagonal part `(D, H)`.
+        p: Low-rank factor `(D, H)`.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+        dt: Step sizes `(D,)`.
+        discretization: `"bilinear"` or `"zoh"`.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: Unknown discretization.
+
+    Source: Gu, Goel & Ré 2022 (S4), Appendix C.3, for the bilinear rule.
+    """
+    check_discretization(discretization)
+    lam, p, b, c, dt = _double(lam, p, b, c, dt)
+    if discretization == "zoh":
+        if _is_grid(omega):
+            return _dense_response_on_grid(omega.shape[0], *_dplr_real(lam, p, b, c), dt)
+        return _dense_response(omega, *dplr_dense(lam, p, b, c), dt)
+    stored, mirrored, mean = _bilinear_denominators(omega, lam, dt)
+    g_cb, g_cp = _paired(c * b, stored, mirrored), _paired(c * p, stored, mirrored)
+    g_pb, g_pp = _paired(p.conj() * b, stored, mirrored), _paired(p.conj() * p, stored, mirrored)
+    return g_cb - mean * g_cp * g_pb / (1 + mean * g_pp)
+
+
+def _dense_response(
+    omega: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dt: torch.Tensor
+) -> torch.Tensor:
+    """`C (I - A_bar z)^{-1} B_bar` with the zero-order hold of dense systems, one solve per channel and frequency."""
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    size = a.shape[-1]
+    identity = torch.eye(size, dtype=a.dtype, device=a.device)
+    delays = torch.exp(_delay(omega)).expand(len(a), -1)
+    at_once = max(1, _MEMORY // (16 * size**2))
+    rows = []
+    for channel, delay in enumerate(delays):
+        values = []
+        for part in delay.split(at_once):
+            matrices = identity - a_bar[channel] * part[:, None, None]
+            states = torch.linalg.solve(matrices, b_bar[channel].expand(len(part), size).unsqueeze(-1)).squeeze(-1)
+            values.append(states @ c[channel])
+        rows.append(torch.cat(values))
+    return torch.stack(rows)
+
+
+def _dense_response_on_grid(
+    count: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dt: torch.Tensor
+) -> torch.Tensor:
+    """The same for real matrices on `frequency_grid(count)`, by a kernel and an FFT.
+
+    Where `z^n = 1`, taps that are n apart count alike: `C A_bar^l (I + A_bar^n + A_bar^2n + ...) B_bar` of n lags.
+    """
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    period = 2 * (count - 1)
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    wrapped = identity - torch.linalg.matrix_power(a_bar, period)
+    b_bar = torch.linalg.solve(wrapped, b_bar.unsqueeze(-1)).squeeze(-1)
+    return torch.fft.rfft(_dense_kernel(a_bar, b_bar, c, period))
+
+
+def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:
+    """`Σ_{t < count} e^{ixt}` for real x, also where `e^{ix}` is 1 or near it."""
+    # Between -π and π, where the denominator does not vanish.
+    x = x - 2 * math.pi * torch.round(x.detach() / (2 * math.pi))
+    turns = x / (2 * math.pi)
+    return torch.polar(torch.ones_like(x), x * (count - 1) / 2) * count * torch.sinc(count * turns) / torch.sinc(turns)
+
+
+def sinusoid_response(
+    omega: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Response of `sinusoid_kernel`, whose taps end at its window: four finite geometric sums.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        c1: Amplitude of the cosine `(D,)`.
+        c2: Amplitude of the sine `(D,)`.
+        a1: Frequency of the cosine in turns per window `(D,)`.
+        a2: Frequency of the sine in turns per window `(D,)`.
+        window: `U`, in positions.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: `window` below 1.
+    """
+    if window < 1:
+        raise ValueError(f"window must be a positive number of positions, got {window!r}")
+    omega, c1, c2, a1, a2 = _double(omega, *(t.unsqueeze(-1) for t in (c1, c2, a1, a2)))
+    cosine, sine = 2 * math.pi / window * a1, 2 * math.pi / window * a2
+    response = c1 / 2 * (_geometric(cosine - omega, window) + _geometric(-cosine - omega, window))
+    return response - 1j * c2 / 2 * (_geometric(sine - omega, window) - _geometric(-sine - omega, window))
+
+
+def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """Response of any kernel of finitely many taps: by FFT on `frequency_grid(S)`, elsewhere by the sum itself.
+
+    On the grid, whose delays are roots of unity of order `n = 2 (S - 1)`, taps that are n apart count alike and are
+    added first, so that the result is exact for any number of taps.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        taps: `(D, L)`, real.
+
+    Returns:
+        `(D, S)`, complex128.
+    """
+    count = omega.shape[-1]
+    if _is_grid(omega):
+        period = 2 * (count - 1)
+        padded = torch.nn.functional.pad(taps.to(torch.float64), (0, -taps.shape[-1] % period))
+        return torch.fft.rfft(padded.unflatten(-1, (-1, period)).sum(-2))
+    return taps_response_reference(omega, taps)
+
+
+def taps_response_reference(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """`taps_response` by the sum itself, `O(L S)` for each channel; same arguments."""
+    taps = taps.to(torch.complex128)
+    lags = torch.arange(taps.shape[-1], dtype=torch.float64, device=taps.device)
+    at_once = max(1, _MEMORY // (16 * taps.numel()))
+    parts = []
+    for part in omega.to(torch.float64).split(at_once, dim=-1):
+        waves = torch.exp(_delay(part).unsqueeze(-1) * lags)
+        parts.append((waves @ taps.unsqueeze(-1)).squeeze(-1) if omega.dim() == 2 else taps @ waves.T)
+    return torch.cat(parts, dim=-1)
+
+
+def sobolev_response(
+    omega: torch.Tensor,
+    order: torch.Tensor | float,
+    frequency: str,
+    dt: torch.Tensor | float = 1.0,
+    *,
+    causal: bool,
+) -> torch.Tensor:
+    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or the weight `(1 + |s|)^β` of `sobolev_weight`.
+
+    At Nyquist the frequency of `"bilinear"` is infinite, and so is the response for β > 0 (given as a real infinity);
+    for β < 0 it is 0, for β = 0 it is 1.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
+        order: β, a number or `(D,)`.
+        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
+        dt: Step size, a number or `(D,)`; not used by `"normalized"`.
+        causal: Which of the two filters.
+
+    Returns:
+        `(S,)`, or `(D, S)` if one of the arguments is per channel, complex128.
+
+    Raises:
+        ValueError: Unknown `frequency`.
+
+    Source: Yu et al. 2025, eq. (8); the causal filter is ours.
+    """
+    if frequency not in FREQUENCIES:
+        raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
+    omega = omega.to(torch.float64)
+    beta, step = (torch.as_tensor(t, dtype=torch.float64, device=omega.device).unsqueeze(-1) for t in (order, dt))
+    beta, size, angle = torch.broadcast_tensors(beta, *_sobolev_logarithm(omega, frequency, step, causal))
+    size = torch.exp(torch.where(beta == 0, 0.0, beta * size))
+    infinite = torch.isinf(size)
+    finite = torch.polar(torch.where(infinite, 1.0, size), torch.where(infinite, 0.0, beta * angle))
+    return torch.where(infinite, torch.complex(size, torch.zeros_like(size)), finite)
+
+
+def _sobolev_logarithm(
+    omega: torch.Tensor, frequency: str, step: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real and imaginary part of `log(1 + s)`, or of `log(1 + |s|)`."""
+    if frequency == "bilinear":
+        magnitude = 2 / step * torch.tan(omega / 2)
+        # In floating point tan(π / 2) is but a large number.
+        magnitude = torch.where(omega >= math.pi, math.inf, magnitude)
+        if causal:
+            return torch.log1p(magnitude.square()) / 2, torch.atan(magnitude)
+    else:
+        unit = torch.full_like(step, 2 * math.pi) if frequency == "normalized" else step
+        magnitude = omega / unit
+        if causal:
+            logarithm = torch.log(1 - torch.expm1(_delay(omega)) / unit)
+            return logarithm.real, logarithm.imag
+    return torch.log1p(magnitude), torch.zeros_like(magnitude)

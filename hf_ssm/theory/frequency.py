@@ -1,0 +1,400 @@
+"""Frequency bias of linear state space models (Yu et al. 2025): total variation, gradients by frequency, range of α.
+
+Legend: `L` length, `n` poles of a system, `S` continuous frequencies, `F` samples of a response.
+
+A system is its poles a_n = v_n + i w_n (v_n < 0) and residues c_n = ξ_n + i ζ_n: G(is) = Σ_n c_n / (is - a_n). Our
+layers store one of each conjugate pair; `ops.transfer.conjugate_poles` completes them. Continuous frequencies s, w are
+in radians per unit of time, discrete ones ω in radians per sample, in [0, π]; Δ is the time of one sample.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.discretize import check_discretization
+from hf_ssm.ops.quadrature import adaptive_integral
+
+__all__ = [
+    "alpha_ceiling",
+    "alpha_max",
+    "alpha_max_from_spectrum",
+    "gradient_kernel",
+    "gradient_share",
+    "pole_visibility",
+    "random_system_variation_bound",
+    "sampled_total_variation",
+    "total_variation",
+    "variation_bounds",
+]
+
+_GRADING = 8.0  # From one panel's distance to a pole to the next one's.
+
+
+def _check_system(poles: Tensor, residues: Tensor | None = None) -> None:
+    if residues is not None and poles.shape != residues.shape:
+        raise ValueError(
+            f"`poles` and `residues` must share one shape (..., n), got {tuple(poles.shape)} and "
+            f"{tuple(residues.shape)}: expand one of them."
+        )
+    if not bool((poles.real < 0).all()):
+        worst = poles.real.max().item()
+        raise ValueError(f"`poles` must have negative real parts (a stable system), got {worst} among them.")
+
+
+def total_variation(
+    poles: Tensor, residues: Tensor, low: float, high: float, *, real_part: bool = False, rtol: float = 1e-9
+) -> Tensor:
+    """V(G) = ∫ |dG(is)/ds| ds over [low, high], with dG(is)/ds = -i Σ_n c_n / (is - a_n)².
+
+    By quadrature on panels that grow with the distance to each pole from its own width |v_n| on, so that no peak is
+    lost, however narrow, and that are halved until they agree.
+
+    Args:
+        poles: `(..., n)`, complex, real parts negative.
+        residues: `(..., n)`, complex.
+        low: Lower end of the band of s; -inf is allowed.
+        high: Upper end; inf is allowed.
+        real_part: Of the paper's real transfer function Re G (eq. (3)), instead of the complex G.
+        rtol: Relative accuracy.
+
+    Returns:
+        `(...)`, float64.
+
+    Raises:
+        ValueError: `low` not below `high`, shapes that differ, an unstable pole, or values that are not finite.
+
+    Source: Yu et al. 2025, Section 2.
+    """
+    if not low < high:
+        raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
+    _check_system(poles, residues)
+    shape = poles.shape[:-1]
+    poles, residues = (t.to(torch.complex128).reshape(-1, poles.shape[-1]) for t in (poles, residues))
+    # With s = σ tan θ the band is finite and the integrand, which falls as 1 / s², is smooth at its ends.
+    farthest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
+    scale = poles.abs().amax(-1, keepdim=True).clamp(min=farthest)
+    first, last = (torch.atan(end / scale) for end in (low, high))
+    widths = -poles.real.unsqueeze(-1)
+    count = 1 + max(0, math.ceil(math.log((scale / widths.squeeze(-1)).max().item(), _GRADING)))
+    distances = widths * _GRADING ** torch.arange(count, dtype=torch.float64, device=poles.device)
+    offsets = torch.cat([0 * widths, distances, -distances], dim=-1)
+    breaks = torch.atan((poles.imag.unsqueeze(-1) + offsets).flatten(1) / scale).clamp(first, last)
+    angles = torch.cat([first, breaks, last], dim=-1).sort(dim=-1).values
+    starts, ends_ = angles[:, :-1], angles[:, 1:]
+    owner, panel = (ends_ > starts).nonzero(as_tuple=True)
+
+    def slope(angle: Tensor, system: Tensor) -> Tensor:
+        tangent = torch.tan(angle)
+        s = torch.complex(torch.zeros_like(tangent), scale[system] * tangent)
+        derivative = (residues[system].unsqueeze(1) / (s.unsqueeze(-1) - poles[system].unsqueeze(1)).square()).sum(-1)
+        size = derivative.imag.abs() if real_part else derivative.abs()  # Re(-i z) = Im z
+        return size * scale[system] * (1 + tangent.square())
+
+    return adaptive_integral(slope, starts[owner, panel], ends_[owner, panel], owner, len(poles), rtol).view(shape)
+
+
+def sampled_total_variation(response: Tensor, omega: Tensor, edges: Sequence[float]) -> Tensor:
+    """Total variation over bands of a response that is known at some frequencies: the length of the polygon.
+
+    A lower bound, which rises to V(G) as the samples become dense; what happens between two samples is not seen.
+
+    Args:
+        response: `(..., F)`, real or complex.
+        omega: `(F,)`, ascending, in any unit.
+        edges: Ends of the bands, ascending, in the same unit, within the range of `omega`. Between samples the response
+            is interpolated linearly.
+
+    Returns:
+        `(..., len(edges) - 1)`, float64. Infinite where a sample is, NaN where one is.
+
+    Raises:
+        ValueError: Fewer than two edges, edges out of order or range, shapes that do not fit.
+
+    Source: Yu et al. 2025, Section 2, the sum of which V is the supremum.
+    """
+    if omega.dim() != 1 or omega.shape[0] < 2 or response.shape[-1:] != omega.shape:
+        raise ValueError(
+            f"`response` (..., F) and `omega` (F,) do not fit: {tuple(response.shape)} and {tuple(omega.shape)}."
+        )
+    omega = omega.to(torch.float64)
+    ends = _checked_edges(edges, omega[0].item(), omega[-1].item()).to(omega.device)
+    finite, undefined = torch.isfinite(response), torch.isnan(response)
+    steps = torch.where(finite, response, 0.0).to(torch.complex128).diff(dim=-1).abs()
+    steps = torch.where(finite[..., 1:] & finite[..., :-1], steps, math.inf)
+    steps = torch.where(undefined[..., 1:] | undefined[..., :-1], math.nan, steps)
+    cell = (torch.searchsorted(omega, ends, right=True) - 1).clamp(0, len(omega) - 2)
+    into = (ends - omega[cell]) / (omega[cell + 1] - omega[cell])
+    bands = []
+    for start, stop, start_into, stop_into in zip(cell[:-1], cell[1:], into[:-1], into[1:], strict=True):
+        # Weight of each cell in the band, so that an infinite cell outside it does no harm.
+        weight = torch.zeros_like(omega[1:])
+        weight[start : stop + 1] = 1.0
+        weight[stop] -= 1 - stop_into
+        weight[start] -= start_into
+        inside = weight > 0
+        bands.append((steps[..., inside] * weight[inside]).sum(-1))
+    return torch.stack(bands, dim=-1)
+
+
+def _checked_edges(edges: Sequence[float], low: float, high: float) -> Tensor:
+    ends = torch.as_tensor(list(edges), dtype=torch.float64)
+    if len(ends) < 2 or not bool((ends.diff() > 0).all()):
+        raise ValueError(f"`edges` must be two or more ascending frequencies, got {list(edges)}.")
+    # π itself may come from another precision.
+    if ends[0] < low - 1e-6 or ends[-1] > high + 1e-6:
+        raise ValueError(f"`edges` must lie in [{low:g}, {high:g}], got {list(edges)}.")
+    return ends.clamp(low, high)
+
+
+def variation_bounds(poles: Tensor, residues: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Lemma 1: V over (-∞, -B] is at most Σ_n |c_n| / (B + w_n), and over [B, ∞) at most Σ_n |c_n| / (B - w_n).
+
+    For G itself as for its real part. (One term's curve is an arc of a circle, (|c| / |v|) atan(|v| / (B - w)) long;
+    the proof's middle step |c / (iB - a)| is only its chord, and too small.)
+
+    Args:
+        poles: `(..., n)`, complex, real parts negative.
+        residues: `(..., n)`, complex.
+        bound: B, above every |w_n|.
+
+    Returns:
+        The two bounds, `(...)` each.
+
+    Raises:
+        ValueError: B not above every |w_n|, shapes that differ, an unstable pole.
+
+    Source: Yu et al. 2025, Lemma 1.
+    """
+    _check_system(poles, residues)
+    largest = poles.imag.abs().max().item()
+    if not bound > largest:
+        raise ValueError(f"`bound` must exceed the largest |Im a| ({largest:g}), got {bound}.")
+    size = residues.abs()
+    return (size / (bound + poles.imag)).sum(-1), (size / (bound - poles.imag)).sum(-1)
+
+
+def random_system_variation_bound(
+    num_poles: int, bound: float, delta: float, largest_frequency: float | None = None
+) -> float:
+    """Corollary 1: with residues of independent standard normal parts, V over (-∞, -B] or over [B, ∞) is at most
+
+    √(2n) (√n + √ln(1/δ)) / (B - max |w|), each with probability at least 1 - δ.
+
+    The paper prints B - n/2 in the denominator, although its max |w| is nπ/2 (near B = nπ/2 that does not hold). Its
+    Corollary 2 takes the eigenvalues of HiPPO-LegS for real, max |w| = 0; for S4D-LegS give the largest |Im a|.
+
+    Args:
+        num_poles: n.
+        bound: B, above `largest_frequency`.
+        delta: δ in (0, 1).
+        largest_frequency: max |w|; default nπ/2, that of the initialisation "lin" with α = 1.
+
+    Raises:
+        ValueError: An argument out of its range.
+
+    Source: Yu et al. 2025, Corollary 1; Laurent & Massart 2000 for the χ² tail.
+    """
+    _check_positive("num_poles", num_poles)
+    largest = num_poles * math.pi / 2 if largest_frequency is None else largest_frequency
+    if not 0 < delta < 1:
+        raise ValueError(f"`delta` must lie in (0, 1), got {delta}.")
+    if not bound > largest:
+        raise ValueError(f"`bound` must exceed the largest |Im a| ({largest:g}), got {bound}.")
+    root = math.sqrt(num_poles)
+    return math.sqrt(2) * root * (root + math.sqrt(math.log(1 / delta))) / (bound - largest)
+
+
+def gradient_kernel(s: Tensor, poles: Tensor, residues: Tensor, order: float = 0.0) -> Tensor:
+    """K_n(s), how much w_n = Im a_n feels the loss at the frequency s: ∂L/∂w_n = ∫ (∂L/∂G̃(is)) K_n(s) ds.
+
+    K_n(s) = (1 + |s|)^β (ζ_n ((s - w_n)² - v_n²) - 2 ξ_n v_n (s - w_n)) / (v_n² + (s - w_n)²)², for the real transfer
+    function of eq. (3); |K_n| ≤ (1 + |s|)^β |c_n| / (v_n² + (s - w_n)²). (Eq. (9) prints (s - v_n) in the second term;
+    its proof has (s - w_n).)
+
+    Args:
+        s: Frequencies `(S,)`, real.
+        poles: `(..., n)`, complex.
+        residues: `(..., n)`, complex.
+        order: β of the Sobolev filter; default none.
+
+    Returns:
+        `(..., n, S)`, real.
+
+    Raises:
+        ValueError: Shapes that differ, an unstable pole.
+
+    Source: Yu et al. 2025, eqs. (4) and (9).
+    """
+    _check_system(poles, residues)
+    offset, v = s - poles.imag.unsqueeze(-1), poles.real.unsqueeze(-1)
+    xi, zeta = residues.real.unsqueeze(-1), residues.imag.unsqueeze(-1)
+    kernel = (zeta * (offset.square() - v.square()) - 2 * xi * v * offset) / (v.square() + offset.square()).square()
+    return kernel * (1 + s.abs()) ** order
+
+
+def gradient_share(poles: Tensor, low: float, high: float) -> Tensor:
+    """The share of a pole's attention that falls in a band: of the envelope 1 / (v² + (s - w)²) of |K_n| / |c_n|.
+
+    It is (atan((high - w) / |v|) - atan((low - w) / |v|)) / π. A pole with a small share in a band does not learn from
+    losses there; half of a pole's attention lies within |v| of w.
+
+    Args:
+        poles: `(...)`, complex.
+        low: Lower end of the band; -inf is allowed.
+        high: Upper end; inf is allowed.
+
+    Returns:
+        `(...)`, in [0, 1].
+
+    Raises:
+        ValueError: `low` not below `high`, an unstable pole.
+
+    Source: the bound |K_n| of Yu et al. 2025, Theorem 1, integrated; the theorem's "local frequencies" as a number.
+    """
+    if not low < high:
+        raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
+    _check_system(poles)
+    width = -poles.real
+    return (torch.atan((high - poles.imag) / width) - torch.atan((low - poles.imag) / width)) / math.pi
+
+
+def pole_visibility(poles: Tensor, dt: float, length: int) -> tuple[Tensor, Tensor]:
+    """How much of a partial fraction 1 / (s - a) a sequence of L samples sees, at the bilinear nodes of its FFT.
+
+    The norms of g_j = 1 / (i (2/Δ) tan(π j / L) - a): the largest entry (the gain of the circular convolution with it)
+    and the root mean square (the mean gain over frequencies), both times |v|, so that 1 is a node on the pole. A pole
+    far above the largest node has a visibility near 0 and could as well be left out.
+
+    Args:
+        poles: `(...)`, complex, real parts negative.
+        dt: Δ.
+        length: L.
+
+    Returns:
+        Maximum and root mean square, `(...)` each.
+
+    Raises:
+        ValueError: An unstable pole, or an argument that is not positive.
+
+    Source: Yu et al. 2025, Proposition 1 and Appendix D.
+    """
+    _check_system(poles)
+    _check_positive("dt", dt)
+    _check_positive("length", length)
+    turns = torch.arange(length, dtype=torch.float64, device=poles.device) / length
+    nodes = 2 / dt * torch.tan(math.pi * turns)
+    if length % 2 == 0:
+        nodes[length // 2] = math.inf
+    poles = poles.unsqueeze(-1)
+    gain = (1 + ((nodes - poles.imag) / poles.real).square()).rsqrt()
+    return gain.amax(-1), gain.square().mean(-1).sqrt()
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+
+
+def _scale_for(limit: float, state_size: int, largest_frequency: float | None) -> float:
+    """The α at which the fastest pole reaches `limit`."""
+    _check_positive("state_size", state_size)
+    fastest = state_size * math.pi / 2 if largest_frequency is None else largest_frequency
+    _check_positive("largest_frequency", fastest)
+    return limit / fastest
+
+
+def alpha_max(
+    state_size: int,
+    dt: float,
+    *,
+    share: float = 0.9,
+    discretization: str = "bilinear",
+    largest_frequency: float | None = None,
+) -> float:
+    """The largest useful α without a look at the data.
+
+    `"bilinear"`: (2/π) atan(Im(a) Δ / 4) ≤ share, i.e. α_max = 8 tan(share π/2) / (π n Δ). With the paper's share this
+    is 50.51 / (π n Δ); it prints 50.52, from a rounded 25.26. (The 4 comes from a threshold at Im(a)/2 in Appendix D:
+    at α_max the fastest pole itself lies below the fastest 5 % of the Fourier nodes, not 10 %.)
+
+    `"zoh"`: a pole resonates at ω = Im(a) Δ, and beyond π it is an alias of a slower one; Im(a) Δ ≤ share π, i.e.
+    α_max = 2 share / (n Δ).
+
+    Args:
+        state_size: n, the number of poles (both of each conjugate pair).
+        dt: Δ.
+        share: Part of the Fourier nodes; default 0.9.
+        discretization: `"bilinear"` (the paper's) or `"zoh"` (ours, from the same reasoning).
+        largest_frequency: max |w| at α = 1; default nπ/2, that of the initialisation "lin".
+
+    Raises:
+        ValueError: An argument out of its range.
+
+    Source: Yu et al. 2025, Appendix G and eq. (5).
+    """
+    _check_positive("dt", dt)
+    if not 0 < share < 1:
+        raise ValueError(f"`share` must lie in (0, 1), got {share}.")
+    check_discretization(discretization)
+    limit = share * math.pi if discretization == "zoh" else 4 * math.tan(share * math.pi / 2)
+    return _scale_for(limit / dt, state_size, largest_frequency)
+
+
+def alpha_ceiling(state_size: int, dt: float, length: int, *, largest_frequency: float | None = None) -> float:
+    """Rule II: beyond 4 tan((1 - 1/L) π/2) / (n π Δ) the fastest pole lies above the largest bilinear node.
+
+    The paper prints tan((1 - (L-1)/L) π/2), which tends to 0; its Appendix D and Fig. 7 show that the largest node is
+    meant. For an even L the node at Nyquist is infinite, and the formula lies between it and the next one.
+
+    Args:
+        state_size: n, the number of poles.
+        dt: Δ.
+        length: L, in samples.
+        largest_frequency: As for `alpha_max`.
+
+    Raises:
+        ValueError: An argument out of its range.
+
+    Source: Yu et al. 2025, Section 5.1, Rule II.
+    """
+    _check_positive("dt", dt)
+    if length < 2:
+        raise ValueError(f"`length` must be at least 2 samples, got {length!r}.")
+    return _scale_for(2 / dt * math.tan((1 - 1 / length) * math.pi / 2), state_size, largest_frequency)
+
+
+def alpha_max_from_spectrum(
+    edge: float,
+    state_size: int,
+    dt: float,
+    *,
+    discretization: str = "bilinear",
+    largest_frequency: float | None = None,
+) -> float:
+    """The α at which the fastest pole lies at the edge of the inputs' spectrum.
+
+    The edge ω_q, in radians per sample, is s = (2/Δ) tan(ω_q / 2) in the time of the system for the bilinear rule and
+    s = ω_q / Δ for the zero-order hold; α_max = 2 s / (π n). (The paper reads s_max off a picture and prints
+    s_max / (π n L Δ), in which s_max counts cycles per sequence and factors of two are in doubt.)
+
+    Args:
+        edge: ω_q in (0, π], such as `spectral_edge` gives it. At π the bilinear rule has no limit (inf).
+        state_size: n, the number of poles.
+        dt: Δ.
+        discretization: `"bilinear"` or `"zoh"`.
+        largest_frequency: As for `alpha_max`.
+
+    Raises:
+        ValueError: An argument out of its range.
+
+    Source: Yu et al. 2025, Appendix G, with the units put right.
+    """
+    _check_positive("dt", dt)
+    if not 0 < edge <= math.pi:
+        raise ValueError(f"`edge` must lie in (0, π] radians per sample, got {edge!r}.")
+    check_discretization(discretization)
+    if discretization == "zoh":
+        return _scale_for(edge / dt, state_size, largest_frequency)
+    return _scale_for(math.inf if edge == math.pi else 2 / dt * math.tan(edge / 2), state_size, largest_frequency)

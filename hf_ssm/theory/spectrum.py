@@ -1,0 +1,178 @@
+"""The spectrum of what a model reads, and its edge.
+
+Legend: `B` batch, `L` length, `D` channels, `F` frequencies, evenly spaced from 0 to π radians per sample.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.long_conv import next_fast_len
+
+__all__ = ["power_spectrum", "spectral_edge", "strongest_line", "symbol_spectrum"]
+
+# Indicators at a time: rows times positions times symbols.
+_AT_ONCE = 2**22
+# Of the mean power: what is less counts as so much in a ratio.
+_LEAST_LEVEL = 1e-6
+
+
+def _quick_count(length: int) -> int:
+    """The fewest frequencies, L/2 + 1 or a few more, whose transform is quick."""
+    return next_fast_len(max(1, -(-length // 2))) + 1
+
+
+def power_spectrum(
+    inputs: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None, remove_mean: bool = True
+) -> Tensor:
+    """Power of sequences by frequency: the mean periodogram, every token counting once.
+
+    Each row, less its mean, is surrounded by zeros and transformed on a common grid of frequencies, so that rows of any
+    length and padding on either side are no matter. The powers of a channel add up to the mean square of its tokens.
+
+    Args:
+        inputs: `(B, L, D)`, real.
+        mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
+        num_frequencies: Points F of the grid from 0 to π, at least L/2 + 1; default: the fewest for a quick transform.
+        remove_mean: Take each row's mean away, channel by channel: a constant says nothing about speed. (What turns
+            less than once in a row, which the row cannot tell from its mean, goes with it.) Default true.
+
+    Returns:
+        `(D, F)`, float64: the power around ω_j = π j / (F - 1), positive and negative frequencies together.
+
+    Raises:
+        ValueError: Shapes that do not fit, no token, or too few frequencies for the length.
+
+    Source: our reading of "the densities of the FFTs of all input training data", Yu et al. 2025, Appendix G.
+    """
+    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
+        raise ValueError(
+            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    length = inputs.shape[1]
+    count = _quick_count(length) if num_frequencies is None else num_frequencies
+    points = 2 * (count - 1)
+    if points < max(length, 1):
+        raise ValueError(f"`num_frequencies` must be at least {-(-length // 2) + 1} for length {length}, got {count}.")
+    inputs = inputs.to(torch.float64)
+    tokens = torch.ones_like(inputs[:, :, :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
+    number = tokens.sum()
+    if number == 0:
+        raise ValueError("`mask` keeps no token.")
+    # Padding may hold anything, NaN too.
+    inputs = torch.where(tokens > 0, inputs, 0.0)
+    if remove_mean:
+        inputs = (inputs - inputs.sum(1, keepdim=True) / tokens.sum(1, keepdim=True).clamp(min=1)) * tokens
+    spectrum = torch.fft.rfft(inputs.transpose(1, 2), n=points).abs().square().sum(0) / (points * number)
+    # Each inner frequency stands for its negative as well.
+    spectrum[:, 1:-1] *= 2
+    return spectrum
+
+
+def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None) -> Tensor:
+    """Power of sequences of symbols: the powers of the indicators of all symbols, added up.
+
+    The indicator of a symbol is 1 where it stands and 0 elsewhere; each row's mean is removed. For DNA it is the
+    classical spectrum, in which protein-coding sequence shows at a period of three.
+
+    Args:
+        tokens: `(B, L)`, whole numbers; which number stands for which symbol is no matter.
+        mask: `(B, L)`, true (or 1) at symbols; `None` when every position holds one.
+        num_frequencies: As for `power_spectrum`.
+
+    Returns:
+        `(F,)`, float64.
+
+    Raises:
+        ValueError: As for `power_spectrum`.
+
+    Source: Tiwari et al. 1997 for DNA.
+    """
+    if tokens.dim() != 2 or (mask is not None and mask.shape != tokens.shape):
+        raise ValueError(
+            f"`tokens` and `mask` must have shape (B, L), got {tuple(tokens.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    length = tokens.shape[1]
+    count = _quick_count(length) if num_frequencies is None else num_frequencies
+    number = kept.sum()
+    if number == 0:
+        raise ValueError("`mask` keeps no token.")
+    total = torch.zeros(count, dtype=torch.float64, device=tokens.device)
+    step = max(1, _AT_ONCE // (length * len(tokens[kept].unique())))
+    for rows, own in zip(tokens.split(step), kept.split(step), strict=True):
+        if own.any():
+            indicators = (rows.unsqueeze(-1) == rows[own].unique()).to(torch.float64)
+            total += power_spectrum(indicators, own, num_frequencies=count).sum(0) * own.sum()
+    return total / number
+
+
+def spectral_edge(power: Tensor, q: float) -> Tensor:
+    """The angular frequency ω_q below which a share q of the power lies.
+
+    The power at a point of the grid is taken as spread over its surroundings, half way to its neighbours.
+
+    Args:
+        power: `(..., F)`, not negative, on F frequencies from 0 to π evenly spaced.
+        q: In (0, 1].
+
+    Returns:
+        `(...)`, radians per sample, in (0, π]; divided by 2π: cycles per sample.
+
+    Raises:
+        ValueError: `q` out of range, fewer than two frequencies, or no power at all (such as for constant inputs).
+
+    Source: for Yu et al. 2025, Appendix G, in place of the eye.
+    """
+    if not 0 < q <= 1:
+        raise ValueError(f"`q` must lie in (0, 1], got {q!r}.")
+    count = power.shape[-1]
+    if count < 2:
+        raise ValueError(f"`power` must hold two or more frequencies in its last axis, got {tuple(power.shape)}.")
+    sums = power.to(torch.float64).cumsum(-1)
+    total = sums[..., -1:]
+    if not bool((total > 0).all()) or not bool(torch.isfinite(total).all()):
+        raise ValueError("`power` is zero or not finite: the inputs are constant, or hold NaN.")
+    wanted = q * total
+    cell = torch.searchsorted(sums, wanted).clamp(max=count - 1)
+    before = torch.where(cell > 0, sums.gather(-1, (cell - 1).clamp(min=0)), 0.0)
+    inside = (wanted - before) / (sums.gather(-1, cell) - before)
+    position = torch.arange(count + 1, dtype=torch.float64, device=power.device) - 0.5
+    bounds = position.clamp(0, count - 1) * (math.pi / (count - 1))
+    return torch.lerp(bounds[cell], bounds[cell + 1], inside).squeeze(-1)
+
+
+def strongest_line(power: Tensor) -> tuple[float, float]:
+    """The angular frequency that stands out most, and how often the median of its surroundings its power is.
+
+    Surroundings reach π/16 to either side; frequencies below π/16, where a drift is no line, are left out. In noise the
+    strongest line is a little above 1; it takes many sequences for such a ratio to mean anything.
+
+    Args:
+        power: `(F,)`, on F frequencies from 0 to π, at least 33.
+
+    Returns:
+        Radians per sample, and the ratio.
+
+    Raises:
+        ValueError: Another shape, fewer frequencies, or no power.
+    """
+    reach = (power.shape[-1] - 1) // 16
+    if power.dim() != 1 or reach < 2:
+        raise ValueError(f"`power` must be of 33 frequencies or more, (F,), got {tuple(power.shape)}.")
+    density = power.to(torch.float64).clone()
+    # The frequency π has no negative to be counted with.
+    density[-1] *= 2
+    # Beyond π the spectrum goes back; what is needed below 0 is left out.
+    mirrored = torch.cat([density, density[-reach - 1 : -1].flip(0)])
+    level = mirrored.unfold(0, 2 * reach + 1, 1).median(-1).values
+    mean = density.mean().item()
+    if not 0 < mean < math.inf:
+        raise ValueError("`power` is zero or not finite: the inputs are constant, or hold NaN.")
+    # Around a pure wave there is nothing.
+    ratio = density[reach:] / level.clamp(min=_LEAST_LEVEL * mean)
+    best = int(ratio.argmax())
+    return math.pi * (best + reach) / (power.shape[-1] - 1), ratio[best].item()

@@ -1,0 +1,305 @@
+"""Total variation, its bounds, the gradients by frequency and the range of α, against scipy, autograd and numpy."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+
+from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.transfer import real_transfer
+from hf_ssm.theory.frequency import (
+    alpha_ceiling,
+    alpha_max,
+    alpha_max_from_spectrum,
+    gradient_kernel,
+    gradient_share,
+    pole_visibility,
+    random_system_variation_bound,
+    sampled_total_variation,
+    total_variation,
+    variation_bounds,
+)
+
+
+def random_systems(count: int, poles: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Poles with real parts from -3 down to -0.01 and imaginary parts up to 20, and residues."""
+    generator = torch.Generator().manual_seed(seed)
+    v = -torch.logspace(-2, 0.5, poles, dtype=torch.float64)[torch.randperm(poles, generator=generator)]
+    w = 40 * torch.rand(count, poles, dtype=torch.float64, generator=generator) - 20
+    residues = torch.randn(count, poles, dtype=torch.complex128, generator=generator)
+    return torch.complex(v.expand(count, -1).contiguous(), w), residues
+
+
+def fine_sum(poles: np.ndarray, residues: np.ndarray, low: float, high: float, real_part: bool) -> float:
+    """The sum of the definition of V on nodes of each pole's own width around it, refined until nothing is added."""
+    offsets = np.sinh(np.linspace(-14, 14, 200_001))
+    nodes = np.concatenate([np.linspace(low, high, 100_001), *(a.imag + abs(a.real) * offsets for a in poles)])
+    nodes = np.unique(nodes[(nodes >= low) & (nodes <= high)])
+    values = sum(c / (1j * nodes - a) for a, c in zip(poles, residues, strict=True))
+    return float(np.abs(np.diff(values.real if real_part else values)).sum())
+
+
+@pytest.mark.parametrize("real_part", [False, True])
+def test_total_variation_is_the_sum_of_its_definition(real_part):
+    poles, residues = random_systems(2, 5)
+    for low, high in ((-30.0, 30.0), (3.0, 7.5)):
+        found = total_variation(poles, residues, low, high, real_part=real_part)
+        expected = [fine_sum(a, c, low, high, real_part) for a, c in zip(poles.numpy(), residues.numpy(), strict=True)]
+        np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-math.inf, math.inf), (-math.inf, -25.0), (25.0, math.inf), (1e4, math.inf)]
+)
+def test_total_variation_over_infinite_bands_is_scipys(low, high):
+    poles, residues = random_systems(1, 4)
+    a, c = poles[0].numpy(), residues[0].numpy()
+    bends = [low, *sorted(w for w in a.imag if low < w < high), high]
+    pieces = [
+        integrate.quad(lambda s: abs((c / (1j * s - a) ** 2).sum()), *ends, epsabs=0, epsrel=1e-10, limit=500)[0]
+        for ends in itertools.pairwise(bends)
+    ]
+    np.testing.assert_allclose(total_variation(poles, residues, low, high), [sum(pieces)], rtol=1e-9)
+
+
+def test_one_pole_draws_an_arc_and_its_real_part_goes_up_and_down():
+    """c / (is - a) is a circle through 0 of diameter |c / v|; for real c its real part rises to c / |v| and falls."""
+    poles, residues = torch.tensor([[-0.25 + 3j]]).to(torch.complex128), torch.tensor([[2.0 + 0j]]).to(torch.complex128)
+    arc = total_variation(poles, residues, -math.inf, math.inf)
+    torch.testing.assert_close(arc, torch.tensor([math.pi * 8], dtype=torch.float64), rtol=1e-9, atol=0)
+    real = total_variation(poles, residues, -math.inf, math.inf, real_part=True)
+    torch.testing.assert_close(real, torch.tensor([16.0], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("rtol", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("width", [1e-9, 1e-4])
+def test_a_narrow_peak_is_found_at_any_accuracy(width, rtol):
+    """A wide pole's circle of circumference 2π, and far away a narrow one's of π / 10: together hardly less."""
+    poles = torch.tensor([[-0.5 + 0j, -width + 1e3j]]).to(torch.complex128)
+    residues = torch.tensor([[1.0, width / 10]]).to(torch.complex128)
+    found = total_variation(poles, residues, -math.inf, math.inf, rtol=rtol).item()
+    assert found == pytest.approx(2.1 * math.pi, rel=rtol + 1e-5)
+
+
+def test_total_variation_adds_over_bands_and_keeps_leading_shapes():
+    poles, residues = (t.view(2, 3, 4) for t in random_systems(6, 4))
+    parts = [total_variation(poles, residues, *ends) for ends in ((-math.inf, -2.0), (-2.0, 5.0), (5.0, math.inf))]
+    whole = total_variation(poles, residues, -math.inf, math.inf)
+    assert whole.shape == (2, 3)
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-8, atol=0)
+
+
+def test_variation_of_samples_is_the_polygon():
+    omega = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    response = torch.tensor([[0, 3 + 4j, 3 + 2j], [0, 1, 0]], dtype=torch.complex128)
+    whole = sampled_total_variation(response, omega, [0.0, 3.0])
+    torch.testing.assert_close(whole, torch.tensor([[7.0], [2.0]], dtype=torch.float64))
+    bands = sampled_total_variation(response, omega, [0.5, 1.0, 1.5, 2.0, 3.0])
+    expected = torch.tensor([[2.5, 0.5, 0.5, 1.0], [0.5, 0.25, 0.25, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(bands, expected)
+    inside = sampled_total_variation(response, omega, [1.2, 1.4])
+    torch.testing.assert_close(inside, torch.tensor([[0.2], [0.1]], dtype=torch.float64))
+
+
+def test_variation_of_dense_samples_rises_to_the_integral():
+    poles, residues = random_systems(1, 4)
+    exact = total_variation(poles, residues, -25.0, 25.0)
+    lengths = []
+    for count in (100, 1000, 100_000):
+        s = torch.linspace(-25, 25, count, dtype=torch.float64)
+        response = (residues.unsqueeze(1) / (1j * s[:, None] - poles.unsqueeze(1))).sum(-1)
+        lengths.append(sampled_total_variation(response, s, [-25.0, 25.0]).item())
+    assert lengths[0] < lengths[1] < lengths[2] < exact.item()
+    assert lengths[2] > exact.item() * (1 - 1e-3)
+
+
+def test_an_infinite_sample_spoils_its_own_bands_only():
+    omega = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    response = torch.tensor([[1.0, 2.0, math.inf]], dtype=torch.float64)
+    bands = sampled_total_variation(response, omega, [0.0, 1.0, 2.0])
+    assert bands.tolist() == [[1.0, math.inf]]
+    response[0, 2] = math.nan
+    bands = sampled_total_variation(response, omega, [0.0, 1.0, 2.0])
+    assert bands[0, 0].item() == 1.0
+    assert math.isnan(bands[0, 1].item())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("real_part", [False, True])
+def test_lemma_1_holds_and_is_its_formula(seed, real_part):
+    poles, residues = random_systems(3, 6, seed)
+    for bound in (20.5, 25.0, 100.0):
+        below, above = variation_bounds(poles, residues, bound)
+        for row in range(3):
+            pairs = list(zip(poles[row].tolist(), residues[row].tolist(), strict=True))
+            assert below[row].item() == pytest.approx(sum(abs(c) / abs(a.imag + bound) for a, c in pairs))
+            assert above[row].item() == pytest.approx(sum(abs(c) / abs(a.imag - bound) for a, c in pairs))
+        slack = 1 + 1e-9
+        assert (total_variation(poles, residues, -math.inf, -bound, real_part=real_part) <= below * slack).all()
+        assert (total_variation(poles, residues, bound, math.inf, real_part=real_part) <= above * slack).all()
+
+
+def test_the_middle_step_of_the_proof_of_lemma_1_is_too_small():
+    """Why the code does not offer Σ |c / (iB - a)|, although it would be the sharper bound."""
+    poles, residues = torch.tensor([[-1.0 + 0j]]).to(torch.complex128), torch.ones(1, 1, dtype=torch.complex128)
+    variation = total_variation(poles, residues, 0.5, math.inf)
+    assert variation.item() > abs(1 / (0.5j + 1))
+    assert variation.item() == pytest.approx(math.atan(1 / 0.5))
+
+
+def lin_poles(count: int) -> torch.Tensor:
+    j = torch.arange(1, count + 1)
+    imaginary = torch.where(j % 2 == 0, 1, -1) * torch.div(j, 2, rounding_mode="floor") * math.pi
+    return torch.complex(torch.full((count,), -0.5, dtype=torch.float64), imaginary.to(torch.float64))
+
+
+def test_corollary_1_holds_with_its_probability():
+    n, delta, draws = 16, 0.3, 200
+    generator = torch.Generator().manual_seed(0)
+    residues = torch.randn(draws, n, dtype=torch.complex128, generator=generator) * math.sqrt(2)
+    bound = n * math.pi / 2 + 3
+    variation = total_variation(lin_poles(n).expand(draws, -1), residues, bound, math.inf, rtol=1e-6)
+    claimed = random_system_variation_bound(n, bound, delta)
+    assert claimed == pytest.approx(math.sqrt(2 * n) * (math.sqrt(n) + math.sqrt(math.log(1 / delta))) / 3)
+    assert (variation <= claimed).double().mean() >= 1 - delta
+
+
+def test_the_printed_denominator_of_corollary_1_does_not_hold():
+    n, delta, draws = 64, 0.3, 100
+    generator = torch.Generator().manual_seed(0)
+    residues = torch.randn(draws, n, dtype=torch.complex128, generator=generator) * math.sqrt(2)
+    bound = n * math.pi / 2 + 1e-3
+    printed = math.sqrt(2 * n) * (math.sqrt(n) + math.sqrt(math.log(1 / delta))) / (bound - n / 2)
+    variation = total_variation(lin_poles(n).expand(draws, -1), residues, bound, math.inf, real_part=True, rtol=1e-6)
+    assert (variation <= printed).double().mean() < 1 - delta
+
+
+@pytest.mark.parametrize("order", [0.0, 1.5, -1.0])
+def test_gradient_kernel_is_the_derivative_by_the_imaginary_part(order):
+    poles, residues = random_systems(2, 3)
+    s = torch.linspace(-30, 30, 13, dtype=torch.float64)
+    kernel = gradient_kernel(s, poles, residues, order)
+    assert kernel.shape == (2, 3, 13)
+    for j in range(len(s)):
+        w = poles.imag.clone().requires_grad_()
+        value = real_transfer(s[j : j + 1], torch.complex(poles.real, w), residues)[:, 0]
+        (gradient,) = torch.autograd.grad((value * (1 + s[j].abs()) ** order).sum(), w)
+        torch.testing.assert_close(kernel[..., j], gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_gradient_kernel_falls_with_the_distance_as_theorem_1_says():
+    """|s|^-2 for ζ, |s|^-3 for ξ, and β more with the filter."""
+    poles = torch.tensor([-0.5 + 3j, -0.5 + 3j]).to(torch.complex128)
+    residues = torch.tensor([1j, 1.0]).to(torch.complex128)
+    s = torch.tensor([1e4, 1e5], dtype=torch.float64)
+    for order in (0.0, 1.0):
+        kernel = gradient_kernel(s, poles, residues, order).abs()
+        slopes = torch.log10(kernel[:, 1] / kernel[:, 0])
+        torch.testing.assert_close(slopes, torch.tensor([-2.0, -3.0], dtype=torch.float64) + order, atol=2e-3, rtol=0)
+
+
+def test_gradient_share_is_the_part_of_the_envelope():
+    poles, _ = random_systems(1, 4)
+    for low, high in ((-5.0, 8.0), (12.0, math.inf), (-math.inf, 0.0), (-math.inf, math.inf)):
+        for share, a in zip(gradient_share(poles, low, high)[0].tolist(), poles[0].tolist(), strict=True):
+            s = a.imag + abs(a.real) * np.sinh(np.linspace(-20, 20, 400_001))
+            inside = s[(s >= low) & (s <= high)]
+            inside = np.concatenate([[low] if low > -math.inf else [], inside, [high] if high < math.inf else []])
+            envelope = 1 / (a.real**2 + (inside - a.imag) ** 2)
+            assert share == pytest.approx(np.trapezoid(envelope, inside) * abs(a.real) / math.pi, abs=1e-7)
+
+
+def test_half_of_a_poles_attention_lies_within_its_width():
+    share = gradient_share(torch.tensor(-0.3 + 5j), 4.7, 5.3)
+    assert share.item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("length", [9, 10])
+def test_pole_visibility_is_the_gain_of_the_circular_operator(length):
+    poles, _ = random_systems(1, 3)
+    largest, mean = pole_visibility(poles[0], 0.3, length)
+    for i, a in enumerate(poles[0].tolist()):
+        roots = np.exp(2j * np.pi * np.arange(length) / length)
+        # 1 / ((2/Δ) (z-1)/(z+1) - a) without the infinite node.
+        gains = (roots + 1) / (2 / 0.3 * (roots - 1) - a * (roots + 1))
+        first_column = np.fft.ifft(gains)
+        circulant = np.stack([np.roll(first_column, k) for k in range(length)], axis=1)
+        assert largest[i].item() == pytest.approx(np.linalg.norm(circulant, 2) * abs(a.real))
+        assert mean[i].item() == pytest.approx(np.linalg.norm(circulant) / math.sqrt(length) * abs(a.real))
+
+
+def test_a_pole_beyond_the_nodes_is_hardly_seen():
+    poles = torch.tensor([-0.5 + 100j, -0.5 + 1e6j]).to(torch.complex128)
+    largest, _ = pole_visibility(poles, 0.01, 101)
+    assert largest[0] > 0.02
+    assert largest[1] < 1e-6
+
+
+def test_alpha_max_is_the_papers_condition():
+    n, dt = 64, 0.01
+    alpha = alpha_max(n, dt)
+    assert 2 / math.pi * math.atan(alpha * n * math.pi / 2 * dt / 4) == pytest.approx(0.9)
+    assert alpha == pytest.approx(50.52 / (math.pi * n * dt), rel=3e-4)
+    # The paper's 5 % variant in Appendix D: 50.82 / Δt for Im(a).
+    assert alpha_max(n, dt, share=0.95) * n * math.pi / 2 * dt == pytest.approx(50.82, rel=2e-4)
+    assert alpha_max(n, dt, largest_frequency=1000.0) * 1000 * dt == pytest.approx(4 * math.tan(0.45 * math.pi))
+
+
+def test_alpha_max_of_the_zero_order_hold_keeps_the_fastest_pole_below_nyquist():
+    n, dt = 64, 0.05
+    fastest = initial_eigenvalues("lin", n, alpha_max(n, dt, discretization="zoh")).imag.max().item()
+    assert 0.85 * math.pi < fastest * dt < 0.9 * math.pi
+
+
+def test_alpha_ceiling_is_the_largest_node():
+    n, dt, length = 32, 0.02, 101
+    nodes = [2 / dt * math.tan(math.pi * j / length) for j in range(1, (length + 1) // 2)]
+    assert alpha_ceiling(n, dt, length) * n * math.pi / 2 == pytest.approx(max(nodes))
+
+
+@pytest.mark.parametrize("rule", ["bilinear", "zoh"])
+def test_alpha_from_the_spectrum_puts_the_fastest_pole_at_the_edge(rule):
+    n, dt, edge = 32, 0.02, 1.1
+    fastest = alpha_max_from_spectrum(edge, n, dt, discretization=rule) * n * math.pi / 2
+    a = complex(-1e-9, fastest) * dt
+    a_bar = np.exp(a) if rule == "zoh" else (1 + a / 2) / (1 - a / 2)
+    assert np.angle(a_bar) == pytest.approx(edge)
+
+
+def test_the_whole_spectrum_sets_no_limit_for_the_bilinear_rule():
+    assert alpha_max_from_spectrum(math.pi, 64, 0.01) == math.inf
+    assert alpha_max_from_spectrum(math.pi, 64, 0.01, discretization="zoh") == pytest.approx(2 / 64 / 0.01)
+
+
+STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: total_variation(STABLE, STABLE, 1.0, 1.0), "`low` must be below `high`"),
+        (lambda: total_variation(UNSTABLE, STABLE, 0.0, 1.0), "negative real parts"),
+        (lambda: total_variation(STABLE, STABLE[0], 0.0, 1.0), "must share one shape"),
+        (lambda: variation_bounds(STABLE, STABLE, 2.0), r"must exceed the largest \|Im a\| \(2\)"),
+        (lambda: random_system_variation_bound(64, 32.0, 0.1), r"must exceed the largest \|Im a\| \(100"),
+        (lambda: random_system_variation_bound(64, 200.0, 1.0), r"`delta` must lie in \(0, 1\)"),
+        (lambda: gradient_share(STABLE, 2.0, 1.0), "`low` must be below `high`"),
+        (lambda: pole_visibility(STABLE, -0.1, 9), "`dt` must be positive"),
+        (lambda: alpha_max(64, 0.0), "`dt` must be positive"),
+        (lambda: alpha_max(64, 0.1, share=1.0), "`share` must lie in"),
+        (lambda: alpha_max(64, 0.1, discretization="euler"), "discretization must be one of"),
+        (lambda: alpha_max(0, 0.1), "`state_size` must be positive"),
+        (lambda: alpha_max(64, 0.1, largest_frequency=0.0), "`largest_frequency` must be positive"),
+        (lambda: alpha_ceiling(64, 0.1, 1), "`length` must be at least 2"),
+        (lambda: alpha_max_from_spectrum(3.5, 64, 0.1), "`edge` must lie in"),
+        (lambda: sampled_total_variation(torch.ones(3), torch.arange(4.0), [0, 1]), "do not fit"),
+        (lambda: sampled_total_variation(torch.ones(3), torch.arange(3.0), [1, 0]), "ascending"),
+        (lambda: sampled_total_variation(torch.ones(3), torch.arange(3.0), [0, 4]), r"must lie in \[0, 2\]"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

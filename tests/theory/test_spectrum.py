@@ -1,0 +1,148 @@
+"""The power spectrum against sums over tokens, and its edge."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.theory import spectrum
+from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
+
+
+def rows_of(*lengths: int, channels: int = 2) -> list[torch.Tensor]:
+    return [torch.randn(n, channels, dtype=torch.float64) for n in lengths]
+
+
+def padded(rows: list[torch.Tensor], side: str, filling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows)) + 3
+    inputs = torch.full((len(rows), longest, rows[0].shape[1]), filling, dtype=torch.float64)
+    mask = torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(longest - len(row), None) if side == "left" else slice(0, len(row))
+        inputs[i, where], mask[i, where] = row, 1
+    return inputs, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("remove_mean", [True, False])
+def test_power_is_the_sum_over_the_tokens_of_each_row(side, remove_mean):
+    rows = rows_of(9, 4, 1)
+    power = power_spectrum(*padded(rows, side, math.nan), num_frequencies=11, remove_mean=remove_mean)
+    assert power.shape == (2, 11)
+    for channel in range(2):
+        for j in range(11):
+            total = 0.0
+            for row in rows:
+                values = row[:, channel].numpy() - (row[:, channel].numpy().mean() if remove_mean else 0)
+                amplitude = (values * np.exp(-1j * math.pi * j / 10 * np.arange(len(values)))).sum()
+                total += abs(amplitude) ** 2 * (1 if j in (0, 10) else 2)
+            assert power[channel, j].item() == pytest.approx(total / (20 * 14), abs=1e-14)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+def test_powers_add_up_to_the_mean_square(length):
+    inputs = torch.randn(3, length, 2, dtype=torch.float64)
+    power = power_spectrum(inputs, remove_mean=False)
+    torch.testing.assert_close(power.sum(-1), inputs.square().mean((0, 1)))
+
+
+def test_a_wave_has_its_power_at_its_frequency():
+    t = torch.arange(64, dtype=torch.float64)
+    wave = (3 + 2 * torch.cos(2 * math.pi * t / 8)).view(1, 64, 1)
+    power = power_spectrum(wave, num_frequencies=33)[0]
+    assert power.argmax().item() == 8
+    assert power[8].item() == pytest.approx(2.0)
+    assert spectral_edge(power, 0.5).item() == pytest.approx(2 * math.pi / 8, abs=1e-9)
+
+
+def test_white_noise_has_its_edges_everywhere():
+    power = power_spectrum(torch.randn(2000, 16, 1, dtype=torch.float64), num_frequencies=65, remove_mean=False)
+    for q in (0.25, 0.5, 0.9):
+        assert spectral_edge(power, q).item() == pytest.approx(q * math.pi, abs=0.05)
+
+
+def test_the_edge_of_a_worked_example():
+    # Cells [0, π/4], [π/4, 3π/4], [3π/4, π] with powers 1, 2, 1.
+    power = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
+    edges = torch.stack([spectral_edge(power, q) for q in (0.25, 0.5, 1.0)], dim=-1)
+    expected = torch.tensor([[0.25, 0.5, 1.0], [0.8125, 0.875, 1.0]], dtype=torch.float64) * math.pi
+    torch.testing.assert_close(edges, expected)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**22])
+def test_symbols_have_the_power_of_their_indicators(monkeypatch, at_once):
+    monkeypatch.setattr(spectrum, "_AT_ONCE", at_once)
+    tokens = torch.tensor([[7, 8, 7, 7, 99, 99], [10, 10, 8, 7, 8, 10], [5, 5, 5, 5, 5, 5]])
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+    power = symbol_spectrum(tokens, mask, num_frequencies=5)
+    expected = torch.zeros(5, dtype=torch.float64)
+    for symbol in (7, 8, 10):
+        for row, kept in zip(tokens, mask.bool(), strict=True):
+            values = (row[kept] == symbol).double()
+            if len(values):
+                expected += power_spectrum(values.view(1, -1, 1), num_frequencies=5)[0] * len(values)
+    torch.testing.assert_close(power, expected / 9)
+
+
+def test_symbols_of_period_three_have_a_line_there():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, (50, 120), generator=generator)
+    tokens[:, ::3] = torch.where(torch.rand(50, 40, generator=generator) < 0.4, 2, tokens[:, ::3])
+    power = symbol_spectrum(tokens, num_frequencies=61)
+    assert power.argmax().item() == 40
+    # The shares of the symbols differ by 0.3 and three times -0.1: 2 Σ (difference · L/3)² / L² above the noise.
+    assert (power[40] - power.median()).item() == pytest.approx(2 * 0.12 / 9, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: power_spectrum(torch.ones(2, 3)), r"must have shape \(B, L, D\)"),
+        (lambda: power_spectrum(torch.ones(2, 3, 1), torch.ones(3, 2)), r"must have shape \(B, L, D\)"),
+        (lambda: power_spectrum(torch.ones(2, 3, 1), torch.zeros(2, 3)), "keeps no token"),
+        (lambda: symbol_spectrum(torch.ones(2, 3), torch.zeros(2, 3)), "keeps no token"),
+        (lambda: symbol_spectrum(torch.ones(2, 3), torch.ones(2, 4)), r"must have shape \(B, L\)"),
+        (lambda: symbol_spectrum(torch.ones(3)), r"must have shape \(B, L\)"),
+        (lambda: power_spectrum(torch.ones(2, 9, 1), num_frequencies=5), "must be at least 6 for length 9"),
+        (lambda: spectral_edge(power_spectrum(torch.ones(2, 8, 1)), 0.5), "the inputs are constant"),
+        (lambda: spectral_edge(torch.ones(4), 0.0), r"`q` must lie in \(0, 1\]"),
+        (lambda: spectral_edge(torch.ones(1), 0.5), "two or more frequencies"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_strongest_line_stands_out_of_its_surroundings():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(257, dtype=torch.float64, generator=generator)
+    power = 1 / torch.arange(1, 258, dtype=torch.float64) + 0.01 * noise
+    power[150] *= 8
+    omega, ratio = strongest_line(power)
+    assert omega == pytest.approx(math.pi * 150 / 256)
+    assert ratio == pytest.approx(power[150].item() / np.median(power[134:167].numpy()))
+
+
+def test_a_line_at_pi_counts_by_its_density():
+    power = torch.full((65,), 2.0, dtype=torch.float64)
+    power[-1] = 1.0
+    assert strongest_line(power)[1] == pytest.approx(1.0)
+    power[-1] = 3.0
+    assert strongest_line(power) == pytest.approx((math.pi, 3.0))
+
+
+def test_of_pure_waves_the_stronger_is_the_line():
+    t = torch.arange(64, dtype=torch.float64)
+    waves = torch.cos(2 * math.pi * t / 8) + 2 * torch.cos(2 * math.pi * t / 4)
+    omega, ratio = strongest_line(power_spectrum(waves.view(1, 64, 1), num_frequencies=33)[0])
+    assert omega == pytest.approx(math.pi / 2)
+    assert 10 < ratio < math.inf
+
+
+def test_the_strongest_line_needs_frequencies_and_power():
+    with pytest.raises(ValueError, match="33 frequencies or more"):
+        strongest_line(torch.ones(20))
+    with pytest.raises(ValueError, match="the inputs are constant"):
+        strongest_line(torch.zeros(65))
