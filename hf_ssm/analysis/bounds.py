@@ -1,0 +1,402 @@
+"""The generalisation bound of Honarpisheh et al. 2025 for a selective model, and what of it holds for other blocks.
+
+The theorems are for one layer of the block "plain" with a linear map of the last position to one score. For every other
+selective model, each scan alone is described instead: this is our adaptation and no bound for the network.
+
+Legend: `B` batch, `L` length, `D` channels of a scan, `N` states, `V` vocabulary.
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.analysis.recording import evaluating, sequence_operators, unwrapped
+from hf_ssm.models.heads import SSMForSequenceClassification, SSMForSignalRegression
+from hf_ssm.modules.operator import loaded
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
+from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions, selective_norms
+
+__all__ = ["ModelBound", "ScanBound", "generalization_bound"]
+
+_LABELS = ("labels", "label", "num_items_in_batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanBound:
+    """What can be said of one scan alone: our adaptation of Theorem 4.6 for blocks other than "plain".
+
+    In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
+    channel, and Δ is a diagonal matrix: the proof goes through with the largest q_j, the range of the p_j, and a cover
+    of Q and b in the place of q and p. The function is one coordinate of the scan's output at the last token. Skip D
+    and gate SiLU(z) enter the bound on the size of the output by max |D| and the largest gate that was seen.
+
+    Attributes:
+        name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
+        assumptions: Of the adaptation.
+        norms: Of the scan, with w one coordinate; `None` for complex states.
+        log_capacity: Natural logarithm, of the scan alone; `None` where an assumption fails.
+        contraction: Per token: `bound` (ρ_A), `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂ as measured;
+            `smallest_step` and `largest_step` measured, with their bounds.
+        output: `log10_bound` on ‖y_t‖₂ (`None` where void), and `largest` as measured.
+    """
+
+    name: str
+    layer: int
+    direction: str
+    assumptions: list[Assumption]
+    norms: SelectiveNorms | None
+    log_capacity: float | None
+    contraction: dict[str, float | None]
+    output: dict[str, float | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, texts, lists and mappings."""
+        found = dataclasses.asdict(self)
+        log10_capacity = _log10(found.pop("log_capacity"))
+        return {**found, "norms": {} if self.norms is None else _named(self.norms), "log10_capacity": log10_capacity}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelBound:
+    """The bound for a model, or why there is none. See `generalization_bound`.
+
+    Attributes:
+        theorem: "4.6", or "4.5" for a fixed step.
+        assumptions: One by one, with the value found and the mend where it fails.
+        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty where the theorem is not for the
+            model.
+        log_capacity: Natural logarithm of the capacity, every logarithm and 𝔐 kept; `None` where an assumption fails.
+        log_capacity_at_length: Likewise with the finite sums of (69) and (100) for the longest row: smaller than
+            `log_capacity`, and there for unstable state matrices too (ours).
+        log_leading_terms: Natural logarithm of (28) or (29).
+        gap: The parts of (27); `None` where an assumption fails.
+        gap_at_length: Likewise from `log_capacity_at_length`; `None` too where an assumption fails.
+        longest: Tokens of the longest row.
+        num_sequences: m.
+        scans: What can be said of each scan alone.
+        notes: What a reader of the numbers must know.
+    """
+
+    theorem: str
+    assumptions: list[Assumption]
+    norms: dict[str, float | int | None]
+    log_capacity: float | None
+    log_capacity_at_length: float | None
+    log_leading_terms: float | None
+    gap: GapBound | None
+    gap_at_length: GapBound | None
+    longest: int
+    num_sequences: int
+    scans: list[ScanBound]
+    notes: list[str]
+
+    @property
+    def capacity(self) -> float | None:
+        """C; infinite where it leaves float64."""
+        return _exp(self.log_capacity)
+
+    @property
+    def leading_terms(self) -> float | None:
+        """The expression under the Õ of (28) or (29); infinite where it leaves float64."""
+        return _exp(self.log_leading_terms)
+
+    @property
+    def bound(self) -> float | None:
+        """The bound (27) on expected minus empirical loss; `None` where an assumption fails."""
+        return None if self.gap is None else self.gap.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, texts, lists and mappings; capacities as decimal logarithms."""
+        gap = {} if self.gap is None else dataclasses.asdict(self.gap)
+        needed = gap.pop("log_sequences_needed", None)
+        return {
+            "theorem": self.theorem,
+            "assumptions": [dataclasses.asdict(assumption) for assumption in self.assumptions],
+            "norms": self.norms,
+            "log10_capacity": _log10(self.log_capacity),
+            "log10_capacity_at_length": _log10(self.log_capacity_at_length),
+            "log10_leading_terms": _log10(self.log_leading_terms),
+            "bound": self.bound,
+            "bound_at_length": None if self.gap_at_length is None else self.gap_at_length.value,
+            "gap": gap,
+            "log10_sequences_needed": _log10(needed),
+            "longest": self.longest,
+            "num_sequences": self.num_sequences,
+            "scans": [scan.to_dict() for scan in self.scans],
+            "notes": self.notes,
+        }
+
+
+@dataclasses.dataclass
+class _Observer:
+    """What one scan reads and writes; called as a hook after each of its forward passes."""
+
+    name: str
+    layer: int
+    scan: SelectiveScan
+    rows: int = 0
+    longest: int = 0
+    tokens: float = 0.0
+    input_norm: float = 0.0
+    output_norm: float = 0.0
+    gate: float = 0.0
+    log_largest: float = -math.inf
+    log_total: float = 0.0
+    steps: tuple[float, float] = (math.inf, 0.0)
+
+    def __call__(self, scan: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        bound = inspect.signature(type(scan).forward).bind(scan, *args, **kwargs)
+        bound.apply_defaults()
+        inputs, gate, mask = (bound.arguments[name] for name in ("inputs", "gate", "mask"))
+        present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
+        with loaded(scan):
+            step = scan.time_steps(scan.selection(inputs)[0])
+            decay = scan.state_matrix().real.double().max(dim=1).values
+        self.rows += len(inputs)
+        self.longest = max(self.longest, int(present.sum(1).max()))
+        self.input_norm = _larger(self.input_norm, _largest_norm(inputs[present]))
+        self.output_norm = _larger(self.output_norm, _largest_norm(output[0][present]))
+        if gate is not None:
+            self.gate = max(self.gate, nn.functional.silu(gate[present].double()).abs().max().item())
+        step = step[present].double()
+        low, high = (extreme.item() for extreme in step.aminmax())
+        self.steps = min(self.steps[0], low), max(self.steps[1], high)
+        log_contraction = (step * decay).amax(dim=1)
+        self.log_largest = max(self.log_largest, log_contraction.max().item())
+        self.log_total += log_contraction.sum().item()
+        self.tokens += len(log_contraction)
+
+
+def generalization_bound(
+    model: Any,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    input_bound: float | None = None,
+    num_sequences: int | None = None,
+    loss_bound: float = 1.0,
+    lipschitz: float = 1.0,
+    failure_probability: float = 0.05,
+) -> ModelBound:
+    """The bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
+
+    The class of models is the smallest that holds the trained weights: each norm bound is the norm itself. Two logits
+    are read as their difference, of which the cross-entropy is the logistic loss. A learnt embedding is counted as one
+    more cover, our extension: the theorem takes u as given.
+
+    Args:
+        model: A selective model of hf_ssm.
+        batches: Keyword inputs of the model, such as a `DataLoader` of the training set gives; labels are ignored.
+        input_bound: 𝔅_u; `None`: the largest norm of what the scan reads, over the batches and (where it reads a
+            learnt embedding) the whole embedding.
+        num_sequences: m; `None`: the rows of the batches.
+        loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are those of the ramp
+            loss with margin 1, which is at least the classification error.
+
+    Returns:
+        See `ModelBound`. Nothing is claimed (`bound` is `None`) where an assumption fails.
+
+    Raises:
+        ValueError: The model has no selective scan; no batch; `input_bound` below what was measured.
+
+    Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6; papers' block "plain", and its adaptation.
+    """
+    model = unwrapped(model)
+    operators = sequence_operators(model)
+    observers = [_Observer(name, layer, part) for name, layer, part in operators if isinstance(part, SelectiveScan)]
+    if not observers:
+        raise ValueError(
+            f"{type(model).__name__} has no selective scan: this bound is for the selective models "
+            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, τ and ψ are what there is."
+        )
+    _observe(model, batches, observers)
+    first = observers[0]
+    m = first.rows if num_sequences is None else num_sequences
+    scans = [_scan_bound(observer) for observer in observers]
+    assumptions = _architecture(model, first)
+    fits = all(assumption.holds for assumption in assumptions)
+    norms = _theorem_norms(model, first, input_bound) if fits else None
+    log_capacity = log_at_length = log_leading = gap = gap_at_length = None
+    if norms is not None:
+        numbers = norm_assumptions(norms)
+        assumptions += numbers
+        if all(assumption.holds for assumption in numbers if assumption.name != "stable state matrix"):
+            log_at_length = combine_covers(capacity_covers(norms, first.longest))
+        if all(assumption.holds for assumption in numbers) and log_at_length is not None:
+            log_capacity, log_leading = combine_covers(capacity_covers(norms)), leading_term(norms)
+            loss = {"loss_bound": loss_bound, "lipschitz": lipschitz, "failure_probability": failure_probability}
+            gap, gap_at_length = gap_bound(log_capacity, m, **loss), gap_bound(log_at_length, m, **loss)
+    return ModelBound(
+        theorem="4.5" if first.scan.rank == 0 else "4.6",
+        assumptions=assumptions,
+        norms={} if norms is None else _named(norms),
+        log_capacity=log_capacity,
+        log_capacity_at_length=log_at_length,
+        log_leading_terms=log_leading,
+        gap=gap,
+        gap_at_length=gap_at_length,
+        longest=first.longest,
+        num_sequences=m,
+        scans=scans,
+        notes=_notes(norms, gap, loss_bound),
+    )
+
+
+def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_Observer]) -> None:
+    device = next(model.parameters()).device
+    handles = [observer.scan.register_forward_hook(observer, with_kwargs=True) for observer in observers]
+    try:
+        with evaluating(model):
+            for batch in batches:
+                inputs = {name: value for name, value in batch.items() if name not in _LABELS}
+                model(**{n: v.to(device) if isinstance(v, Tensor) else v for n, v in inputs.items()}, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not observers[0].rows:
+        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+
+
+def _architecture(model: Any, first: _Observer) -> list[Assumption]:
+    """What the theorems ask of the architecture, one by one."""
+    config, scan = model.config, first.scan
+    pooling = config.pooling
+    if isinstance(model, SSMForSequenceClassification):
+        pooling = pooling or config.default_pooling
+    pooled = isinstance(model, (SSMForSequenceClassification, SSMForSignalRegression)) and pooling is not None
+    outputs = model.classifier.out_features if pooled else None
+    projection = getattr(getattr(model, "model", model), "input_projection", None)
+    learnt = projection is not None and any(part.requires_grad for part in projection.parameters())
+    bias = None if outputs is None else model.classifier.bias
+    checks: list[tuple[str, bool, float | str | None, str]] = [
+        ("block", config.block == "plain", config.block, "block='plain'; `scans` says what holds of each scan"),
+        ("one layer", config.num_hidden_layers == 1, config.num_hidden_layers, "num_hidden_layers=1"),
+        ("one direction", not config.bidirectional, str(bool(config.bidirectional)), "bidirectional=False"),
+        ("no skip", scan.D is None, None, "use_skip=False"),
+        ("no norm", config.norm_type == "none", config.norm_type, "norm_type='none'"),
+        ("no residual", not config.use_residual, str(config.use_residual), "use_residual=False"),
+        ("no MLP", config.mlp_size is None, config.mlp_size, "no MLP behind the scan"),
+        ("no Sobolev filter", not scan.has_sobolev_filter, None, "sobolev_order=0, not trainable"),
+        ("real, diagonal state matrix", not config.complex_state, None, "complex_state=False"),
+        ("one score", outputs in (1, 2), outputs, "a sequence classifier with one or two labels"),
+        ("last position", pooled and pooling == "last", pooling, "pooling='last'"),
+        ("no bias of the score", bias is None, None, "classifier_bias=False"),
+        ("inputs given or embedded", not learnt, None, "freeze `input_projection`, or read tokens"),
+    ]
+    return [_requirement(*check) for check in checks]
+
+
+def _requirement(name: str, holds: bool, value: float | str | None, mend: str) -> Assumption:
+    return Assumption(name, holds, value, "holds" if holds else f"needs {mend}")
+
+
+def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> SelectiveNorms:
+    """The norms of a model of the theorem's architecture."""
+    embedding = None
+    measured = first.input_norm
+    if model.config.num_input_channels is None and model.get_input_embeddings().weight.requires_grad:
+        embedding = model.get_input_embeddings().weight
+        measured = max(measured, _largest_norm(embedding))
+    if input_bound is not None and input_bound < measured:
+        raise ValueError(f"`input_bound`={input_bound} is below what the scan reads, {measured}: give a larger one.")
+    weight = model.classifier.weight
+    w = weight[0] if len(weight) == 1 else weight[1] - weight[0]
+    return _norms(first.scan, w, measured if input_bound is None else input_bound, embedding)
+
+
+def _norms(
+    scan: SelectiveScan, w: Tensor | None, input_bound: float, embedding: Tensor | None = None
+) -> SelectiveNorms:
+    with loaded(scan, scan.x_proj, *([] if scan.dt_proj is None else [scan.dt_proj])):
+        step, W_B, W_C = scan.x_proj.weight.split([scan.rank, scan.state_size, scan.state_size])
+        q = None if scan.rank == 0 else step if scan.dt_proj is None else scan.dt_proj.weight.double() @ step.double()
+        return selective_norms(scan.state_matrix(), W_B, W_C, w, q, scan.dt_bias, input_bound, embedding)
+
+
+def _scan_bound(seen: _Observer) -> ScanBound:
+    """The adaptation to one scan."""
+    scan = seen.scan
+    direction = "backward" if "reverse" in seen.name else "forward"
+    found = [
+        _requirement("real states", scan.A_imag is None, None, "complex_state=False: pairs are not written out here"),
+        _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
+    ]
+    low, high = seen.steps
+    contraction: dict[str, float | None] = {
+        "largest": math.exp(min(seen.log_largest, 709.0)),
+        "mean": math.exp(min(seen.log_total / seen.tokens, 709.0)),
+        "smallest_step": low,
+        "largest_step": high,
+    }
+    output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
+    if scan.A_imag is not None:
+        return ScanBound(seen.name, seen.layer, direction, found, None, None, contraction, output)
+    norms = _norms(scan, None, seen.input_norm)
+    smallest, largest = norms.step_range
+    contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
+    found += norm_assumptions(norms)
+    if not all(assumption.holds for assumption in found):
+        return ScanBound(seen.name, seen.layer, direction, found, norms, None, contraction, output)
+    skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
+    total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
+    output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
+    log_capacity = combine_covers(capacity_covers(norms))
+    return ScanBound(seen.name, seen.layer, direction, found, norms, log_capacity, contraction, output)
+
+
+def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:
+    """What a reader of the numbers must know."""
+    if norms is None:
+        return [
+            "`scans` holds our adaptation of Theorem 4.6 to each scan alone, for its inputs as they are. The layers "
+            "below and above are learnt too: it is no bound for the network."
+        ]
+    notes = []
+    if gap is not None and gap.is_vacuous:
+        notes.append(
+            f"The bound is vacuous: no gap exceeds the largest loss, {loss_bound:g}, and the bound is {gap.value:.3g}. "
+            f"It would fall below that from about 10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
+        )
+    notes.append(
+        "The norm bounds are the norms of the trained weights. The theorem wants them fixed before training; a union "
+        "over a grid of classes would add a term of a few c_l √(log(number of classes) / m)."
+    )
+    if norms.M_E is not None:
+        notes.append("The learnt embedding is counted by one more cover (our extension: the theorem takes u as given).")
+    else:
+        notes.append("𝔅_u is the largest norm among the given sequences; the claim is for inputs within it.")
+    return notes
+
+
+def _named(norms: SelectiveNorms) -> dict[str, float | int | None]:
+    """The norms by letter, with what follows from them."""
+    smallest, largest = norms.step_range
+    gap = _log10(norms.log_gap) if norms.s_A > 0 else None
+    derived = {"rho_A": norms.rho_A, "log10_one_minus_rho_A": gap, "smallest_step": smallest, "M_Delta": largest}
+    return {**dataclasses.asdict(norms), **derived}
+
+
+def _largest_norm(rows: Tensor) -> float:
+    return torch.linalg.vector_norm(rows.detach().double(), dim=-1).max().item()
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two; NaN where one of them is."""
+    return math.nan if math.isnan(other) else max(one, other)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _log10(log_value: float | None) -> float | None:
+    return None if log_value is None or not math.isfinite(log_value) else log_value / math.log(10)
+
+
+def _exp(log_value: float | None) -> float | None:
+    return None if log_value is None else math.exp(log_value) if log_value < 709 else math.inf

@@ -1,0 +1,249 @@
+"""Covering-number bounds on the generalisation gap of a selective state space model (Honarpisheh et al. 2025).
+
+Legend: `d` channels, `N` states per channel, `T` tokens of a sequence, `m` training sequences.
+
+The model is z = wᵀ y[T] of eqs. (8), (13), (14) and (21), (22). The paper's output lags by one token; in the authors'
+code and here it sees the current one. The sums over the past have the same terms either way, and so the same bounds.
+
+1 - ρ_A of trained weights is easily 1e-40 and its powers leave float64, so that capacities and what they are made of
+are given as natural logarithms.
+
+Slips of the paper, and what stands here: (105) lacks the square of ε; Lemma E.3 prints a √d that its proof (101) does
+not carry, nor do we; (68) has t ρ^t where Lemma D.1 gives t ρ^(t-1), which is ours (`as_printed` for the other); (58)
+and (27) leave out the 2 of Theorem 4.2 and the l_l inside the logarithm of (61), which `gap_bound` puts back; with
+log(2/δ), Theorem 4.2 bounds the expected minus the empirical loss and not its modulus. Taken over from the paper: the
+rounding up in Lemma C.1 is left out, and covers are taken to lie inside the class.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hf_ssm.theory.selective_norms import SelectiveNorms
+
+__all__ = [
+    "Cover",
+    "GapBound",
+    "capacity_covers",
+    "combine_covers",
+    "gap_bound",
+    "leading_term",
+    "log_output_bound",
+    "log_past_sums",
+]
+
+# 8 r (1 - log r) = 1: with r = 3 l_l C / (c_l √m), twice the Rademacher term of (61) is then c_l.
+_INFORMATIVE_RATIO = 0.0271325
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The cover of one parameter: log N(ε) <= c / ε², and the output moves by at most a ε.
+
+    Attributes:
+        name: Of the parameter.
+        log_constant: log c.
+        log_sensitivity: log a.
+    """
+
+    name: str
+    log_constant: float
+    log_sensitivity: float
+
+
+@dataclass(frozen=True)
+class GapBound:
+    """The bound (27) on the expected minus the empirical loss.
+
+    Attributes:
+        rademacher: Twice the bound (61) on the Rademacher complexity of the losses, Theorem 4.2.
+        confidence: 3 c_l √(log(2/δ) / 2m).
+        value: Their sum; holds with probability 1 - δ.
+        as_printed: (27) to the letter: half the first term, and no l_l in its logarithm. `None` where its optimum lies
+            outside the range of the integral (3 C > c_l √m): its logarithm then makes a negative number of it.
+        is_vacuous: `value` is at least c_l, which no gap exceeds anyway.
+        log_sequences_needed: Natural logarithm of the m from which the first term would be below c_l.
+    """
+
+    rademacher: float
+    confidence: float
+    value: float
+    as_printed: float | None
+    is_vacuous: bool
+    log_sequences_needed: float
+
+
+def log_past_sums(norms: SelectiveNorms, length: int | None = None) -> tuple[float, float]:
+    """Logarithms of Σ ρ^t and Σ t ρ^t over t = 0 ... T-1, which (69) and (100) bound the influence of the past by.
+
+    Args:
+        norms: For s_A <= 0, ρ_A is the largest growth per token (ours; the paper assumes s_A > 0).
+        length: T; `None` for the limits 1 / (1-ρ) and ρ / (1-ρ)², the length-independent form.
+
+    Raises:
+        ValueError: s_A <= 0 without a length.
+    """
+    if length is None:
+        return -norms.log_gap, norms.log_rho - 2 * norms.log_gap
+    t = torch.arange(length, dtype=torch.float64)
+    powers = t * norms.log_rho
+    return torch.logsumexp(powers, 0).item(), torch.logsumexp(t.log() + powers, 0).item()
+
+
+def log_output_bound(norms: SelectiveNorms, length: int | None = None) -> float:
+    """Logarithm of the bound 𝔅_w 𝔐_Δ 𝔅_B 𝔅_C 𝔅_u³ Σ ρ^t on |z|, from (74), (106) and (107)."""
+    product = [norms.B_w, norms.step_range[1], norms.B_B, norms.B_C]
+    return _log_product(*product) + 3 * _log(norms.B_u) + log_past_sums(norms, length)[0]
+
+
+def capacity_covers(norms: SelectiveNorms, length: int | None = None, *, as_printed: bool = False) -> list[Cover]:
+    """The covers of all parameters and how far each moves the output: (104)-(110), with a fixed step (72)-(77).
+
+    Every logarithm and every 𝔐 is kept. The bias p is covered by |p - p̂| <= ε with log N <= log(2 𝔅_p / ε) (110), put
+    into the form c / ε² of the others by log x <= x² / 2e, with (𝔅_p - 𝔏_p) / 2 for 𝔅_p: a class with one value of p
+    needs no cover. A learnt embedding is ours: moving each u[t] by ε moves the output by at most
+    𝔅_w 𝔅_C 𝔅_B 𝔅_u² (3 𝔐_Δ Σρ^t + 𝔅_u 𝔅_q (Σρ^t + 𝔐_Δ 𝔅_A Σtρ^t)) ε, and Lemma C.4 covers it with one-hot inputs.
+
+    Args:
+        norms: Of the class.
+        length: T, to keep the finite sums of (69) and (100), which are smaller than their limits and exist for
+            s_A <= 0 too; `None` for the theorem.
+        as_printed: With a fixed step, t ρ^t in (68) as printed, which Lemma D.1 does not give.
+
+    Raises:
+        ValueError: s_A <= 0 without a length: there is no such bound.
+
+    Source: Honarpisheh et al. 2025, Lemmas D.3 and E.4 and the proofs of Theorems 4.5 and 4.6.
+    """
+    d, N = norms.num_channels, norms.num_states
+    sum_0, sum_1 = log_past_sums(norms, length)
+    u, B, C, w, b_A = (_log(value) for value in (norms.B_u, norms.B_B, norms.B_C, norms.B_w, norms.B_A))
+    step = _log(norms.step_range[1])
+    state = step + B + 2 * u + sum_0
+    core = w + C + u
+
+    def linear(bound: float, total: float, entries: int) -> float:
+        """log of Lemma C.4's c: inputs of norm e^bound, ‖W‖₁,₁ = total."""
+        return 2 * (bound + _log(total)) + math.log(math.log(2 * entries + 1))
+
+    # Lemma C.2 / C.3: the (Nd, Nd) matrix in the spectral norm.
+    state_matrix = _log(2 * N * d * math.log(math.sqrt(2) * N * d)) + 2 * _log(norms.M_A)
+    covers = [
+        Cover("W_B", linear(u, norms.M_B, N * d), core + step + u + sum_0),
+        Cover("W_C", linear(state, norms.M_C, N * d * d), w + u),
+        Cover("w", linear(state + C + u, norms.M_w, d), 0.0),
+    ]
+    if norms.B_q is None or norms.M_q is None or norms.B_p is None or norms.L_p is None:
+        slope = sum_1 if as_printed else sum_1 - norms.log_rho
+        covers.append(Cover("A", state_matrix, core + B + 2 * u + slope))
+        moved = sum_0
+    else:
+        covers.append(Cover("A", state_matrix, core + B + 2 * u + 2 * step + sum_1))
+        moved = torch.logaddexp(*(torch.tensor(x, dtype=torch.float64) for x in (sum_0, step + b_A + sum_1))).item()
+        covers.append(Cover("q", linear(u, norms.M_q, norms.num_steps * d), core + B + 2 * u + moved))
+        width = norms.num_steps * (norms.B_p - norms.L_p) ** 2 / (2 * math.e)
+        covers.append(Cover("p", _log(width), core + B + 2 * u + moved))
+    if norms.M_E is not None and norms.num_tokens is not None:
+        per_token = [math.log(3) + step + sum_0, u + _log(norms.B_q or 0.0) + moved]
+        shift = torch.logsumexp(torch.tensor(per_token, dtype=torch.float64), 0).item()
+        entries = norms.num_tokens * d
+        covers.append(Cover("embedding", linear(0.0, norms.M_E, entries), w + C + B + 2 * u + shift))
+    return covers
+
+
+def combine_covers(covers: list[Cover]) -> float:
+    """log C of the class, C = (Σ c_i^(1/3) a_i^(2/3))^(3/2): the best split of ε over the parameters.
+
+    min Σ c_i / ε_i² subject to Σ a_i ε_i = ε is C² / ε².
+
+    Source: Honarpisheh et al. 2025, Lemma B.10 (Edelman et al. 2022, Lemma A.8).
+    """
+    terms = [(cover.log_constant + 2 * cover.log_sensitivity) / 3 for cover in covers]
+    return 1.5 * torch.logsumexp(torch.tensor(terms, dtype=torch.float64), 0).item()
+
+
+def leading_term(norms: SelectiveNorms) -> float:
+    """Logarithm of the expression under the Õ of (29), with a fixed step of (28).
+
+    𝔐_Δ 𝔅_w 𝔅_u³ 𝔅_B 𝔅_C 𝔅_A ρ_A (𝔐_Δ^(2/3) (Nd)^(1/3) + (𝔅_q 𝔅_u)^(2/3))^(3/2) / (1-ρ_A)²; with a fixed step √(Nd)
+    in place of the brackets, 𝔐_Δ = 1, and for 𝔅_A the bound 𝔐_A that (81) sets equal to it. Logarithms of N and d,
+    constants, and 𝔐 in place of 𝔅 are left out, so that it is no bound.
+
+    Raises:
+        ValueError: s_A <= 0.
+
+    Source: Honarpisheh et al. 2025, eqs. (28), (29).
+    """
+    fixed = norms.B_q is None
+    size = _log(norms.num_states * norms.num_channels)
+    step = _log(norms.step_range[1])
+    common = _log_product(norms.B_w, norms.B_B, norms.B_C, norms.M_A if fixed else norms.B_A) + 3 * _log(norms.B_u)
+    common += norms.log_rho - 2 * norms.log_gap
+    if norms.B_q is None:
+        return common + size / 2
+    bracket = [(2 * step + size) / 3, 2 / 3 * _log_product(norms.B_q, norms.B_u)]
+    return common + step + 1.5 * torch.logsumexp(torch.tensor(bracket, dtype=torch.float64), 0).item()
+
+
+def gap_bound(
+    log_capacity: float,
+    num_sequences: int,
+    *,
+    loss_bound: float = 1.0,
+    lipschitz: float = 1.0,
+    failure_probability: float = 0.05,
+) -> GapBound:
+    """The bound (27) on the expected minus the empirical loss, for a class of capacity C.
+
+    2 (4 α + 12 l_l C log(c_l / α) / √m) + 3 c_l √(log(2/δ) / 2m), at the best α = 3 l_l C / √m; where that exceeds c_l,
+    at α = c_l, as no integral is left beyond (26)'s upper limit.
+
+    Args:
+        log_capacity: log C, from `combine_covers`.
+        num_sequences: m.
+        loss_bound: c_l. The ramp loss of margin γ (1 for the wrong sign, 0 from γ on, linear between) is at least the
+            classification error and has c_l = 1. The logistic loss has c_l = log(1 + e^Z) for |z| <= Z, see
+            `log_output_bound`.
+        lipschitz: l_l in the score z: 1/γ of the ramp loss, 1 of the logistic loss.
+        failure_probability: δ.
+
+    Raises:
+        ValueError: A number out of its range.
+
+    Source: Honarpisheh et al. 2025, eq. (27), Theorem 4.2 and Lemma C.5.
+    """
+    positive = {"num_sequences": num_sequences, "loss_bound": loss_bound, "lipschitz": lipschitz}
+    for name, value in positive.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"`{name}`={value!r} must be a positive, finite number.")
+    if not 0 < failure_probability < 1:
+        raise ValueError(f"`failure_probability`={failure_probability!r} must lie between 0 and 1.")
+    if math.isnan(log_capacity):
+        raise ValueError("`log_capacity` is NaN: look for NaN or infinite weights.")
+    log_share = math.log(3 / loss_bound) + log_capacity - math.log(num_sequences) / 2
+    log_ratio = log_share + math.log(lipschitz)
+    confidence = 3 * loss_bound * math.sqrt(math.log(2 / failure_probability) / (2 * num_sequences))
+    rademacher = 8 * loss_bound * (_entropy(log_ratio) if log_ratio < 0 else 1.0)
+    printed = None if log_share > 0 else 4 * loss_bound * lipschitz * _entropy(log_share) + confidence
+    return GapBound(
+        rademacher=rademacher,
+        confidence=confidence,
+        value=rademacher + confidence,
+        as_printed=printed,
+        is_vacuous=rademacher + confidence >= loss_bound,
+        log_sequences_needed=2 * (log_ratio - math.log(_INFORMATIVE_RATIO)) + math.log(num_sequences),
+    )
+
+
+def _entropy(log_ratio: float) -> float:
+    """r (1 - log r), 0 at r = 0."""
+    return 0.0 if log_ratio == -math.inf else math.exp(log_ratio) * (1 - log_ratio)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _log_product(*values: float) -> float:
+    return sum(_log(value) for value in values)

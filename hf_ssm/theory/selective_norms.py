@@ -1,0 +1,216 @@
+"""The norms that bound a class of selective state space models (Honarpisheh et al. 2025), and what is assumed of them.
+
+Legend: `d` channels, `N` states per channel, `R` rows of the step projection (1 where all channels share the step),
+`V` tokens of the vocabulary.
+
+1 - ρ_A of trained weights is easily 1e-40, hence the logarithms.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Assumption", "SelectiveNorms", "column_norm", "norm_assumptions", "selective_norms", "spectral_norm"]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """Something that a theorem asks for.
+
+    Attributes:
+        name: A few words.
+        holds: Whether it does.
+        value: What was found; `None` where there is no number to it.
+        message: What that means, and where it fails the mend.
+    """
+
+    name: str
+    holds: bool
+    value: float | str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class SelectiveNorms:
+    """What Theorems 4.5 and 4.6 know of a class of models and of their inputs, under the paper's letters.
+
+    Attributes:
+        num_channels, num_states: d and N.
+        B_u: Largest ‖u[t]‖₂.
+        B_B, M_B, B_C, M_C: Spectral norms of W_B and W_C, and the sums of the moduli of their entries (‖·‖₁,₁).
+        B_w, M_w: ‖w‖₂ and ‖w‖₁. M_w = 0 for a w that is not learnt.
+        B_A, M_A: ‖A_c‖₂ and ‖A_c‖₂,₁ of the (Nd, Nd) state matrix; with a fixed step those of A = exp(A_c).
+        s_A: Stability margin, -max Re λ(A_c).
+        L_p, B_p, B_q, M_q: Range of the step's bias, ‖q‖₂ and ‖q‖₁; all `None` with the fixed step 1. With a step for
+            each channel (our adaptation) the range over channels, the largest row norm, and ‖Q‖₁,₁.
+        num_steps: R.
+        M_E, num_tokens: ‖E‖₁,₁ of a learnt embedding and V, for our extension of the class by it; else `None`.
+
+    Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2.
+    """
+
+    num_channels: int
+    num_states: int
+    B_u: float
+    B_B: float
+    M_B: float
+    B_C: float
+    M_C: float
+    B_w: float
+    M_w: float
+    B_A: float
+    M_A: float
+    s_A: float
+    L_p: float | None = None
+    B_p: float | None = None
+    B_q: float | None = None
+    M_q: float | None = None
+    num_steps: int = 1
+    M_E: float | None = None
+    num_tokens: int | None = None
+
+    @property
+    def step_range(self) -> tuple[float, float]:
+        """Smallest and largest Δ, the latter 𝔐_Δ = log(1 + e^(𝔅_p + 𝔅_q 𝔅_u)) (30); the fixed step is 1."""
+        if self.L_p is None or self.B_p is None or self.B_q is None:
+            return 1.0, 1.0
+        return _softplus(self.L_p - self.B_q * self.B_u), _softplus(self.B_p + self.B_q * self.B_u)
+
+    @property
+    def log_rate(self) -> float:
+        """log(-log ρ_A) for s_A > 0."""
+        if self.s_A <= 0:
+            raise ValueError(f"s_A={self.s_A} is no positive stability margin: ρ_A would not be below 1.")
+        if self.L_p is None or self.B_q is None:
+            return math.log(self.s_A)
+        return math.log(self.s_A) + _log_softplus(self.L_p - self.B_q * self.B_u)
+
+    @property
+    def rho_A(self) -> float:
+        """ρ_A = (1 + e^(𝔏_p - 𝔅_q 𝔅_u))^(-s_A) (30), rounded to float64.
+
+        With s_A <= 0 (then it is no contraction, and Theorem 4.6 is void) the largest growth per token, e^(-s_A 𝔐_Δ),
+        at most e^709.
+        """
+        return math.exp(min(self.log_rho, 709.0))
+
+    @property
+    def log_rho(self) -> float:
+        """log ρ_A."""
+        return -math.exp(self.log_rate) if self.s_A > 0 else -self.s_A * self.step_range[1]
+
+    @property
+    def log_gap(self) -> float:
+        """log(1 - ρ_A), also where 1 - ρ_A is below the resolution of float64; for s_A > 0."""
+        rate = self.log_rate
+        return rate if rate < -30 else math.log(-math.expm1(-math.exp(rate)))
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """‖X‖₂, the largest singular value of `(rows, columns)`; NaN where an entry is not finite."""
+    if not torch.isfinite(matrix).all():
+        return math.nan
+    return torch.linalg.matrix_norm(matrix.detach().double(), ord=2).item()
+
+
+def column_norm(matrix: Tensor, p: float, q: float) -> float:
+    """‖X‖_p,q of `(rows, columns)`: the q-norm of the p-norms of the columns (Section 2.1)."""
+    columns = torch.linalg.vector_norm(matrix.detach().double(), ord=p, dim=0)
+    return torch.linalg.vector_norm(columns, ord=q).item()
+
+
+def selective_norms(
+    A: Tensor,
+    W_B: Tensor,
+    W_C: Tensor,
+    w: Tensor | None,
+    q: Tensor | None,
+    p: Tensor | None,
+    input_bound: float,
+    embedding: Tensor | None = None,
+) -> SelectiveNorms:
+    """The smallest class of Theorem 4.6 (without q and p: 4.5) that holds these weights.
+
+    Args:
+        A: `(d, N)`, real: the diagonals of the continuous state matrices.
+        W_B, W_C: `(N, d)`.
+        w: `(d,)`; `None` for one coordinate of the output, which is read as it is.
+        q: `(d,)`, or `(R, d)` with R = d for a step per channel (then ours, see `SelectiveNorms`); `None` with the
+            fixed step 1.
+        p: `(1,)` or `(R,)`, likewise.
+        input_bound: 𝔅_u.
+        embedding: `(V, d)`, where it is learnt and shall be counted.
+
+    Raises:
+        ValueError: One of q and p without the other; shapes that do not fit; a complex A.
+
+    Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2.
+    """
+    if A.is_complex() or A.dim() != 2 or W_B.shape != A.T.shape or W_C.shape != A.T.shape:
+        shapes = [tuple(part.shape) for part in (A, W_B, W_C)]
+        raise ValueError(f"`A` must be real, (d, N), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}.")
+    if (q is None) != (p is None):
+        raise ValueError("`q` and `p` come together: give both, or neither for the fixed step 1.")
+    channels, states = A.shape
+    diagonal = A.detach().double().flatten()
+    matrix = diagonal.exp() if q is None else diagonal.abs()
+    lowest = highest = largest_row = entries = None
+    rows = 1
+    if q is not None and p is not None:
+        projection = q.detach().double().reshape(-1, channels)
+        lowest, highest = (extreme.item() for extreme in p.detach().double().aminmax())
+        largest_row = torch.linalg.vector_norm(projection, dim=1).max().item()
+        entries, rows = projection.abs().sum().item(), len(projection)
+    return SelectiveNorms(
+        num_channels=channels,
+        num_states=states,
+        B_u=float(input_bound),
+        B_B=spectral_norm(W_B),
+        M_B=column_norm(W_B, 1, 1),
+        B_C=spectral_norm(W_C),
+        M_C=column_norm(W_C, 1, 1),
+        B_w=1.0 if w is None else torch.linalg.vector_norm(w.detach().double()).item(),
+        M_w=0.0 if w is None else w.detach().double().abs().sum().item(),
+        # The columns of a diagonal matrix have one entry each.
+        B_A=matrix.max().item(),
+        M_A=matrix.sum().item(),
+        s_A=-diagonal.max().item(),
+        L_p=lowest,
+        B_p=highest,
+        B_q=largest_row,
+        M_q=entries,
+        num_steps=rows,
+        M_E=None if embedding is None else column_norm(embedding, 1, 1),
+        num_tokens=None if embedding is None else len(embedding),
+    )
+
+
+def norm_assumptions(norms: SelectiveNorms) -> list[Assumption]:
+    """What Theorem 4.6 (with the fixed step 4.5) asks of the numbers, one by one."""
+    finite = all(math.isfinite(value) for value in vars(norms).values() if value is not None)
+    size = f"‖u[t]‖₂ <= {norms.B_u:.4g} at every token"
+    largest = "the largest real part of the state matrix is"
+    stable = f"s_A = {norms.s_A:.4g} > 0: {largest} {-norms.s_A:.4g}, so each token contracts the state"
+    unstable = (
+        f"s_A = {norms.s_A:.4g} is not positive ({largest} {-norms.s_A:.4g}): states need not fade, ρ_A < 1 fails and "
+        "the bound is void; state_matrix='neg_exp' is stable by construction"
+    )
+    found = [
+        Assumption("bounded input", math.isfinite(norms.B_u), norms.B_u, size),
+        Assumption("finite norms", finite, None, "every norm is finite" if finite else "a weight is infinite or NaN"),
+        Assumption("stable state matrix", norms.s_A > 0, norms.s_A, stable if norms.s_A > 0 else unstable),
+    ]
+    if norms.L_p is not None:
+        text = f"p >= {norms.L_p:.4g}, which keeps Δ above {norms.step_range[0]:.3g}"
+        found.append(Assumption("bias of the step bounded below", math.isfinite(norms.L_p), norms.L_p, text))
+    return found
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def _log_softplus(x: float) -> float:
+    return x if x < -36 else math.log(_softplus(x))

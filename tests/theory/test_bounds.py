@@ -1,0 +1,416 @@
+"""The bounds of Honarpisheh et al. against plain numpy, brute force and numerical minimisation."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.linalg import expm
+from scipy.optimize import minimize, minimize_scalar
+
+from hf_ssm.theory.bounds import (
+    Cover,
+    capacity_covers,
+    combine_covers,
+    gap_bound,
+    leading_term,
+    log_output_bound,
+    log_past_sums,
+)
+from hf_ssm.theory.selective_norms import (
+    SelectiveNorms,
+    column_norm,
+    norm_assumptions,
+    selective_norms,
+    spectral_norm,
+)
+
+CHANNELS, STATES, TOKENS = 3, 2, 5
+
+
+def random_model(rng, *, channels=CHANNELS, states=STATES, fixed=False, rows=1):
+    """Weights as numpy arrays, with tokens that are read through an embedding."""
+    model = {
+        "A": -rng.uniform(0.05, 1.5, (channels, states)),
+        "W_B": rng.normal(size=(states, channels)),
+        "W_C": rng.normal(size=(states, channels)),
+        "w": rng.normal(size=channels),
+        "embedding": rng.normal(size=(TOKENS, channels)),
+    }
+    if not fixed:
+        model |= {"q": rng.normal(size=(rows, channels)), "p": rng.normal(size=rows)}
+    return model
+
+
+def steps(model, u):
+    """Δ, `(tokens, 1 or channels)`."""
+    if "q" not in model:
+        return np.ones((len(u), 1))
+    return np.log1p(np.exp(model["p"] + u @ model["q"].T))
+
+
+def run(model, tokens):
+    """Score, output and state at the last token, by eqs. (13) and (14) with the current input seen."""
+    u = model["embedding"][tokens]
+    state = np.zeros_like(model["A"])
+    for vector, step in zip(u, steps(model, u), strict=True):
+        step = step[:, None]
+        state = np.exp(step * model["A"]) * state + step * np.outer(vector, model["W_B"] @ vector)
+    output = state @ (model["W_C"] @ u[-1])
+    return model["w"] @ output, output, state
+
+
+def norms_of(*models, embedded=True):
+    """The smallest class that holds all the models: the largest of each norm, the smallest margin and bias."""
+    found = []
+    for model in models:
+        weights = {name: torch.from_numpy(value) for name, value in model.items()}
+        bound = np.linalg.norm(model["embedding"], axis=1).max()
+        parts = [weights[name] for name in ("A", "W_B", "W_C", "w")]
+        table = weights["embedding"] if embedded else None
+        found.append(selective_norms(*parts, weights.get("q"), weights.get("p"), bound, table))
+    joined = {}
+    for name in vars(found[0]):
+        values = [getattr(norms, name) for norms in found]
+        joined[name] = None if values[0] is None else min(values) if name in ("s_A", "L_p") else max(values)
+    return SelectiveNorms(**joined)
+
+
+def numbers(covers):
+    return {cover.name: (math.exp(cover.log_constant), math.exp(cover.log_sensitivity)) for cover in covers}
+
+
+class TestNorms:
+    def test_matrix_norms(self):
+        matrix = np.random.default_rng(0).normal(size=(4, 6))
+        tensor = torch.from_numpy(matrix)
+        columns = [math.sqrt(sum(x**2 for x in matrix[:, j])) for j in range(6)]
+        assert column_norm(tensor, 2, 1) == pytest.approx(sum(columns))
+        assert column_norm(tensor, 1, 1) == pytest.approx(np.abs(matrix).sum())
+        assert spectral_norm(tensor) == pytest.approx(math.sqrt(np.linalg.eigvalsh(matrix @ matrix.T).max()))
+
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_of_the_whole_state_matrix(self, fixed):
+        model = random_model(np.random.default_rng(1), fixed=fixed)
+        norms = norms_of(model)
+        continuous = np.diag(model["A"].flatten())
+        matrix = expm(continuous) if fixed else continuous
+        found = [norms.B_A, norms.M_A, norms.s_A, norms.M_E]
+        margin = -np.linalg.eigvalsh((continuous + continuous.T) / 2).max()
+        columns = [np.sqrt((column**2).sum()) for column in matrix.T]
+        entries = sum(abs(entry) for row in model["embedding"] for entry in row)
+        assert found == pytest.approx([np.linalg.norm(matrix, 2), sum(columns), margin, entries])
+
+    @pytest.mark.parametrize("rows", [1, CHANNELS])
+    def test_steps_and_state_products_stay_within_them(self, rows):
+        rng = np.random.default_rng(2)
+        tightest = 0.0
+        for _ in range(20):
+            model = random_model(rng, rows=rows)
+            norms = norms_of(model)
+            u = rng.normal(size=(30, CHANNELS))
+            u *= (norms.B_u * rng.uniform(0, 1, 30) / np.linalg.norm(u, axis=1))[:, None]
+            # What the bound allows at worst: inputs along -q.
+            u[0] = -norms.B_u * model["q"][0] / np.linalg.norm(model["q"][0])
+            delta = steps(model, u)
+            low, high = norms.step_range
+            assert low * (1 - 1e-12) <= delta.min()
+            assert delta.max() <= high
+            product = np.eye(CHANNELS * STATES)
+            for t, step in enumerate(delta):
+                decay = np.repeat(np.broadcast_to(step, (CHANNELS,)), STATES)
+                product = expm(np.diag(decay) @ np.diag(model["A"].flatten())) @ product
+                assert np.linalg.norm(product, 2) <= norms.rho_A ** (t + 1) * (1 + 1e-12)
+            tightest = max(tightest, low / delta.min())
+        if rows == 1:  # the input along -q has the smallest step there can be
+            assert tightest == pytest.approx(1.0)
+
+    def test_tiny_gaps_between_the_contraction_and_one(self):
+        norms = SelectiveNorms(4, 2, 30.0, 1, 1, 1, 1, 1, 1, 1, 1, s_A=0.01, L_p=-2.0, B_p=-2.0, B_q=25.0, M_q=25.0)
+        mpmath.mp.dps = 400
+        gap = 1 - (1 + mpmath.exp(mpmath.mpf(-2 - 750))) ** mpmath.mpf(-0.01)
+        assert norms.log_gap == pytest.approx(float(mpmath.log(gap)), rel=1e-14)
+        assert norms.rho_A == 1.0
+        assert log_past_sums(norms)[1] == pytest.approx(float(-2 * mpmath.log(gap)), rel=1e-14)
+
+    def test_shapes_that_do_not_fit(self):
+        A, W = -torch.ones(3, 2), torch.ones(2, 3)
+        with pytest.raises(ValueError, match=r"`W_C` \(N, d\)"):
+            selective_norms(A, W, torch.ones(3, 2), None, None, None, 1.0)
+        with pytest.raises(ValueError, match="must be real"):
+            selective_norms(A + 1j, W, W, None, None, None, 1.0)
+        with pytest.raises(ValueError, match="`q` and `p` come together"):
+            selective_norms(A, W, W, None, torch.ones(3), None, 1.0)
+
+
+class TestAssumptions:
+    def test_one_by_one(self):
+        model = random_model(np.random.default_rng(0))
+        assert all(assumption.holds for assumption in norm_assumptions(norms_of(model)))
+        model["A"][0, 0] = 0.25
+        failing = [assumption for assumption in norm_assumptions(norms_of(model)) if not assumption.holds]
+        assert [(a.name, a.value) for a in failing] == [("stable state matrix", -0.25)]
+        assert "neg_exp" in failing[0].message
+        model["W_B"][0, 0] = np.nan
+        assert {a.name for a in norm_assumptions(norms_of(model)) if not a.holds} >= {"finite norms"}
+
+    def test_no_number_for_an_unstable_matrix(self):
+        model = random_model(np.random.default_rng(0))
+        model["A"][0, 0] = 0.0
+        for evaluate in (capacity_covers, leading_term, log_output_bound, log_past_sums):
+            with pytest.raises(ValueError, match="no positive stability margin"):
+                evaluate(norms_of(model))
+        assert norms_of(model).rho_A == 1.0
+        assert capacity_covers(norms_of(model), 10)
+
+
+class TestSensitivities:
+    """The output of perturbed models moves by at most Σ a_i ε_i: Lemmas D.3 and E.4, and ours for the embedding."""
+
+    def moved(self, model, other, tokens):
+        """|z - ẑ|, and ε_i of each parameter as the lemmas measure it."""
+        score, _, _ = run(model, tokens)
+        changed, output, state = run(other, tokens)
+        u = other["embedding"][tokens]
+        radii = {
+            "W_B": np.linalg.norm(u @ (model["W_B"] - other["W_B"]).T, axis=1).max(),
+            "W_C": np.linalg.norm(state @ (model["W_C"] - other["W_C"])),
+            "w": abs((model["w"] - other["w"]) @ output),
+            "A": np.abs(model["A"] - other["A"]).max(),
+            "embedding": np.linalg.norm(model["embedding"] - other["embedding"], axis=1).max(),
+        }
+        if "q" in model:
+            radii["q"] = np.abs(u @ (model["q"] - other["q"]).T).max()
+            radii["p"] = np.abs(model["p"] - other["p"]).max()
+        else:
+            radii["A"] = np.abs(np.exp(model["A"]) - np.exp(other["A"])).max()
+        return abs(score - changed), radii
+
+    def perturbed(self, rng, model, names, size):
+        other = {name: value + size * rng.normal(size=value.shape) * (name in names) for name, value in model.items()}
+        return {**other, "A": np.minimum(other["A"], -0.03)}
+
+    @pytest.mark.parametrize("kind", ["shared step", "step per channel", "fixed step"])
+    @pytest.mark.parametrize("length", [None, 12])
+    def test_perturbed_models_stay_within_the_bound(self, kind, length):
+        rng = np.random.default_rng(3)
+        options = {"fixed": kind == "fixed step", "rows": CHANNELS if kind == "step per channel" else 1}
+        largest = 0.0
+        for trial in range(120):
+            model = random_model(rng, **options)
+            # Everything at once, and each parameter alone.
+            names = list(model) if trial % 2 else [list(model)[trial // 2 % len(model)]]
+            other = self.perturbed(rng, model, names, 10 ** rng.uniform(-4, -0.3))
+            difference, radii = self.moved(model, other, rng.integers(TOKENS, size=12))
+            covers = numbers(capacity_covers(norms_of(model, other), length))
+            bound = sum(covers[name][1] * radius for name, radius in radii.items())
+            assert difference <= bound * (1 + 1e-9) + 1e-12, (trial, names)
+            largest = max(largest, difference / bound)
+        assert largest > 0.01  # a bound this loose would be a slip
+
+    @pytest.mark.parametrize("name", ["W_B", "W_C", "A", "w", "embedding"])
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_attained_by_one_state_and_a_constant_input(self, name, fixed):
+        model = random_model(np.random.default_rng(4), channels=1, states=1, fixed=fixed)
+        model["embedding"] = np.ones((TOKENS, 1))
+        model["A"][:] = -0.4
+        if not fixed:
+            model |= {"q": np.zeros((1, 1)), "p": np.array([0.3])}
+        size = 1e-7
+        other = {key: value + size * (key == name) for key, value in model.items()}
+        difference, radii = self.moved(model, other, np.zeros(200, dtype=int))
+        bound = numbers(capacity_covers(norms_of(model, other)))[name][1] * radii[name]
+        assert difference == pytest.approx(bound, rel=1e-5)
+
+    def test_the_printed_form_of_lemma_d2_is_exceeded(self):
+        """(68) has t ρ^t for the t ρ^(t-1) of Lemma D.1; a single state moves by more than that."""
+        model = random_model(np.random.default_rng(4), channels=1, states=1, fixed=True)
+        model |= {"embedding": np.ones((TOKENS, 1)), "A": np.array([[-0.4]])}
+        other = {**model, "A": np.array([[-0.4 + 1e-7]])}
+        difference, radii = self.moved(model, other, np.zeros(200, dtype=int))
+        norms = norms_of(model, other)
+        printed, right = (
+            numbers(capacity_covers(norms, as_printed=flag))["A"][1] * radii["A"] for flag in (True, False)
+        )
+        assert printed < 0.7 * difference
+        assert printed == pytest.approx(right * norms.rho_A)
+        assert difference == pytest.approx(right, rel=1e-5)
+
+    def test_unstable_models_of_a_length(self):
+        rng = np.random.default_rng(5)
+        for _ in range(40):
+            model = random_model(rng)
+            model["A"] += 0.5
+            other = self.perturbed(rng, model, list(model), 1e-3)
+            other["A"] = model["A"] + 1e-3 * rng.normal(size=model["A"].shape)
+            difference, radii = self.moved(model, other, rng.integers(TOKENS, size=12))
+            covers = numbers(capacity_covers(norms_of(model, other), 12))
+            assert difference <= sum(covers[name][1] * radius for name, radius in radii.items())
+
+    def test_the_output_stays_within_its_bound(self):
+        rng = np.random.default_rng(6)
+        for fixed in (False, True):
+            for _ in range(30):
+                model = random_model(rng, fixed=fixed)
+                score, _, _ = run(model, rng.integers(TOKENS, size=9))
+                assert math.log(abs(score)) <= log_output_bound(norms_of(model), 9)
+                assert log_output_bound(norms_of(model), 9) < log_output_bound(norms_of(model))
+
+
+class TestCapacity:
+    def test_covers_of_theorem_46_by_the_printed_formulas(self):
+        k = norms_of(random_model(np.random.default_rng(7)))
+        d, n, rho = CHANNELS, STATES, (1 + math.exp(k.L_p - k.B_q * k.B_u)) ** -k.s_A
+        step = math.log(1 + math.exp(k.B_p + k.B_q * k.B_u))
+        core = k.B_w * k.B_C * k.B_u
+        tail = core * k.B_B * k.B_u**2 / (1 - rho) * (1 + step * k.B_A * rho / (1 - rho))  # (104), third line
+        expected = {
+            "W_B": (k.B_u**2 * k.M_B**2 * math.log(2 * n * d + 1), core * k.B_u * step / (1 - rho)),
+            "A": (2 * k.M_A**2 * n * d * math.log(math.sqrt(2) * n * d), step**2 * rho * core * k.B_B * k.B_u**2),
+            "q": (k.B_u**2 * k.M_q**2 * math.log(2 * d + 1), tail),
+            "W_C": ((step * k.B_B * k.B_u**2 / (1 - rho) * k.M_C) ** 2 * math.log(2 * n * d**2 + 1), k.B_w * k.B_u),
+            "w": ((step * k.B_B * k.B_C * k.B_u**3 / (1 - rho) * k.M_w) ** 2 * math.log(2 * d + 1), 1.0),
+        }
+        expected["A"] = (expected["A"][0], expected["A"][1] / (1 - rho) ** 2)
+        found = numbers(capacity_covers(k))
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values), name
+        assert found["p"] == pytest.approx((0.0, tail))  # one value of p needs no cover
+        assert set(found) == {*expected, "p", "embedding"}
+
+    def test_covers_of_theorem_45_by_the_printed_formulas(self):
+        k = norms_of(random_model(np.random.default_rng(8), fixed=True), embedded=False)
+        d, n, rho = CHANNELS, STATES, math.exp(-k.s_A)
+        state = k.B_B * k.B_u**2 / (1 - rho)
+        expected = {
+            "W_B": (k.B_u**2 * k.M_B**2 * math.log(2 * n * d + 1), k.B_w * k.B_C * k.B_u**2 / (1 - rho)),
+            "A": (
+                2 * k.M_A**2 * n * d * math.log(math.sqrt(2) * n * d),
+                k.B_w * k.B_C * k.B_B * k.B_u**3 * rho / (1 - rho) ** 2,
+            ),
+            "W_C": (state**2 * k.M_C**2 * math.log(2 * n * d**2 + 1), k.B_w * k.B_u),
+            "w": ((state * k.B_C * k.B_u * k.M_w) ** 2 * math.log(2 * d + 1), 1.0),
+        }
+        found = numbers(capacity_covers(k, as_printed=True))
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values), name
+
+    def test_lemma_b10_is_the_numerical_minimum(self):
+        rng = np.random.default_rng(9)
+        for _ in range(5):
+            c, a = rng.uniform(0.1, 5, (2, 4))
+
+            def total(logs, c=c, a=a):
+                radii = np.exp(logs)
+                return (c / (radii / (a @ radii)) ** 2).sum()  # scaled onto the constraint Σ a_i ε_i = 1
+
+            least = minimize(total, np.zeros(4), method="BFGS", options={"gtol": 1e-9}).fun
+            covers = [Cover(str(i), math.log(x), math.log(y)) for i, (x, y) in enumerate(zip(c, a, strict=True))]
+            assert math.exp(2 * combine_covers(covers)) == pytest.approx(least, rel=1e-6)
+
+    @pytest.mark.parametrize("rows", [1, CHANNELS])
+    def test_the_interval_of_p_has_a_cover_of_that_size(self, rows):
+        model = {**random_model(np.random.default_rng(10), rows=rows), "p": np.full(rows, -0.4)}
+        other = {**model, "p": model["p"] + 1.7}
+        constant, _ = numbers(capacity_covers(norms_of(model, other)))["p"]
+        for radius in np.geomspace(1e-3, 3, 200):
+            assert rows * math.log(math.ceil(1.7 / (2 * radius))) <= constant / radius**2
+        # Where log x <= x² / 2e is an equality, log(2 𝔅_p / ε) of (110) with 2 𝔅_p = 1.7 is met exactly.
+        radius = 1.7 / math.exp(0.5)
+        assert constant / radius**2 == pytest.approx(rows * math.log(1.7 / radius))
+
+    @pytest.mark.parametrize("offset", [0.0, 0.3])
+    def test_finite_sums_are_the_loops_and_the_closed_forms(self, offset):
+        model = random_model(np.random.default_rng(11))
+        model["A"] += offset + 0.1
+        norms = norms_of(model)
+        rho = norms.rho_A
+        assert (rho < 1) == (norms.s_A > 0)
+        for length in (1, 2, 7, 40):
+            plain = [math.exp(value) for value in log_past_sums(norms, length)]
+            assert plain == pytest.approx([sum(rho**t for t in range(length)), sum(t * rho**t for t in range(length))])
+            if rho < 1:  # (69) and (100)
+                power = rho**length
+                weighted = rho * (1 - power) / (1 - rho) ** 2 - length * power / (1 - rho)
+                assert plain == pytest.approx([(1 - power) / (1 - rho), weighted])
+
+    def test_independent_of_the_length_and_the_limit_of_finite_lengths(self):
+        norms = norms_of(random_model(np.random.default_rng(12)))
+        limit = combine_covers(capacity_covers(norms))
+        finite = [combine_covers(capacity_covers(norms, length)) for length in (1, 10, 100, 10**6)]
+        assert finite == sorted(finite)
+        assert finite[1] < limit
+        assert finite[-1] == pytest.approx(limit, rel=1e-12)
+
+    @pytest.mark.parametrize("fixed", [False, True])
+    def test_leading_terms_are_what_is_left_of_111_and_78(self, fixed):
+        """As ρ_A -> 1, the other terms of (111) and (78) fade against those of (29) and (28)."""
+        k = norms_of(random_model(np.random.default_rng(13), fixed=fixed))
+        k = SelectiveNorms(**{**vars(k), "s_A": 1e-13, "M_A": k.B_A if not fixed else k.M_A})
+        gap = math.exp(k.log_gap)
+        # Python's float64 would round ρ to 1 with a large error in 1 - ρ.
+        step, size = k.step_range[1], STATES * CHANNELS
+        terms = [
+            2 * (k.B_u**2 * k.B_B**2) ** (1 / 3) * (k.B_w * k.B_C * k.B_u**2 * step / gap) ** (2 / 3),
+            (k.M_A**2 * size) ** (1 / 3) * (step**2 * k.B_w * k.B_C * k.B_B * k.B_u**3 / gap**2) ** (2 / 3),
+            ((k.B_B * k.B_C * k.B_u**3 * step * k.B_w / gap) ** 2) ** (1 / 3),
+        ]
+        if not fixed:
+            moved = 1 + step * k.B_A / gap
+            terms.append((k.B_u * k.B_q) ** (2 / 3) * (k.B_w * k.B_B * k.B_C * k.B_u**3 / gap * moved) ** (2 / 3))
+        assert leading_term(k) == pytest.approx(1.5 * math.log(sum(terms)), rel=1e-6)
+
+
+class TestGap:
+    @pytest.mark.parametrize("capacity", [0.02, 1.0, 30.0])
+    @pytest.mark.parametrize("loss", [(1.0, 1.0), (2.5, 0.5)])
+    def test_is_the_best_split_of_dudleys_integral(self, capacity, loss):
+        bound, slope = loss
+        m, delta = 900, 0.1
+
+        def rademacher(alpha):
+            integral, _ = quad(lambda radius: slope * capacity / radius / math.sqrt(m), alpha, bound)
+            return 4 * alpha + 12 * integral
+
+        best = minimize_scalar(rademacher, bounds=(1e-9, bound), method="bounded", options={"xatol": 1e-10})
+        confidence = 3 * bound * math.sqrt(math.log(2 / delta) / (2 * m))
+        options = {"loss_bound": bound, "lipschitz": slope, "failure_probability": delta}
+        found = gap_bound(math.log(capacity), m, **options)
+        assert found.value == pytest.approx(2 * best.fun + confidence, rel=1e-5)
+        assert found.confidence == pytest.approx(confidence)
+        inside = 3 * capacity <= bound * math.sqrt(m)
+        printed = 12 * slope * capacity / math.sqrt(m) * (1 + math.log(bound * math.sqrt(m) / (3 * capacity)))
+        assert found.as_printed == (pytest.approx(printed + confidence) if inside else None)
+        assert found.is_vacuous == (found.value >= bound)
+
+    def test_a_large_capacity_gives_the_trivial_bound_and_no_negative_number(self):
+        found = gap_bound(300.0, 1000)
+        assert found.rademacher == 8.0
+        assert found.is_vacuous and found.as_printed is None
+        printed = 12 * math.exp(300) / math.sqrt(1000) * (1 + math.log(math.sqrt(1000) / (3 * math.exp(300))))
+        assert printed < 0  # what (27) to the letter would say
+
+    def test_sequences_needed(self):
+        log_capacity = math.log(7.3)
+        needed = gap_bound(log_capacity, 1000, lipschitz=2.0).log_sequences_needed
+        assert gap_bound(log_capacity, round(math.exp(needed)), lipschitz=2.0).rademacher == pytest.approx(1, rel=1e-4)
+
+    def test_nothing_to_learn(self):
+        assert gap_bound(-math.inf, 100).rademacher == 0.0
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"num_sequences": 0}, "`num_sequences`=0"),
+            ({"loss_bound": math.inf}, "`loss_bound`=inf"),
+            ({"lipschitz": -1.0}, "`lipschitz`=-1.0"),
+            ({"failure_probability": 1.0}, "`failure_probability`=1.0"),
+            ({"log_capacity": math.nan}, "NaN"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            gap_bound(**({"log_capacity": 0.0, "num_sequences": 10} | options))
