@@ -32,13 +32,17 @@ _MODELS = {
 }
 _LAZY = {
     **_MODELS,
+    "ParameterMovement": "hf_ssm.analysis.movement",
     "SSMCache": "hf_ssm.models.cache",
     "SSMTrainer": "hf_ssm.training",
     "attention_matrix": "hf_ssm.probes",
     "build_byte_tokenizer": "hf_ssm.tokenization",
     "build_dna_tokenizer": "hf_ssm.tokenization",
+    "build_listops_tokenizer": "hf_ssm.tokenization",
+    "build_word_tokenizer": "hf_ssm.tokenization",
     "rescale_init_": "hf_ssm.training",
     "tau_loss": "hf_ssm.training",
+    "theory_report": "hf_ssm.analysis.report",
 }
 
 __all__ = ["HyenaConfig", "S4Config", "SelectiveSSMConfig", *sorted(_LAZY)]

@@ -4,6 +4,8 @@ The template `card_template.md` lies beside this file and is part of the install
 """
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -12,9 +14,11 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 CARD_NAME = "README.md"
+# Between these comments stands what `hf-ssm report --update-card` wrote, and may replace.
+_BEGIN, _END = "<!-- hf-ssm report: begin -->", "<!-- hf-ssm report: end -->"
 
-# Task of the command -> (Auto class, the Hub's name of the task, what the summary calls it, an input to try).
-_TASKS = {
+# Task of the command -> (Auto class, the Hub's name of the task, what the summary calls it).
+_TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": (
         "AutoModelForSequenceClassification",
         "text-classification",
@@ -25,6 +29,11 @@ _TASKS = {
         "token-classification",
         "token classification",
     ),
+    "signal-regression": (
+        "AutoModelForTimeSeriesPrediction",
+        None,
+        "regression on signals",
+    ),
     "causal-lm": ("AutoModelForCausalLM", "text-generation", "next-token prediction"),
     "masked-lm": ("AutoModelForMaskedLM", "fill-mask", "masked-token prediction"),
 }
@@ -34,6 +43,8 @@ _HUB_METRICS = {
     "f1": "f1",
     "mcc": "matthews_correlation",
     "perplexity": "perplexity",
+    "mse": "mse",
+    "mae": "mae",
 }
 _METRIC_NAMES = {"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"}
 
@@ -59,7 +70,11 @@ class CardFacts:
         repo_id: USER/NAME if the model goes to the Hub, else None.
         base_model: the checkpoint that was fine-tuned, if any.
         dna: whether the tokens are nucleotides.
+        signal_shape: positions and channels of what the model reads, if that is numbers.
+        images: whether these are pixels.
         has_picture: whether `training_log.png` exists.
+        movement: relative change of the parameters in training, by what they are.
+        response_picture: name of the picture of the frequency responses, if there is one.
     """
 
     model_name: str
@@ -78,7 +93,11 @@ class CardFacts:
     repo_id: str | None = None
     base_model: str | None = None
     dna: bool = False
+    signal_shape: tuple[int, int] | None = None
+    images: bool = False
     has_picture: bool = False
+    movement: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    response_picture: str | None = None
 
 
 def card_metadata(facts: CardFacts) -> ModelCardData:
@@ -87,12 +106,12 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     Raises:
         ValueError: for a task that has no entry on the Hub.
     """
-    _, pipeline_tag, _ = _task(facts.task)
+    pipeline_tag = _pipeline_tag(facts)
     last_split, measured = list(facts.results.items())[-1] if facts.results else ("", {})
     known = {name: value for name, value in measured.items() if name in _HUB_METRICS}
     evaluations = [
         EvalResult(
-            task_type=pipeline_tag,
+            task_type=pipeline_tag or "other",
             dataset_type=facts.dataset_id or "other",
             dataset_name=facts.dataset_name,
             dataset_split=last_split,
@@ -122,18 +141,21 @@ def build_card(facts: CardFacts) -> ModelCard:
     """
     auto_class, _, task_name = _task(facts.task)
     origin = f"fine-tuned from {facts.base_model}" if facts.base_model else "trained from random weights"
+    article = "An" if facts.family == "s4" else "A"
     metric_names = dict.fromkeys(name for split in facts.results.values() for name in split)
     return ModelCard.from_template(
         card_metadata(facts),
         template_str=files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8"),
         model_name=facts.model_name,
         summary=(
-            f"A {facts.family.capitalize()} state space model of the package `hf_ssm` for {task_name}, "
+            f"{article} {facts.family.capitalize()} state space model of the package `hf_ssm` for {task_name}, "
             f"{origin}. It has {facts.num_parameters:,} parameters."
         ),
         auto_class=auto_class,
         repo_id=facts.repo_id or "path/to/this/folder",
         example="ACGTTGCA" if facts.dna else "some text",
+        signal_shape=facts.signal_shape,
+        images=facts.images,
         data_description=_data_description(facts),
         splits=dict(facts.splits),
         selection_note=facts.selection_note,
@@ -142,6 +164,8 @@ def build_card(facts: CardFacts) -> ModelCard:
         has_picture=facts.has_picture,
         tau={when: list(values) for when, values in facts.tau.items()},
         num_layers=max((len(values) for values in facts.tau.values()), default=0),
+        movement=dict(facts.movement),
+        response_picture=facts.response_picture,
         settings={name: _cell(value) for name, value in facts.settings.items()},
         environment=facts.environment,
     )
@@ -154,7 +178,73 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
     return path
 
 
-def _task(task: str) -> tuple[str, str, str]:
+def update_section(folder: str | Path, section: str) -> Path:
+    """Put a section between marker comments into the card of a folder, in the place of the one that is there.
+
+    Everything outside the markers stays as it is. Where there are none, the section comes last; where there is no card,
+    it gets one with a heading.
+
+    Args:
+        folder: with the card, or without one.
+        section: Markdown.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ValueError: one marker stands without the other, or they come twice or in the wrong order.
+        OSError: if the card cannot be read or written; it then is as it was.
+    """
+    path = Path(folder) / CARD_NAME
+    before, after = _around_section(path)
+    newline = "\r\n" if "\r\n" in before + (after or "") else "\n"
+    block = f"{_BEGIN}\n{section.strip()}\n{_END}".replace("\n", newline)
+    if after is None:
+        ends = before.endswith("\n")
+        before, after = f"{before}{newline if ends else 2 * newline}", newline
+    part = path.with_name(f".{CARD_NAME}.part")
+    try:
+        # Bytes, as text would change the ends of the lines.
+        part.write_bytes((before + block + after).encode("utf-8"))
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def check_section(folder: str | Path) -> None:
+    """Refuse a folder on whose card `update_section` could not put a section; raises what that would."""
+    _around_section(Path(folder) / CARD_NAME)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{str(Path(folder) / CARD_NAME)!r} cannot be replaced: its folder is read-only")
+
+
+def _around_section(path: Path) -> tuple[str, str | None]:
+    """What stands before and after the section of a card; `None` where it has no section."""
+    text = path.read_bytes().decode("utf-8") if path.exists() else f"# {path.resolve().parent.name}\n"
+    if _BEGIN not in text and _END not in text:
+        return text, None
+    before, _, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not end or text.count(_BEGIN) != 1 or text.count(_END) != 1:
+        raise ValueError(
+            f"{str(path)!r} must have the line {_BEGIN!r} and, below it, {_END!r}, each once: put them in order, "
+            "or take them out to have the section added at the end"
+        )
+    return before, after
+
+
+def _pipeline_tag(facts: CardFacts) -> str | None:
+    """The Hub's name of the task; it has none for signals that are no images."""
+    tag = _task(facts.task)[1]
+    if facts.signal_shape is None:
+        return tag
+    return "image-classification" if facts.images and facts.task == "sequence-classification" else None
+
+
+def _task(task: str) -> tuple[str, str | None, str]:
     if task not in _TASKS:
         raise ValueError(f"task must be one of {', '.join(_TASKS)}, got {task!r}")
     return _TASKS[task]

@@ -1,6 +1,7 @@
 """The card has metadata that can be read back, and says what the run measured."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -91,3 +92,82 @@ def test_usage_snippet_is_python():
 def test_unknown_task_is_refused():
     with pytest.raises(ValueError, match=r"task must be one of .*causal-lm.*'translation'"):
         card.build_card(replace(FACTS, task="translation"))
+
+
+def test_movement_and_responses_have_sections_of_their_own():
+    movement = {"Im A": 0.0143, "step sizes Δ": 12345.678}
+    text = build_text(replace(FACTS, movement=movement, response_picture="f.png", environment="Here."))
+    assert "| Im A | 0.0143 |" in text and "| step sizes Δ | 1.235e+04 |" in text
+    assert "![Frequency responses](f.png)" in text
+    assert (
+        text.index("## Complexity") < text.index("## Movement") < text.index("## Frequency") < text.index("## Training")
+    )
+    plain = build_text(FACTS)
+    assert "Movement" not in plain and "Frequency" not in plain
+    assert "\n\n\n" not in text
+
+
+def test_section_is_added_then_replaced_and_the_rest_is_left_alone(tmp_path):
+    path = card.write_card(tmp_path, FACTS)
+    before = path.read_text(encoding="utf-8")
+    assert card.update_section(tmp_path, "## Report\n\nfirst") == path
+    first = path.read_text(encoding="utf-8")
+    assert first.startswith(before.rstrip()) and first.count("## Report") == 1
+    path.write_text(first + "\nWritten by hand below.\n", encoding="utf-8")
+    card.update_section(tmp_path, "## Report\n\nsecond")
+    second = path.read_text(encoding="utf-8")
+    assert second == first.replace("first", "second") + "\nWritten by hand below.\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
+    assert ModelCard.load(path).data.model_name == "worms"
+
+
+def test_every_byte_outside_the_section_stays(tmp_path):
+    """Ends of lines, two spaces that break a line, and who may read the file."""
+    path = tmp_path / "README.md"
+    mine = "# Mine\r\n\r\nA line  \r\n".encode()
+    path.write_bytes(mine)
+    path.chmod(0o600)
+    card.update_section(tmp_path, "## Report\n\nfirst")
+    first = path.read_bytes()
+    assert first.startswith(mine) and first.count(b"\n") == first.count(b"\r\n") > mine.count(b"\n")
+    card.update_section(tmp_path, "## Report\n\nfirst")
+    assert path.read_bytes() == first
+    path.write_bytes(first + b"below\n\r\n")
+    card.update_section(tmp_path, "## Report\n\nsecond")
+    assert path.read_bytes() == first.replace(b"first", b"second") + b"below\n\r\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_card_that_cannot_be_written_is_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "README.md"
+    path.write_text("mine")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match=r"disk full"):
+        card.update_section(tmp_path, "## Report")
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"] and path.read_text() == "mine"
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    card.check_section(tmp_path)
+    monkeypatch.setattr(card.os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match=r"README.md' cannot be replaced: its folder is read-only"):
+        card.check_section(tmp_path)
+
+
+def test_section_where_there_is_no_card(tmp_path):
+    card.update_section(tmp_path, "## Report")
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert text.startswith(f"# {tmp_path.name}\n") and "## Report" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["{begin}\nx", "x {end}", "{end} {begin}", "{begin}{end}{begin}{end}", "{begin}{begin}{end}"]
+)
+def test_markers_that_do_not_match_are_refused(tmp_path, text):
+    content = text.format(begin="<!-- hf-ssm report: begin -->", end="<!-- hf-ssm report: end -->")
+    (tmp_path / "README.md").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"README.md' must have the line"):
+        card.update_section(tmp_path, "## Report")
+    with pytest.raises(ValueError, match=r"README.md' must have the line"):
+        card.check_section(tmp_path)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == content

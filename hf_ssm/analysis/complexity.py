@@ -1,0 +1,69 @@
+"""τ and the measures beside it for each layer of a model, from a recording of its operators.
+
+Legend: `L` length, `D` channels of one operator, `C` channels of all operators of a layer.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.recording import OperatorRecord
+from hf_ssm.theory.complexity import filter_norm, generalization_measure, tau
+
+__all__ = ["LayerComplexity", "layer_complexities"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerComplexity:
+    """What Liu & Li's theory says of one layer; all but the last two attributes are means over the `C` channels.
+
+    Attributes:
+        layer: Number of the block.
+        tau: τ, eq. (6).
+        measure: ψ²/√n, Theorem 4.2, with Θ the parameters as they are.
+        squared_l1_norm: τ for inputs of mean 0 and variance 1 (Appendix A.4).
+        squared_l2_norm: The mean square of the output for white inputs.
+        num_sequences: n.
+        tau_of_channels: `(C,)`: operator by operator, all groups and directions.
+    """
+
+    layer: int
+    tau: float
+    measure: float
+    squared_l1_norm: float
+    squared_l2_norm: float
+    num_sequences: int
+    tau_of_channels: Tensor
+
+
+def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | None = None) -> list[LayerComplexity]:
+    """τ, ψ²/√n and the filter norms of each layer.
+
+    τ is what `model(..., output_tau=True)` gives for all batches of the recording as one (with the configuration's
+    `tau_statistics="batch"`).
+
+    Args:
+        records: Of `record_operators`.
+        num_sequences: n of ψ²/√n, the number of training sequences; default: the rows that were recorded.
+
+    Returns:
+        By layer.
+
+    Raises:
+        ValueError: `num_sequences` is not positive.
+    """
+    return [
+        _of_layer(layer, [record for record in records if record.layer == layer], num_sequences)
+        for layer in sorted({record.layer for record in records})
+    ]
+
+
+def _of_layer(layer: int, records: Sequence[OperatorRecord], num_sequences: int | None) -> LayerComplexity:
+    rows = records[0].num_sequences if num_sequences is None else num_sequences
+    parts = [(record.kernel, record.mean, record.variance) for record in records]
+    taus = torch.cat([tau(kernel, mean, variance) for kernel, mean, variance in parts])
+    measures = torch.cat([generalization_measure(kernel, rows, mean, variance) for kernel, mean, variance in parts])
+    l1, l2 = (torch.cat([filter_norm(record.kernel, order) for record in records]).mean().item() for order in (1, 2))
+    return LayerComplexity(layer, taus.mean().item(), measures.mean().item(), l1, l2, rows, taus)

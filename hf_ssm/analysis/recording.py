@@ -1,0 +1,311 @@
+"""What the sequence operators of a model see on data: their kernels, and the moments of their inputs.
+
+Legend: `B` batch, `L` length of the longest row, `D` channels of one operator, `S` stored states, `K` directions.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.operator import SequenceOperator, loaded
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.theory.complexity import selective_kernel
+from hf_ssm.theory.moments import lag_moments
+from hf_ssm.theory.spectrum import power_spectrum
+
+__all__ = ["OperatorRecord", "evaluating", "record_operators", "sequence_operators", "unwrapped"]
+
+# Inputs of a model that are no data of its operators.
+_NOT_NEEDED = ("labels", "label", "num_items_in_batch")
+# Numbers taken into the moments at a time, in double precision and with room for their spectra.
+_AT_ONCE = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorRecord:
+    """What enters τ of one operator, over a whole data set.
+
+    `tau(kernel, mean, variance)` of it is the τ of the data set taken as a single batch.
+
+    Attributes:
+        name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
+        layer: Number of the block.
+        direction: "forward", or "backward" for the kernel that runs from the end of the sequence.
+        group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
+        kernel: `(D, L)`, float64: with the feed-through and the causal Sobolev filter. For the selective scan, our
+            extension: the kernel of the mean Δ, B and C over the data set, seen from the last token.
+        mean: `(L, D)`, float64, of what is convolved with the kernel (after a zero-phase Sobolev filter), by distance
+            to the last token; backward: by distance to the first token.
+        variance: `(L, D)`, likewise, of the population.
+        num_sequences: Rows seen.
+        power: `(D, F)`, the power of the same inputs by frequency, where it was asked for; see `power_spectrum`.
+    """
+
+    name: str
+    layer: int
+    direction: str
+    group: int
+    kernel: Tensor
+    mean: Tensor
+    variance: Tensor
+    num_sequences: int
+    power: Tensor | None = None
+
+
+class _MergedMoments:
+    """Mean and sum of squared deviations by lag over batches of any length, merged without loss; and mean power.
+
+    Source: Chan, Golub & LeVeque 1979, the pairwise update of two samples.
+    """
+
+    def __init__(self, num_frequencies: int | None = None) -> None:
+        self.count = self.mean = self.deviations = torch.zeros(0)
+        self.rows = 0
+        self.num_frequencies = num_frequencies
+        self._energy: Tensor | None = None
+
+    def add(self, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False) -> None:
+        """Take in another batch, `(B, L, D)`, a few rows at a time where they are long."""
+        at_once = max(1, _AT_ONCE // max(1, inputs[0].numel()))
+        masks = [None] * len(inputs) if mask is None else mask.split(at_once)
+        for rows, own in zip(inputs.split(at_once), masks, strict=False):
+            self._add(rows, own, from_first)
+
+    def _add(self, inputs: Tensor, mask: Tensor | None, from_first: bool) -> None:
+        mean, variance = lag_moments(inputs.double(), mask, from_first=from_first)
+        lags = torch.arange(inputs.shape[1], device=inputs.device)
+        tokens = torch.full_like(lags[:1], len(lags)).expand(len(inputs)) if mask is None else mask.bool().sum(1)
+        # Tokens have no gap between them, so that a row reaches as many distances as it has tokens.
+        count = (tokens.unsqueeze(1) > lags).sum(0).double().unsqueeze(1)
+        self._merge(count, mean, variance * count)
+        self.rows += len(inputs)
+        if self.num_frequencies is not None:
+            energy = power_spectrum(inputs, mask, num_frequencies=self.num_frequencies) * tokens.sum()
+            self._energy = energy if self._energy is None else self._energy + energy
+
+    def _merge(self, count: Tensor, mean: Tensor, deviations: Tensor) -> None:
+        if not self.rows:
+            self.count, self.mean, self.deviations = count, mean, deviations
+            return
+        longest = max(len(count), len(self.count))
+        here = [_extended(part, longest) for part in (self.count, self.mean, self.deviations)]
+        there = [_extended(part, longest) for part in (count, mean, deviations)]
+        total = here[0] + there[0]
+        share = there[0] / total.clamp(min=1)
+        apart = there[1] - here[1]
+        self.count = total
+        self.mean = here[1] + apart * share
+        self.deviations = here[2] + there[2] + apart.square() * here[0] * share
+
+    @property
+    def variance(self) -> Tensor:
+        return self.deviations / self.count.clamp(min=1)
+
+    @property
+    def power(self) -> Tensor | None:
+        # A row counts once at each distance that it reaches, which is once for each of its tokens.
+        return None if self._energy is None else self._energy / self.count.sum()
+
+
+def _extended(part: Tensor, length: int) -> Tensor:
+    """`part` with zeros up to `length` rows."""
+    return torch.cat([part, part.new_zeros(length - len(part), part.shape[1])])
+
+
+class _Recorder:
+    """Collects what one operator sees; called as a hook before each of its forward passes."""
+
+    def __init__(self, name: str, layer: int, operator: nn.Module, num_frequencies: int | None):
+        self.name, self.layer = name, layer
+        self.num_frequencies = num_frequencies
+        self.signature = inspect.signature(type(operator).forward)
+
+    def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = self.signature.bind(operator, *args, **kwargs)
+        bound.apply_defaults()
+        self.see(operator, bound.arguments)
+
+    def see(self, operator: Any, given: Mapping[str, Any]) -> None:
+        """Take in the arguments of one call of `operator.forward`."""
+        raise NotImplementedError
+
+    def records(self) -> Iterator[OperatorRecord]:
+        """What was seen so far."""
+        raise NotImplementedError
+
+    def _record(self, direction: str, group: int, kernel: Tensor, moments: _MergedMoments, skip: int) -> OperatorRecord:
+        """The record, without the first `skip` lags, which the kernel does not reach."""
+        mean, variance = moments.mean[skip:], moments.variance[skip:]
+        place = self.name, self.layer, direction, group
+        return OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, moments.rows, moments.power)
+
+
+class _ConvolutionRecorder(_Recorder):
+    """Of a long convolution; a kernel is kept for the longest batch, as those of the shorter ones are its start."""
+
+    def __init__(self, name: str, layer: int, operator: LongConvolution, num_frequencies: int | None):
+        super().__init__(name, layer, operator, num_frequencies)
+        self.seen: dict[tuple[int, int], tuple[Tensor, _MergedMoments]] = {}
+
+    def see(self, operator: LongConvolution, given: Mapping[str, Any]) -> None:
+        inputs, mask, group = given["inputs"], given["mask"], given["group"]
+        kernels = given["kernels"][:, group :: operator.groups]
+        with loaded(operator, operator.filter), no_autocast(inputs.device):
+            inputs = _convolved_inputs(
+                operator, inputs.to(torch.promote_types(inputs.dtype, kernels.dtype)), mask, group
+            )
+        for direction, kernel in enumerate(kernels):
+            longest, moments = self.seen.get((group, direction), (kernel, _MergedMoments(self.num_frequencies)))
+            moments.add(inputs, mask, from_first=direction == 1)
+            longest = kernel if kernel.shape[-1] > longest.shape[-1] else longest
+            self.seen[group, direction] = longest, moments
+
+    def records(self) -> Iterator[OperatorRecord]:
+        for (group, direction), (kernel, moments) in sorted(self.seen.items(), key=lambda item: item[0]):
+            # The kernel that looks ahead begins at the next token.
+            yield self._record(("forward", "backward")[direction], group, kernel, moments, skip=direction)
+
+
+class _ScanRecorder(_Recorder):
+    """Of a selective scan; the kernel is that of the mean Δ, B and C of the data set."""
+
+    def __init__(self, name: str, layer: int, operator: SelectiveScan, num_frequencies: int | None):
+        super().__init__(name, layer, operator, num_frequencies)
+        self.operator = operator
+        self.direction = "backward" if "reverse" in name else "forward"
+        self.inputs = _MergedMoments(num_frequencies)
+        self.parts = [_MergedMoments() for _ in range(3)]
+
+    def see(self, operator: SelectiveScan, given: Mapping[str, Any]) -> None:
+        inputs, mask = given["inputs"], given["mask"]
+        with loaded(operator):
+            step, B, C = operator.selection(inputs)
+            with no_autocast(inputs.device):
+                self.inputs.add(operator.filter_input(inputs, mask), mask)
+                for moments, part in zip(self.parts, (operator.time_steps(step), B, C), strict=True):
+                    moments.add(torch.view_as_real(part).flatten(-2) if part.is_complex() else part, mask)
+
+    def records(self) -> Iterator[OperatorRecord]:
+        if not self.inputs.rows:
+            return
+        with torch.no_grad(), loaded(self.operator):
+            A = self.operator.state_matrix()
+            A = A.to(torch.complex128 if A.is_complex() else torch.float64)
+            D = None if self.operator.D is None else self.operator.D.double()
+        delta, B, C = (moments.mean for moments in self.parts)
+        if A.is_complex():
+            B, C = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (B, C))
+        yield self._record(self.direction, 0, selective_kernel(delta, A, B, C[0], D), self.inputs, skip=0)
+
+
+def _convolved_inputs(operator: LongConvolution, inputs: Tensor, mask: Tensor | None, group: int) -> Tensor:
+    """What a long convolution convolves with its kernel: with a zero-phase Sobolev filter, the filtered input."""
+    if operator.sobolev_mode != "zero_phase":
+        return inputs
+    return operator._filter_both_ways(inputs, slice(group, None, operator.groups), mask)
+
+
+def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
+    """Path within the backbone, number of the block, and each long convolution or scan of a model of hf_ssm.
+
+    The model may be bare, have a head, or be inside wrappers.
+    """
+    layers = [(name, block) for name, block in model.named_modules() if isinstance(block, Block)]
+    for layer, (path, block) in enumerate(layers):
+        for name, part in block.named_modules():
+            if isinstance(part, SequenceOperator):
+                yield f"layers.{path.rpartition('.')[2]}.{name}", layer, part
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in the mode that it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def record_operators(
+    model: Any, batches: Iterable[Mapping[str, Any]], *, num_frequencies: int | None = None
+) -> list[OperatorRecord]:
+    """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
+
+    The moments are those of the whole data set, not means over batches: rows of any length count once at each distance
+    that they reach, and padding does not count. The model is in evaluation mode meanwhile and left as it was.
+
+    Args:
+        model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
+        batches: Keyword inputs of the model, tensors, such as a `DataLoader` gives them; labels are ignored. They are
+            read once.
+        num_frequencies: Also record the power of the inputs at so many frequencies from 0 to π, at least L/2 + 1.
+
+    Returns:
+        By layer; within it by operator, group and direction.
+
+    Raises:
+        ValueError: The model has no long convolution or selective scan; there is no batch.
+
+    Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans our extension of it.
+    """
+    recorders = [_recorder(*place, num_frequencies) for place in sequence_operators(model)]
+    if not recorders:
+        raise ValueError(
+            f"{type(model).__name__} has no long convolution or selective scan to record: give a model of hf_ssm."
+        )
+    operators = [operator for _, _, operator in sequence_operators(model)]
+    inner = unwrapped(model)
+    device = next(inner.parameters()).device
+    handles = []
+    try:
+        for operator, recorder in zip(operators, recorders, strict=True):
+            handles.append(operator.register_forward_pre_hook(recorder, with_kwargs=True))
+        with evaluating(model):
+            for batch in batches:
+                inner(**_model_inputs(batch, device), use_cache=False)
+            records = [record for recorder in recorders for record in recorder.records()]
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not records:
+        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+    return records
+
+
+def _recorder(name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None) -> _Recorder:
+    if isinstance(operator, LongConvolution):
+        return _ConvolutionRecorder(name, layer, operator, num_frequencies)
+    if isinstance(operator, SelectiveScan):
+        return _ScanRecorder(name, layer, operator, num_frequencies)
+    raise ValueError(f"{name} is a {type(operator).__name__}, which cannot be recorded.")
+
+
+def unwrapped(model: Any) -> Any:
+    """The model without the wrappers that would run copies of its modules, or a graph without its hooks."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+        if name not in _NOT_NEEDED
+    }

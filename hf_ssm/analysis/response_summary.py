@@ -1,0 +1,72 @@
+"""The frequency responses of a model before and after training, small enough to be kept beside it.
+
+Legend: `C` kernels of one convolution in one direction, `F` frequencies.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.frequency import FrequencyResponse
+
+__all__ = ["QUANTILES", "response_summary", "write_response_summary"]
+
+QUANTILES = (0.1, 0.5, 0.9)
+"""Which of the channels' magnitudes are kept, at each frequency."""
+
+# More digits would be noise: they lie between two channels.
+_DIGITS = 5
+
+
+def response_summary(before: Sequence[FrequencyResponse], after: Sequence[FrequencyResponse]) -> dict[str, Any]:
+    """Quantiles over the channels of |response|, as plain values for a JSON file.
+
+    Args:
+        before, after: Of `frequency_responses`, of the same model at two times.
+
+    Returns:
+        `omega` `(F,)` in radians per sample, `quantiles`, and for each convolution under `responses` its `name`,
+        `layer`, `direction`, `group`, and `before` and `after`: for each quantile `(F,)`, five digits, infinite as
+        `None`.
+
+    Raises:
+        ValueError: The two are not of the same convolutions and frequencies.
+    """
+    places = [[(r.name, r.layer, r.direction, r.group, len(r.omega)) for r in each] for each in (before, after)]
+    if places[0] != places[1] or not before:
+        raise ValueError(f"`before` and `after` must be of the same convolutions, got {places[0]} and {places[1]}.")
+    return {
+        "omega": _rounded(before[0].omega),
+        "quantiles": list(QUANTILES),
+        "responses": [
+            {
+                **{"name": first.name, "layer": first.layer, "direction": first.direction, "group": first.group},
+                **{"before": _magnitudes(first), "after": _magnitudes(last)},
+            }
+            for first, last in zip(before, after, strict=True)
+        ],
+    }
+
+
+def _magnitudes(response: FrequencyResponse) -> list[list[float | None]]:
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    return [_rounded(row) for row in response.response.abs().quantile(levels, dim=0, interpolation="lower")]
+
+
+def _rounded(row: Tensor) -> list[float | None]:
+    return [float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in row.tolist()]
+
+
+def write_response_summary(
+    before: Sequence[FrequencyResponse], after: Sequence[FrequencyResponse], path: str | Path
+) -> None:
+    """Write `response_summary` as a JSON file, one line for each convolution."""
+    summary = response_summary(before, after)
+    responses = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in summary.pop("responses"))
+    head = json.dumps(summary, ensure_ascii=False)[:-1]
+    Path(path).write_text(f'{head}, "responses": [\n{responses}\n]}}\n', encoding="utf-8")

@@ -1,0 +1,279 @@
+"""The bound of Honarpisheh et al. for models: the right weights, the assumptions one by one, the scans one by one."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm.analysis.bounds import generalization_bound
+from hf_ssm.models.conversion import plain_classifier_from_state_dict
+from hf_ssm.theory.bounds import capacity_covers, combine_covers, gap_bound, log_output_bound
+from hf_ssm.theory.selective_norms import selective_norms
+
+VOCABULARY, CHANNELS, STATES = 7, 5, 3
+
+
+@pytest.fixture
+def weights():
+    """A state dict in the authors' names; token 6 has the largest embedding."""
+    embedding = torch.randn(VOCABULARY, CHANNELS)
+    embedding[6] *= 10
+    return {
+        "embedding.weight": embedding,
+        "SSM.ssm.A": -2 * torch.rand(CHANNELS, STATES) - 0.1,
+        "SSM.ssm.W_B": torch.randn(STATES, CHANNELS),
+        "SSM.ssm.W_C": torch.randn(STATES, CHANNELS),
+        "SSM.ssm.q_delta": torch.randn(CHANNELS),
+        "SSM.ssm.p_delta": torch.randn(1),
+        "SSM.w": torch.randn(CHANNELS),
+    }
+
+
+@pytest.fixture
+def batch():
+    """Three rows without token 6, the second of them padded with it on the right."""
+    ids = torch.randint(0, 6, (3, 11))
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = 6, 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0.0, 1.0, 0.0])}
+
+
+def expected_norms(weights, bound, embedding=None):
+    names = ("A", "W_B", "W_C", "w", "q_delta", "p_delta")
+    parts = [weights["SSM.w" if name == "w" else f"SSM.ssm.{name}"] for name in names]
+    return selective_norms(*parts, bound, embedding)
+
+
+def plain(**arguments):
+    one_score = {"num_labels": 1, "problem_type": "multi_label_classification"}
+    config = hf_ssm.SelectiveSSMConfig(block="plain", vocab_size=VOCABULARY, **{**one_score, **arguments})
+    return hf_ssm.SelectiveSSMForSequenceClassification(config).eval()
+
+
+class TestPlain:
+    def test_numbers_are_those_of_the_weights(self, weights, batch):
+        model = plain_classifier_from_state_dict(weights)
+        found = generalization_bound(model, [batch])
+        largest = weights["embedding.weight"].double().norm(dim=1).max().item()
+        norms = expected_norms(weights, largest, weights["embedding.weight"])
+        for name, value in vars(norms).items():
+            assert found.norms[name] == pytest.approx(value), name
+        assert all(assumption.holds for assumption in found.assumptions)
+        capacity = combine_covers(capacity_covers(norms))
+        assert math.log(found.capacity) == pytest.approx(capacity)
+        assert found.bound == pytest.approx(gap_bound(capacity, 3).value)
+        assert found.log_capacity_at_length == pytest.approx(combine_covers(capacity_covers(norms, 11)))
+        assert (found.theorem, found.longest, found.num_sequences) == ("4.6", 11, 3)
+        assert found.gap_at_length == gap_bound(found.log_capacity_at_length, 3)
+        assert found.notes[0].startswith("The bound is vacuous: no gap exceeds the largest loss, 1,")
+
+    def test_a_given_embedding_is_measured_on_the_data_and_not_counted(self, weights, batch):
+        model = plain_classifier_from_state_dict(weights)
+        model.model.embed_tokens.requires_grad_(False)
+        found = generalization_bound(model, [batch])
+        seen = weights["embedding.weight"][batch["input_ids"][batch["attention_mask"].bool()]]
+        norms = expected_norms(weights, seen.double().norm(dim=-1).max().item())
+        assert found.norms["B_u"] == pytest.approx(norms.B_u)
+        assert found.norms["M_E"] is None
+        assert found.log_capacity == pytest.approx(combine_covers(capacity_covers(norms)))
+
+    def test_arguments(self, weights, batch):
+        model = plain_classifier_from_state_dict(weights)
+        options = {"loss_bound": 2.0, "lipschitz": 0.5, "failure_probability": 0.01, "num_sequences": 10**9}
+        found = generalization_bound(model, [batch], input_bound=100.0, **options)
+        norms = expected_norms(weights, 100.0, weights["embedding.weight"])
+        options.pop("num_sequences")
+        assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9, **options)
+        with pytest.raises(ValueError, match=r"`input_bound`=0\.1 is below"):
+            generalization_bound(model, [batch], input_bound=0.1)
+        with pytest.raises(ValueError, match="holds no batch"):
+            generalization_bound(model, [])
+
+    def test_two_logits_are_read_as_their_difference(self, weights, batch):
+        one = generalization_bound(plain_classifier_from_state_dict(weights), [batch])
+        both = plain(state_matrix="raw", hidden_size=CHANNELS, state_size=STATES, num_labels=2, problem_type=None)
+        state = plain_classifier_from_state_dict(weights).state_dict()
+        other = torch.randn(CHANNELS)
+        state["classifier.weight"] = torch.stack([other, other + weights["SSM.w"]])
+        both.load_state_dict(state)
+        two = generalization_bound(both, [{name: value for name, value in batch.items() if name != "labels"}])
+        assert two.log_capacity == pytest.approx(one.log_capacity, rel=1e-6)
+
+    def test_fixed_step(self, batch):
+        model = plain(fixed_step=True)
+        found = generalization_bound(model, [batch])
+        assert found.theorem == "4.5"
+        assert found.norms["rho_A"] == pytest.approx(math.exp(-found.norms["s_A"]))
+        assert found.bound > 0
+        assert found.scans[0].contraction["largest"] == pytest.approx(found.norms["rho_A"])
+
+    def test_scores_stay_within_the_bound_on_them(self, weights):
+        model = plain_classifier_from_state_dict(weights)
+        ids = torch.randint(0, 7, (50, 30))
+        norms = expected_norms(weights, weights["embedding.weight"].norm(dim=1).max().item())
+        with torch.no_grad():
+            assert model(ids).logits.abs().max().log() < log_output_bound(norms, 30)
+
+    def test_contraction_by_token(self, weights, batch):
+        found = generalization_bound(plain_classifier_from_state_dict(weights), [batch]).scans[0].contraction
+        part = {name.rpartition(".")[2]: value.double().numpy() for name, value in weights.items()}
+        table = weights["embedding.weight"].double().numpy()
+        steps, factors = [], []
+        for row, kept in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            for token in row[kept.bool()].tolist():
+                steps.append(math.log1p(math.exp(part["p_delta"][0] + part["q_delta"] @ table[token])))
+                factors.append(np.linalg.norm(np.diag(np.exp(steps[-1] * part["A"].flatten())), 2))
+        assert found["largest"] == pytest.approx(max(factors), rel=1e-5)
+        assert found["mean"] == pytest.approx(math.exp(np.mean(np.log(factors))), rel=1e-5)
+        assert (found["smallest_step"], found["largest_step"]) == pytest.approx((min(steps), max(steps)), rel=1e-5)
+        assert found["largest"] <= found["bound"] < 1
+        assert found["smallest_step_bound"] <= min(steps) < max(steps) <= found["largest_step_bound"]
+
+    def test_the_length_changes_nothing(self, weights, batch):
+        model = plain_classifier_from_state_dict(weights)
+        longer = {"input_ids": batch["input_ids"].repeat(1, 5)}
+        one, other = (generalization_bound(model, [given]) for given in (batch, longer))
+        assert (one.bound, one.log_capacity) == (other.bound, other.log_capacity)
+        assert one.log_capacity_at_length < other.log_capacity_at_length
+
+    def test_authors_models_are_unstable_and_have_no_bound(self, shared_data):
+        path = shared_data / "selective_ssm" / "majority_T100.pth"
+        model = plain_classifier_from_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        found = generalization_bound(model, [{"input_ids": torch.randint(0, 2, (8, 100))}])
+        failing = [assumption for assumption in found.assumptions if not assumption.holds]
+        assert [a.name for a in failing] == ["stable state matrix"]
+        assert failing[0].value == pytest.approx(-0.0908, abs=1e-4)
+        assert found.bound is found.capacity is found.leading_terms is found.gap is found.gap_at_length is None
+        assert math.isfinite(found.log_capacity_at_length)
+        assert found.scans[0].contraction["largest"] > 1
+        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["bound"] is None
+
+    def test_nan_weights(self, weights, batch):
+        weights["SSM.ssm.W_B"][0, 0] = math.inf
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            plain_classifier_from_state_dict(weights)
+        weights["SSM.ssm.W_B"][0, 0] = 1.0
+        model = plain_classifier_from_state_dict(weights)
+        model.model.layers[0].mixer.scan.x_proj.weight.data[2, 0] = math.nan
+        found = generalization_bound(model, [batch])
+        assert "finite norms" in [assumption.name for assumption in found.assumptions if not assumption.holds]
+        assert found.bound is found.log_capacity_at_length is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"num_hidden_layers": 2}, {"one layer"}),
+        ({"bidirectional": True}, {"one direction"}),
+        ({"use_skip": True}, {"no skip"}),
+        ({"norm_type": "layer"}, {"no norm"}),
+        ({"use_residual": True}, {"no residual"}),
+        ({"sobolev_order": 0.5}, {"no Sobolev filter"}),
+        ({"complex_state": True}, {"real, diagonal state matrix"}),
+        ({"num_labels": 3}, {"one score"}),
+        ({"pooling": "mean"}, {"last position"}),
+        ({"classifier_bias": True}, {"no bias of the score"}),
+    ],
+)
+def test_each_assumption_fails_alone(arguments, names, batch):
+    found = generalization_bound(plain(**arguments), [batch])
+    failing = {assumption.name: assumption.message for assumption in found.assumptions if not assumption.holds}
+    assert failing.keys() == names
+    assert all(message.startswith("needs ") for message in failing.values())
+    assert found.bound is found.log_capacity is found.log_capacity_at_length is None
+    assert not found.norms
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_heads_without_one_score(batch):
+    for head in ("ForTokenClassification", "ForCausalLM", "Model"):
+        model = getattr(hf_ssm, f"SelectiveSSM{head}")(hf_ssm.SelectiveSSMConfig(block="plain", vocab_size=VOCABULARY))
+        found = generalization_bound(model, [{"input_ids": batch["input_ids"]}])
+        assert {"one score", "last position"} <= {a.name for a in found.assumptions if not a.holds}
+
+
+def test_continuous_inputs_need_a_given_projection():
+    config = hf_ssm.SelectiveSSMConfig(block="plain", num_input_channels=2, num_labels=1, pooling="last")
+    model = hf_ssm.SelectiveSSMForSignalRegression(config)
+    batches = [{"input_values": torch.randn(3, 9, 2), "labels": torch.randn(3, 1)}]
+    failing = [a.name for a in generalization_bound(model, batches).assumptions if not a.holds]
+    assert failing == ["inputs given or embedded"]
+    model.model.input_projection.requires_grad_(False)
+    assert generalization_bound(model, batches).bound > 0
+
+
+class TestMamba:
+    @pytest.fixture
+    def model(self, make_model):
+        return make_model("SelectiveSSM", "ForSequenceClassification", bidirectional=True)
+
+    def test_each_scan_by_itself(self, model, make_batch):
+        found = generalization_bound(model, [make_batch("ForSequenceClassification") for _ in range(2)])
+        assert found.bound is found.capacity is None
+        assert "block" in [assumption.name for assumption in found.assumptions if not assumption.holds]
+        expected = [(layer, way) for layer in range(2) for way in ("forward", "backward")]
+        assert [(scan.layer, scan.direction) for scan in found.scans] == expected
+        assert "no bound for the network" in found.notes[0]
+        for scan in found.scans:
+            assert scan.log_capacity is not None
+            seen = scan.contraction
+            assert seen["smallest_step_bound"] <= seen["smallest_step"] < seen["largest_step"]
+            assert seen["largest_step"] <= seen["largest_step_bound"]
+            assert seen["mean"] <= seen["largest"] <= seen["bound"] < 1
+            assert 0 < scan.output["largest"] <= 10 ** scan.output["log10_bound"]
+        json.dumps(found.to_dict(), allow_nan=False)
+
+    def test_the_projection_of_the_steps_is_multiplied_out(self, model, make_batch):
+        batch = make_batch("ForSequenceClassification")
+        scan = model.model.layers[1].mixer.scan
+        inputs = []
+        handle = scan.register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
+        norms = generalization_bound(model, [batch]).scans[2].norms
+        handle.remove()
+        rank = scan.rank
+        Q = scan.dt_proj.weight.detach().numpy() @ scan.x_proj.weight[:rank].detach().numpy()
+        assert norms.num_steps == len(Q) == scan.channels
+        assert norms.B_q == pytest.approx(max(np.linalg.norm(row) for row in Q), rel=1e-5)
+        assert (norms.L_p, norms.B_p) == pytest.approx((scan.dt_bias.min().item(), scan.dt_bias.max().item()))
+        assert norms.B_u == pytest.approx(inputs[0].norm(dim=-1).max().item(), rel=1e-5)
+        assert norms.s_A == pytest.approx(scan.A_log.exp().min().item(), rel=1e-5)
+        assert (norms.B_w, norms.M_w) == (1.0, 0.0)
+
+    def test_skip_and_gate_enter_the_bound_on_the_output(self, model, make_batch):
+        scan = model.model.layers[0].mixer.scan
+        scan.D.data.copy_(torch.linspace(-1e6, 1e5, scan.channels))
+        gates = []
+        handle = scan.register_forward_pre_hook(lambda _, given: gates.append(given[1].detach()))
+        found = generalization_bound(model, [make_batch("ForSequenceClassification")]).scans[0]
+        handle.remove()
+        largest_gate = (gates[0] / (1 + (-gates[0]).exp())).abs().max().item()
+        norms = found.norms
+        past = norms.step_range[1] * norms.B_B * norms.B_C * norms.B_u**3 / (1 - norms.rho_A)
+        expected = math.log10((past + 1e6 * norms.B_u) * largest_gate)
+        assert found.output["log10_bound"] == pytest.approx(expected, rel=1e-6)
+        # The skip outweighs the rest here, and bounds by no more than the number of channels too much.
+        assert found.output["largest"] > 10**expected / 100
+
+    def test_complex_states_have_steps_and_contraction_only(self, make_model, make_batch):
+        model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True)
+        scan = generalization_bound(model, [make_batch("ForSequenceClassification")]).scans[0]
+        assert scan.log_capacity is scan.norms is None
+        assert 0 < scan.contraction["mean"] <= scan.contraction["largest"] < 1
+
+    def test_the_model_is_left_as_it_was(self, model, make_batch):
+        model.train()
+        model.model.layers[0].eval()
+        generalization_bound(model, [make_batch("ForSequenceClassification")])
+        assert model.training
+        assert not model.model.layers[0].training
+        assert not any(part._forward_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena"])
+def test_other_families(family, make_model, make_batch):
+    model = make_model(family, "ForSequenceClassification")
+    with pytest.raises(ValueError, match="no selective scan: this bound is for the selective models"):
+        generalization_bound(model, [make_batch("ForSequenceClassification")])

@@ -1,0 +1,396 @@
+"""Frequency responses against what the modules do to an impulse, their variation against numpy, and the range of α."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hf_ssm
+from hf_ssm.analysis import frequency_pictures
+from hf_ssm.analysis.frequency import (
+    FrequencyResponse,
+    alpha_recommendation,
+    band_total_variation,
+    frequency_responses,
+)
+from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum
+from hf_ssm.theory.spectrum import power_spectrum
+
+# Step sizes at which kernels fade within the length of the impulse response.
+FADING = {"time_step_min": 0.2, "time_step_max": 0.5}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "s4d": ("S4", FADING),
+    "s4d, bilinear, no skip": ("S4", FADING | {"discretization": "bilinear", "init": "lin", "use_skip": False}),
+    "s4": ("S4", FADING | {"kernel_type": "s4"}),
+    "s4, bilinear, two-sided": (
+        "S4",
+        FADING | {"kernel_type": "s4", "discretization": "bilinear", "bidirectional": True},
+    ),
+    "s4d, two-sided, causal filter": ("S4", FADING | {"bidirectional": True, "sobolev_order": [0.7, -1.0]}),
+    "s4d, trained filter in radians": (
+        "S4",
+        FADING | {"sobolev_order": -0.5, "sobolev_trainable": True, "sobolev_frequency": "radian"},
+    ),
+    "implicit": ("Hyena", {"bidirectional": True}),
+    "sinusoid, order 3, two-sided": (
+        "Hyena",
+        {"filter_type": "sinusoid", "hyena_order": 3, "bidirectional": True, "sobolev_order": 0.5},
+    ),
+    "H3, order 4": ("Hyena", FADING | {"filter_type": "s4d", "hyena_order": 4}),
+}
+
+
+def answer_to_an_impulse(module: Any, group: int, channels: int, half: int, omega: torch.Tensor) -> torch.Tensor:
+    """Σ_t y_t e^{-iωt} of the module's output for an impulse at t = 0 in the middle of 2 half + 1 positions."""
+    inputs = torch.zeros(1, 2 * half + 1, channels, dtype=torch.float64)
+    inputs[:, half] = 1.0
+    with torch.no_grad():
+        output, _ = module(inputs, module.kernels(inputs.shape[1]), group=group)
+    waves = torch.exp(-1j * omega.unsqueeze(-1) * (torch.arange(2 * half + 1) - half))
+    return (waves @ output[0].to(waves.dtype)).T
+
+
+def whole(responses: list[FrequencyResponse], name: str, group: int) -> torch.Tensor:
+    """The answer of both directions together."""
+    own = {r.direction: r for r in responses if (r.name, r.group) == (name, group)}
+    result = own["forward"].response
+    if "backward" in own:
+        result = result + torch.exp(1j * own["backward"].omega) * own["backward"].response.conj()
+    return result
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_responses_are_those_of_the_modules(make_model, case):
+    family, arguments = CASES[case]
+    half = 31 if case == "implicit" else 1000
+    model = make_model(family, "ForSequenceClassification", **arguments).double()
+    if case == "implicit":
+        # Its taps end with the longest input, so that an impulse in the middle shows only the first half of them.
+        model = make_model(family, "ForSequenceClassification", **arguments | {"filter_window_shift": 0.0}).double()
+        for block in model.model.layers:
+            block.mixer.long_conv.filter._decay_rates = lambda like: torch.full((8, 1), 80.0, dtype=like.dtype)
+    if arguments.get("sobolev_trainable"):
+        torch.nn.init.uniform_(model.model.layers[1].mixer.long_conv.sobolev_order, -1.0, 1.0)
+    responses = frequency_responses(model, num_frequencies=33)
+    groups = arguments.get("hyena_order", 2) - 1
+    directions = 2 if arguments.get("bidirectional") else 1
+    assert len(responses) == 2 * groups * directions
+    for layer, block in enumerate(model.model.layers):
+        module = block.mixer.long_conv
+        for group in range(groups):
+            found = whole(responses, f"layers.{layer}.mixer.long_conv", group)
+            expected = answer_to_an_impulse(module, group, 8, half, responses[0].omega)
+            torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_zero_phase_response_has_the_weight_of_the_filtered_input(make_model):
+    arguments = FADING | {"sobolev_order": 1.0, "sobolev_mode": "zero_phase", "num_hidden_layers": 1}
+    model = make_model("S4", "ForSequenceClassification", **arguments).double()
+    (response,) = frequency_responses(model, num_frequencies=9)
+    expected = answer_to_an_impulse(model.model.layers[0].mixer.long_conv, 0, 8, 4000, response.omega)
+    # The taps of the weight, whose slope jumps at 0, fall as 1 / n² and are cut off.
+    torch.testing.assert_close(response.response, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_entries_name_their_place(make_model):
+    model = make_model("Hyena", "ForMaskedLM", hyena_order=3, filter_type="s4d")
+    responses = frequency_responses(model, num_frequencies=5)
+    places = [(r.name, r.layer, r.direction, r.group) for r in responses]
+    assert places == [
+        (f"layers.{layer}.mixer.long_conv", layer, direction, group)
+        for layer in range(2)
+        for direction in ("forward", "backward")
+        for group in range(2)
+    ]
+    steps = model.model.layers[0].mixer.long_conv.filter.time_step(torch.float64)
+    torch.testing.assert_close(responses[1].time_step, steps[1::2])
+    torch.testing.assert_close(responses[0].omega, torch.linspace(0, math.pi, 5, dtype=torch.float64))
+    assert frequency_responses(make_model("Hyena", "Model"), 5)[0].time_step is None
+
+
+def test_responses_stay_as_they_were(make_model):
+    model = make_model("S4", "Model")
+    responses = frequency_responses(model, num_frequencies=9)
+    before = band_total_variation(responses[0], [0.0, 1.0])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    torch.testing.assert_close(band_total_variation(responses[0], [0.0, 1.0]), before)
+    assert not torch.allclose(frequency_responses(model, num_frequencies=9)[0].response, responses[0].response)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_weights_that_accelerate_keeps_elsewhere_are_found(make_model):
+    from accelerate import cpu_offload
+
+    model = make_model("Hyena", "Model", bidirectional=True)
+    expected = [r.response for r in frequency_responses(model, num_frequencies=9)]
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert next(model.layers[0].mixer.long_conv.parameters()).device.type == "meta"
+    found = [r.response for r in frequency_responses(model, num_frequencies=9)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_selective_scans_have_no_response(make_model):
+    with pytest.raises(ValueError, match="a selective scan varies in time"):
+        frequency_responses(make_model("SelectiveSSM", "Model"))
+
+
+def dense_sum(evaluate: Any, low: float, high: float, nodes: np.ndarray, count: int = 40_001) -> np.ndarray:
+    """The polygon of `evaluate` on many nodes, and on more of them around those given."""
+    around = nodes[:, None] + np.sinh(np.linspace(-16, 16, 3001)) * 1e-6
+    omega = np.unique(np.concatenate([np.linspace(low, high, count), around.ravel()]))
+    omega = omega[(omega >= low) & (omega <= high)]
+    return np.abs(np.diff(evaluate(omega), axis=-1)).sum(-1)
+
+
+EDGES = [0.0, 0.3, 1.0, math.pi]
+
+
+def test_variation_of_narrow_peaks_is_not_lost_between_samples(make_model):
+    model = make_model("S4", "Model", hidden_size=2, state_size=4, num_hidden_layers=1, init="legs").double()
+    filter = model.layers[0].mixer.long_conv.filter
+    with torch.no_grad():
+        filter.log_A_real.fill_(-9.0)
+        filter.A_imag.mul_(10)
+    (response,) = frequency_responses(model, num_frequencies=65)
+    found = band_total_variation(response, EDGES, rtol=1e-8)
+    a, b, c = (part.detach().numpy() for part in (filter.state_space(torch.float64)[name] for name in "abc"))
+    step = filter.time_step(torch.float64).detach().numpy()
+    for channel in range(2):
+        a_bar = np.exp(a[channel] * step[channel])
+        residues = c[0, channel] * b[channel] * (a_bar - 1) / a[channel]
+
+        def evaluate(omega: np.ndarray, poles: np.ndarray = a_bar, residues: np.ndarray = residues) -> np.ndarray:
+            z = np.exp(-1j * omega)
+            terms = [r / (1 - p * z) + r.conj() / (1 - p.conj() * z) for p, r in zip(poles, residues, strict=True)]
+            return np.sum(terms, axis=0)
+
+        expected = [dense_sum(evaluate, *EDGES[i : i + 2], np.angle(a_bar)) for i in range(3)]
+        np.testing.assert_allclose(found[channel], expected, rtol=1e-5)
+    by_samples = band_total_variation(
+        FrequencyResponse("", 0, "forward", response.omega, response.response, None), EDGES
+    )
+    assert (by_samples.sum(-1) < 0.5 * found.sum(-1)).all()
+
+
+def test_variation_of_an_implicit_filter_is_that_of_its_taps(make_model):
+    model = make_model("Hyena", "Model", num_hidden_layers=1, hyena_order=3, bidirectional=True, sobolev_order=0.5)
+    module = model.double().layers[0].mixer.long_conv
+    responses = frequency_responses(model, num_frequencies=9)
+    taps = module.filter(64, torch.float64).detach().numpy()
+    weight = lambda omega: (1 + (1 - np.exp(-1j * omega)) / (2 * math.pi)) ** 0.5  # noqa: E731
+    for response in responses:
+        own = taps[int(response.direction == "backward"), response.group :: 2]
+        skip = module.D.detach().numpy()[response.group :: 2] if response.direction == "forward" else np.zeros(8)
+        found = band_total_variation(response, EDGES)
+        for channel in (0, 7):
+
+            def evaluate(omega: np.ndarray, k: np.ndarray = own[channel], d: float = skip[channel]) -> np.ndarray:
+                return (np.exp(-1j * np.outer(omega, np.arange(64))) @ k + d) * weight(omega)
+
+            expected = [dense_sum(evaluate, EDGES[i], EDGES[i + 1], np.zeros(0), count=8_001) for i in range(3)]
+            np.testing.assert_allclose(found[channel], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_variation_of_s4_is_that_of_its_dense_system(make_model, rule):
+    arguments = {"hidden_size": 2, "state_size": 4, "num_hidden_layers": 1, "kernel_type": "s4", "use_skip": False}
+    model = make_model("S4", "Model", **arguments, discretization=rule, time_step_min=0.05).double()
+    filter = model.layers[0].mixer.long_conv.filter
+    found = band_total_variation(frequency_responses(model, num_frequencies=9)[0], EDGES)
+    parts = filter.state_space(torch.float64)
+    a, b, c = (t.detach() for t in dplr_dense(parts["a"], parts["p"], parts["b"], parts["c"][0]))
+    for channel, step in enumerate(filter.time_step(torch.float64).tolist()):
+        matrix, output, identity = a[channel].numpy() * step, c[channel].numpy(), np.eye(4)
+        if rule == "zoh":
+            values, vectors = np.linalg.eig(matrix)
+            a_bar = vectors @ np.diag(np.exp(values)) @ np.linalg.inv(vectors)
+            b_bar = np.linalg.solve(matrix / step, (a_bar - identity) @ b[channel].numpy())
+        else:
+            a_bar = np.linalg.solve(identity - matrix / 2, identity + matrix / 2)
+            b_bar = np.linalg.solve(identity - matrix / 2, step * b[channel].numpy())
+
+        def evaluate(omega: np.ndarray, m: np.ndarray = a_bar, v: np.ndarray = b_bar, row: Any = output) -> Any:
+            systems = np.eye(4) - m * np.exp(-1j * omega)[:, None, None]
+            return np.linalg.solve(systems, np.broadcast_to(v, (len(omega), 4))[..., None])[..., 0] @ row
+
+        expected = [dense_sum(evaluate, *EDGES[i : i + 2], np.zeros(0)) for i in range(3)]
+        np.testing.assert_allclose(found[channel], expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize(("rule", "turn"), [("zoh", 2.0), ("zoh", 2 * math.pi - 2), ("bilinear", 2.0)])
+def test_a_narrow_peak_beside_a_large_response_is_found(make_model, rule, turn):
+    """A circle as large as the rest of the curve, run through within 1e-8 radians, also by an alias."""
+    arguments = {"state_size": 4, "num_hidden_layers": 1, "use_skip": False, "init": "lin", "discretization": rule}
+    model = make_model("S4", "Model", hidden_size=1, **arguments)
+    filter = model.double().layers[0].mixer.long_conv.filter
+    with torch.no_grad():
+        filter.log_dt.zero_()
+        filter.log_A_real[:] = torch.tensor([math.log(0.5), math.log(1e-8)])
+        filter.A_imag[:] = torch.tensor([0.0, turn])
+        filter.B[:] = torch.tensor([1.0, 0.0])
+        filter.C[:] = torch.tensor([[1.0, 0.0], [1e-8, 0.0]])
+    (response,) = frequency_responses(model, num_frequencies=9)
+    found = band_total_variation(response, [1.0, 3.0], rtol=1e-3).item()
+    poles = np.array([-0.5, complex(-1e-8, turn)])
+    if rule == "zoh":
+        a_bar, b_bar = np.exp(poles), (np.exp(poles) - 1) / poles
+    else:
+        a_bar, b_bar = (1 + poles / 2) / (1 - poles / 2), 1 / (1 - poles / 2)
+    # The rest of the curve in the band, by the wide pole alone, and the circumference of the circle.
+    rest = np.abs(np.diff(2 * b_bar[0] / (1 - a_bar[0] * np.exp(-1j * np.linspace(1, 3, 20_001))))).sum()
+    circle = math.pi * 1e-8 * abs(b_bar[1]) / (1 - abs(a_bar[1]))
+    assert circle > rest
+    assert found == pytest.approx(rest + circle, rel=0.01)
+
+
+def test_variation_goes_up_to_the_zero_of_a_weak_filter(make_model):
+    """(1 + |s|)^-0.1 with bilinear frequencies ends at 0, but within 1e-15 radians of π is still at 0.02."""
+    arguments = {"sobolev_order": -0.1, "sobolev_frequency": "bilinear", "num_hidden_layers": 1, "state_size": 4}
+    model = make_model("S4", "Model", hidden_size=2, **arguments).double()
+    module = model.layers[0].mixer.long_conv
+    (response,) = frequency_responses(model, num_frequencies=9)
+    found = band_total_variation(response, [1.0, math.pi])[:, 0]
+    a, b, c = (part.detach().numpy() for part in (module.filter.state_space(torch.float64)[name] for name in "abc"))
+    steps, skips = module.filter.time_step(torch.float64).tolist(), module.D.tolist()
+    below = np.exp(np.linspace(math.log(1e-300), math.log(math.pi - 1), 100_001))
+    z = -np.exp(1j * below)
+    for channel, (step, skip) in enumerate(zip(steps, skips, strict=True)):
+        poles = np.exp(a[channel] * step)[:, None]
+        residues = (c[0, channel] * b[channel] / a[channel])[:, None] * (poles - 1)
+        kernel = (residues / (1 - poles * z) + residues.conj() / (1 - poles.conj() * z)).sum(0) + skip
+        values = np.append(0.0, kernel * (1 + 2j / step / np.tan(below / 2)) ** -0.1)
+        assert found[channel].item() == pytest.approx(np.abs(np.diff(values)).sum(), rel=1e-4)
+
+
+def test_variation_of_a_broken_kernel_is_nan_and_of_the_others_is_not(make_model):
+    model = make_model("S4", "Model", num_hidden_layers=1)
+    with torch.no_grad():
+        model.layers[0].mixer.long_conv.filter.C[0, 3, 1, 0] = math.nan
+    response = frequency_responses(model, num_frequencies=9)[0]
+    broken = torch.isnan(band_total_variation(response, [0.0, 1.0, math.pi]))
+    assert broken[3].all()
+    assert int(broken.sum()) == 2
+    with pytest.raises(ValueError, match="holds NaN"):
+        frequency_pictures.gain_quantiles(response)
+
+
+def test_variation_is_infinite_where_the_filter_is(make_model):
+    arguments = {"sobolev_order": 0.5, "sobolev_frequency": "bilinear", "num_hidden_layers": 1}
+    (response,) = frequency_responses(make_model("S4", "Model", **arguments), num_frequencies=9)
+    assert torch.isinf(response.response[:, -1].real).all()
+    assert torch.isfinite(response.response[:, :-1]).all()
+    variation = band_total_variation(response, [0.0, 3.0, math.pi])
+    assert torch.isfinite(variation[:, 0]).all()
+    assert torch.isinf(variation[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"), [([0.0], "two or more"), ([1.0, 0.5], "ascending"), ([0.0, 4.0], "must lie in")]
+)
+def test_bad_edges_are_refused(make_model, edges, message):
+    response = frequency_responses(make_model("S4", "Model"), num_frequencies=5)[0]
+    with pytest.raises(ValueError, match=message):
+        band_total_variation(response, edges)
+
+
+def test_alpha_goes_by_size_init_rule_and_steps():
+    config = hf_ssm.S4Config(
+        init="lin", discretization="bilinear", state_size=32, time_step_min=1e-3, time_step_max=1e-1
+    )
+    power = power_spectrum(torch.randn(4, 50, 3, dtype=torch.float64).cumsum(1))
+    found = alpha_recommendation(config, power, quantiles=(0.5, 0.9))
+    assert found.time_steps == (1e-3, 1e-1)
+    assert found.data_free == pytest.approx((alpha_max(32, 1e-1), alpha_max(32, 1e-3)))
+    assert found.edges[0.5] < found.edges[0.9] < math.pi
+    expected = [alpha_max_from_spectrum(found.edges[0.9], 32, dt) for dt in (1e-1, 1e-3)]
+    assert found.from_data[0.9] == pytest.approx(expected)
+    assert found.to_dict()["from_data"]["0.9"] == pytest.approx(expected)
+
+
+def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
+    limits = []
+    for init in ("legs", "inv"):
+        found = alpha_recommendation(hf_ssm.S4Config(init=init, discretization="zoh", time_step_max=0.05))
+        fastest = found.data_free[0] * found.largest_frequency
+        made = hf_ssm.S4Config(init=init, frequency_scale=found.data_free[0])
+        module = hf_ssm.S4Model(made).layers[0].mixer.long_conv.filter
+        assert module.A_imag.max().item() == pytest.approx(fastest, rel=1e-5)
+        limits.append(fastest * 0.05)
+    assert limits == pytest.approx([0.9 * math.pi] * 2)
+
+
+def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
+    model = make_model("S4", "Model")
+    assert alpha_recommendation(model).data_free == alpha_recommendation(model.config).data_free
+    config = hf_ssm.SelectiveSSMConfig(complex_state=True, state_size=8)
+    assert alpha_recommendation(config).data_free[0] == pytest.approx(alpha_max(8, 0.1, discretization="zoh"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: hf_ssm.HyenaConfig(), "`filter_type`='implicit' has no state matrix"),
+        (lambda: hf_ssm.S4Config(init="real"), "`init`='real' has no frequencies"),
+        (lambda: hf_ssm.SelectiveSSMConfig(), "`init`='real' has no frequencies"),
+        (lambda: transformers.BertConfig(), "BertConfig has no state space filter"),
+    ],
+)
+def test_alpha_needs_frequencies(config, message):
+    with pytest.raises(ValueError, match=message):
+        alpha_recommendation(config())
+
+
+def test_gain_quantiles_are_in_decibels_over_channels():
+    response = torch.tensor([[1.0, 10.0, math.inf], [1j, 0.0, 1.0], [-1.0, 0.1, 1.0]], dtype=torch.complex128)
+    omega = torch.tensor([0.0, math.pi / 2, math.pi], dtype=torch.float64)
+    cycles, gain = frequency_pictures.gain_quantiles(FrequencyResponse("", 0, "forward", omega, response, None))
+    assert cycles.tolist() == [0.0, 0.25]
+    assert gain[1].tolist() == pytest.approx([0.0, -20.0])
+    assert gain[2, 1].item() == pytest.approx(12.0)
+    assert gain[0, 1].item() == pytest.approx(-100.0)
+
+
+def test_spectral_density_has_the_integral_one():
+    power = torch.rand(9, dtype=torch.float64)
+    cycles, density = frequency_pictures.spectral_density(power)
+    assert cycles[-1].item() == 0.5
+    assert torch.trapezoid(density, cycles).item() == pytest.approx(1.0)
+    white = torch.tensor([1.0, 2.0, 2.0, 2.0, 1.0])
+    assert frequency_pictures.spectral_density(white)[1].tolist() == pytest.approx([2.0] * 5)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"num_hidden_layers": 4}, {"bidirectional": True}, {"num_hidden_layers": 1, "hyena_order": 3}]
+)
+def test_pictures_of_responses_are_pngs(make_model, tmp_path, arguments):
+    responses = frequency_responses(make_model("Hyena", "Model", **arguments), num_frequencies=17)
+    for before in ([], responses):
+        path = tmp_path / "responses.png"
+        frequency_pictures.plot_frequency_responses(before, responses, path, title="a run")
+        assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_picture_of_spectra_is_a_png(tmp_path):
+    power = power_spectrum(torch.randn(4, 100, 1).cumsum(1))
+    path = tmp_path / "spectrum.png"
+    frequency_pictures.plot_spectrum({"a": power[0]}, path, alpha_recommendation(hf_ssm.S4Config(), power))
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    frequency_pictures.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, path, title=r"$\frac$.csv, white")
+
+
+def test_what_cannot_be_drawn_is_refused(make_model, tmp_path):
+    one, two = (frequency_responses(make_model("S4", "Model", num_hidden_layers=n), num_frequencies=5) for n in (1, 2))
+    for before, after in (([], []), (one, two)):
+        with pytest.raises(ValueError, match="must be of the same convolutions"):
+            frequency_pictures.plot_frequency_responses(before, after, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="`spectra` is empty"):
+        frequency_pictures.plot_spectrum({}, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="without power"):
+        frequency_pictures.plot_spectrum({"constant": torch.zeros(5)}, tmp_path / "a.png")

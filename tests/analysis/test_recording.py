@@ -1,0 +1,307 @@
+"""What is recorded of the operators of a model is what enters τ of the whole data set."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from hf_ssm.analysis import recording
+from hf_ssm.analysis.recording import record_operators, sequence_operators
+from hf_ssm.modules import long_convolution
+from hf_ssm.theory.complexity import selective_kernel_reference, tau, tau_reference
+from hf_ssm.training.run import measure_tau
+
+# One data set in three batches of other sizes, lengths and sides of padding; the last is a single token.
+LENGTHS = [([7, 4, 5], "right"), ([9, 9], None), ([3, 8, 1, 2], "left"), ([1], None)]
+
+VARIANTS = {
+    "hyena": ("Hyena", {}),
+    "hyena of order 4, two-sided": ("Hyena", {"filter_type": "sinusoid", "hyena_order": 4, "bidirectional": True}),
+    "s4 with a causal filter": ("S4", {"kernel_type": "s4", "sobolev_order": 0.5}),
+    "s4d, wide filter": ("S4", {"sobolev_order": -0.5, "sobolev_frequency": "bilinear"}),
+    "s4d with a zero-phase filter, two-sided": (
+        "S4",
+        {"sobolev_order": 0.5, "sobolev_mode": "zero_phase", "bidirectional": True, "sobolev_trainable": True},
+    ),
+    "hyena with a zero-phase filter": (
+        "Hyena",
+        {"hyena_order": 3, "sobolev_order": [0.5, 0.0], "sobolev_mode": "zero_phase"},
+    ),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba, complex, two-sided": (
+        "SelectiveSSM",
+        {"complex_state": True, "init": "lin", "bidirectional": True, "sobolev_order": 0.5},
+    ),
+    "plain": ("SelectiveSSM", {"block": "plain", "norm_type": "rms"}),
+    "plain, fixed step": ("SelectiveSSM", {"block": "plain", "fixed_step": True, "use_skip": True}),
+}
+
+
+def rows(lengths, side):
+    tokens = torch.randint(0, 12, (len(lengths), max(lengths)))
+    if side is None:
+        return {"input_ids": tokens}
+    mask = torch.zeros_like(tokens)
+    for row, length in enumerate(lengths):
+        mask[row, slice(0, length) if side == "right" else slice(-length, None)] = 1
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def as_one_batch(batches):
+    """The rows of all batches, padded on the right."""
+    sequences = []
+    for batch in batches:
+        for row, ids in enumerate(batch["input_ids"]):
+            sequences.append(ids[batch["attention_mask"][row].bool()] if "attention_mask" in batch else ids)
+    padded = nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+    steps = torch.arange(padded.shape[1])
+    return {"input_ids": padded, "attention_mask": torch.stack([(steps < len(ids)).long() for ids in sequences])}
+
+
+@pytest.fixture
+def batches():
+    return [rows(*entry) for entry in LENGTHS]
+
+
+def recorded_tau(records, layer):
+    return torch.cat([tau(r.kernel, r.mean, r.variance) for r in records if r.layer == layer]).mean()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tau_of_the_records_is_that_of_the_data_set_as_one_batch(make_model, batches, variant) -> None:
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "ForSequenceClassification", **flags).double()
+    records = record_operators(model, batches)
+    with torch.no_grad():
+        expected = model(**as_one_batch(batches), output_tau=True).tau
+    assert {record.num_sequences for record in records} == {10}
+    for layer, value in enumerate(expected):
+        torch.testing.assert_close(recorded_tau(records, layer), value, rtol=1e-9, atol=0)
+
+
+@contextlib.contextmanager
+def captured_convolutions(monkeypatch):
+    """Everything that is convolved, as the operation itself gets it: input, kernel, kernel that looks ahead."""
+    calls = []
+    plain = long_convolution.long_conv
+
+    def capturing(inputs, kernel, backward=None):
+        calls.append((inputs, kernel, backward))
+        return plain(inputs, kernel, backward)
+
+    monkeypatch.setattr(long_convolution, "long_conv", capturing)
+    yield calls
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("variant", ["hyena of order 4, two-sided", "s4d with a zero-phase filter, two-sided"])
+def test_tau_equals_the_loops_over_what_the_convolutions_are_given(make_model, monkeypatch, batches, variant) -> None:
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "Model", **flags).double()
+    records = iter(record_operators(model, batches))
+    whole = as_one_batch(batches)
+    mask = whole["attention_mask"]
+    with torch.no_grad(), captured_convolutions(monkeypatch) as calls:
+        model(**whole, use_cache=False)
+    assert calls
+    for inputs, kernel, backward in calls:
+        forward = next(records)
+        assert forward.direction == "forward"
+        torch.testing.assert_close(
+            tau(forward.kernel, forward.mean, forward.variance), tau_reference(kernel, inputs, mask)
+        )
+        if backward is not None:
+            # Flipped, the last token is the first; the nearest that the kernel sees is the one beside it.
+            behind = torch.cat([torch.zeros_like(backward[:, :1]), backward[:, :-1]], dim=1)
+            record = next(records)
+            assert record.direction == "backward"
+            expected = tau_reference(behind, inputs.flip(1), mask.flip(1))
+            torch.testing.assert_close(tau(record.kernel, record.mean, record.variance), expected)
+    assert next(records, None) is None
+
+
+@pytest.mark.parametrize("variant", ["mamba", "mamba, complex, two-sided"])
+def test_kernel_of_a_scan_is_that_of_the_mean_selection_of_the_data_set(make_model, batches, variant) -> None:
+    """Means by loops over rows and lags; then an impulse followed through the recurrence."""
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "Model", **flags).double()
+    records = record_operators(model, batches)
+    whole = as_one_batch(batches)
+    lengths = whole["attention_mask"].sum(1).tolist()
+    block = model.layers[0]
+    with torch.no_grad():
+        hidden = model.embed_tokens(whole["input_ids"])
+        mixer = block.mixer
+        projected, _ = mixer.project(block.mixer_inputs(hidden), whole["attention_mask"].bool())
+        read = mixer.scan_inputs(projected, whole["attention_mask"].bool())
+        step, B, C = mixer.scan.selection(read)
+        delta = mixer.scan.time_steps(step)
+        A, D = mixer.scan.state_matrix(), mixer.scan.D
+    longest = max(lengths)
+
+    def mean(part):
+        by_lag = [
+            [part[row, length - 1 - lag] for row, length in enumerate(lengths) if length > lag]
+            for lag in range(longest)
+        ]
+        return torch.stack([torch.stack(found).mean(0) for found in by_lag])
+
+    expected = selective_kernel_reference(mean(delta), A, mean(B), mean(C)[0], D)
+    torch.testing.assert_close(records[0].kernel, expected.detach())
+    directions = ["forward", "backward"] if flags.get("bidirectional") else ["forward"]
+    assert [record.direction for record in records if record.layer == 0] == directions
+
+
+def test_many_batches_lose_no_digits(make_model) -> None:
+    """A mean far from 0 beside a small variance, where a sum of squares would drown it."""
+    model = make_model("S4", "ForSignalRegression", norm_type="none", num_hidden_layers=1).double()
+    nn.init.ones_(model.model.input_projection.weight)
+    signals = 1e6 + torch.randn(300, 5, 1, dtype=torch.float64)
+    (record,) = record_operators(model, [{"input_values": part} for part in signals.split(7)])
+    expected = signals.var(dim=0, correction=0).flip(0).expand(-1, 8)
+    torch.testing.assert_close(record.variance, expected, rtol=1e-9, atol=0)
+
+
+def test_long_rows_are_taken_in_a_few_at_a_time(make_model, batches, monkeypatch) -> None:
+    """The same numbers, without double-precision copies and spectra of a whole batch at once."""
+    model = make_model("Hyena", "ForSequenceClassification", bidirectional=True).double()
+    whole = record_operators(model, batches, num_frequencies=9)
+    seen = []
+    moments = recording.lag_moments
+
+    def watched(inputs, *args, **kwargs):
+        seen.append(inputs.numel())
+        return moments(inputs, *args, **kwargs)
+
+    monkeypatch.setattr(recording, "lag_moments", watched)
+    # Two rows of eight positions with eight channels, or one of nine.
+    monkeypatch.setattr(recording, "_AT_ONCE", 2 * 8 * 8)
+    parts = record_operators(model, batches, num_frequencies=9)
+    assert max(seen) <= 2 * 8 * 8
+    for one, other in zip(whole, parts, strict=True):
+        assert one.num_sequences == other.num_sequences == 10
+        for name in ("mean", "variance", "power"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name))
+
+
+def test_power_is_that_of_all_rows(make_model) -> None:
+    """Every token counts once: the powers add up to the mean square of the tokens, less the mean of their row."""
+    model = make_model("S4", "ForSignalRegression", norm_type="none", num_hidden_layers=1).double()
+    nn.init.constant_(model.model.input_projection.weight, 2.0)
+    nn.init.zeros_(model.model.input_projection.bias)
+    first, second = torch.randn(3, 9, 1, dtype=torch.float64), torch.randn(2, 14, 1, dtype=torch.float64)
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[1, 4:] = 0
+    batches = [{"input_values": first, "attention_mask": mask}, {"input_values": second}]
+    (record,) = record_operators(model, batches, num_frequencies=33)
+    rows = [first[0], first[1, :4], first[2], *second]
+    squares = torch.cat([2 * (row - row.mean()) for row in rows]).square()
+    assert record.power.shape == (8, 33)
+    torch.testing.assert_close(record.power.sum(1), squares.mean().expand(8))
+    # By numpy: the periodograms of the rows on the common grid, weighted by their tokens.
+    padded = [np.abs(np.fft.rfft(2 * (row - row.mean())[:, 0].numpy(), 64)) ** 2 / 64 for row in rows]
+    expected = np.sum(padded, axis=0) / sum(map(len, rows))
+    np.testing.assert_allclose(record.power[0, 1:-1], 2 * expected[1:-1], rtol=1e-9)
+    assert record_operators(model, batches)[0].power is None
+
+
+def test_names_layers_and_shapes(make_model, batches) -> None:
+    model = make_model("Hyena", "ForMaskedLM", hyena_order=3, filter_type="s4d")
+    records = record_operators(model, batches)
+    places = [(r.name, r.layer, r.group, r.direction) for r in records[:4]]
+    name = "layers.0.mixer.long_conv"
+    assert places == [
+        (name, 0, 0, "forward"),
+        (name, 0, 0, "backward"),
+        (name, 0, 1, "forward"),
+        (name, 0, 1, "backward"),
+    ]
+    assert len(records) == 8 and records[-1].name == "layers.1.mixer.long_conv"
+    for record in records:
+        length = 9 if record.direction == "forward" else 8
+        assert record.kernel.shape == (8, length)
+        assert record.mean.shape == record.variance.shape == (length, 8)
+        assert record.kernel.dtype == record.mean.dtype == torch.float64
+
+
+def test_the_model_is_left_as_it_was(make_model, batches) -> None:
+    model = make_model("Hyena", "ForSequenceClassification", hidden_dropout=0.5, norm_type="batch").train()
+    model.model.layers[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [part.training for part in model.modules()]
+    first, second = (record_operators(model, batches) for _ in range(2))
+    # Neither dropout nor a moving mean.
+    assert all(
+        torch.equal(a.mean, b.mean) and torch.equal(a.kernel, b.kernel) for a, b in zip(first, second, strict=True)
+    )
+    assert [part.training for part in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not first[0].kernel.requires_grad
+    with pytest.raises(ValueError, match=r"token|`input_ids`"):
+        record_operators(model, [{"input_ids": torch.full((1, 3), 99)}])
+    assert [part.training for part in model.modules()] == modes
+    assert not any(operator._forward_pre_hooks for _, _, operator in sequence_operators(model))
+
+
+class Compiled(nn.Module):
+    """In the place of `torch.compile`: a graph that knows nothing of later hooks."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self._orig_mod = model
+
+
+# peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_labels_are_ignored_and_wrappers_looked_through(make_model, make_batch) -> None:
+    model = make_model("SelectiveSSM", "ForSequenceClassification")
+    batch = make_batch("ForSequenceClassification")
+    expected = record_operators(model, [batch])
+    base = make_model("SelectiveSSM", "ForSequenceClassification")
+    tuned = get_peft_model(base, LoraConfig(target_modules=["in_proj"]))
+    tuned.base_model.model.load_state_dict(
+        {name.replace("in_proj.", "in_proj.base_layer."): value for name, value in model.state_dict().items()},
+        strict=False,
+    )
+    for wrapped in (nn.DataParallel(model), Compiled(model), tuned):
+        found = record_operators(wrapped, [batch])
+        assert [r.name for r in found] == [r.name for r in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.kernel, theirs.kernel)
+            torch.testing.assert_close(ours.variance, theirs.variance)
+
+
+def test_half_precision(make_model, make_batch) -> None:
+    batch = make_batch("ForSequenceClassification")
+    model = make_model("SelectiveSSM", "ForSequenceClassification").bfloat16()
+    records = record_operators(model, [batch])
+    with torch.no_grad():
+        expected = model(**batch, output_tau=True).tau
+    for layer, value in enumerate(expected):
+        torch.testing.assert_close(recorded_tau(records, layer).float(), value.float(), rtol=1e-4, atol=0)
+
+
+def test_not_one_of_our_models() -> None:
+    with pytest.raises(ValueError, match=r"Linear has no long convolution or selective scan to record"):
+        record_operators(nn.Linear(2, 2), [])
+
+
+def test_no_batch(make_model) -> None:
+    with pytest.raises(ValueError, match=r"`batches` holds no batch"):
+        record_operators(make_model("S4", "Model"), [])
+
+
+def test_tau_of_a_run_is_measured_without_a_trace(make_model, make_batch) -> None:
+    """A part that is frozen in evaluation mode stays so, also after a failure."""
+    model = make_model("S4", "ForSequenceClassification", hidden_dropout=0.5).train()
+    model.model.layers[1].eval()
+    modes = [part.training for part in model.modules()]
+    batch = make_batch("ForSequenceClassification")
+    assert measure_tau(model, batch) == measure_tau(model, batch)
+    assert [part.training for part in model.modules()] == modes
+    with pytest.raises(ValueError, match=r"`input_ids`"):
+        measure_tau(model, {"input_ids": torch.full((1, 3), 99)})
+    assert [part.training for part in model.modules()] == modes

@@ -1,0 +1,235 @@
+"""The report gathers what its parts say, in numbers, text, Markdown and pictures."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hf_ssm
+from hf_ssm.analysis import pictures
+from hf_ssm.analysis.complexity import LayerComplexity
+from hf_ssm.analysis.movement import GROUPS
+from hf_ssm.analysis.report import BANDS, theory_report
+from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
+
+VARIANTS = {
+    "hyena": ("Hyena", {"hyena_order": 3, "filter_order": 4, "max_position_embeddings": 16}),
+    "s4": ("S4", {"bidirectional": True, "state_size": 4}),
+    "mamba": ("SelectiveSSM", {"bidirectional": True}),
+}
+PLAIN = {
+    **{"block": "plain", "num_hidden_layers": 1, "norm_type": "none", "use_residual": False, "pooling": "last"},
+    **{"classifier_bias": False, "num_labels": 2},
+}
+
+
+def two_batches():
+    first = {"input_ids": torch.randint(0, 12, (3, 12)), "labels": torch.zeros(3, dtype=torch.long)}
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, 5:] = 0
+    return [first, {"input_ids": torch.randint(0, 12, (2, 9)), "attention_mask": mask}]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tau_is_that_of_the_rows_as_one_batch(make_model, variant) -> None:
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "ForSequenceClassification", **flags)
+    batches = two_batches()
+    report = theory_report(model, batches, num_sequences=1000)
+    ids, mask = torch.zeros(5, 12, dtype=torch.long), torch.zeros(5, 12, dtype=torch.long)
+    ids[:3], mask[:3] = batches[0]["input_ids"], 1
+    ids[3:, :9], mask[3:, :9] = batches[1]["input_ids"], batches[1]["attention_mask"]
+    expected = model(input_ids=ids, attention_mask=mask, output_tau=True).tau.tolist()
+    assert [layer.tau for layer in report.complexity] == pytest.approx(expected, rel=1e-4)
+    assert [layer.measure for layer in report.complexity] == pytest.approx(
+        [value / math.sqrt(1000) for value in expected], rel=1e-4
+    )
+    assert (report.data["rows"], report.data["longest"], report.data["num_sequences"]) == (5, 12, 1000)
+    assert report.model["class"] == type(model).__name__
+    assert report.model["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_json_is_complete_and_has_no_other_numbers(make_model, variant) -> None:
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "ForSequenceClassification", **flags)
+    movement = {"A_imag": 0.25, "sobolev_order": None}
+    report = theory_report(model, two_batches(), movement=movement, data={"source": "here"}, settings={"rows": 5})
+    found = json.loads(json.dumps(report.to_dict(), allow_nan=False), parse_constant=pytest.fail)
+    assert found["versions"].keys() == {"hf_ssm", "torch", "transformers"}
+    assert found["versions"]["hf_ssm"] == hf_ssm.__version__
+    assert found["movement"] == movement and found["settings"] == {"rows": 5} and found["data"]["source"] == "here"
+    assert len(found["complexity"]) == 2
+    for layer, own in zip(found["complexity"], report.complexity, strict=True):
+        assert np.mean(layer["tau_of_channels"]) == pytest.approx(layer["tau"]) == own.tau
+    directions = ["forward", "backward"] if variant == "s4" else ["forward"]
+    places = [(part["layer"], part["direction"]) for part in found["total_variation"]]
+    assert places == ([] if variant == "mamba" else [(layer, way) for layer in (0, 1) for way in directions])
+    assert "none" in (found["alpha"] if variant != "s4" else found["bound"])
+
+
+def test_what_is_not_finite_is_null_in_the_json(make_model) -> None:
+    """A Sobolev weight that grows without end towards the Nyquist frequency."""
+    flags = {"sobolev_order": 0.5, "sobolev_frequency": "bilinear", "num_hidden_layers": 1, "state_size": 4}
+    report = theory_report(make_model("S4", "ForSequenceClassification", **flags), two_batches())
+    assert math.isinf(report.variation[0].variation[-1])
+    assert report.to_dict()["total_variation"][0]["variation"][-1] is None
+
+
+def test_variation_of_the_bands_adds_up_and_is_a_mean_over_kernels(make_model) -> None:
+    """Against the length of a polygon through many points of the Fourier sum of a long kernel, by numpy."""
+    model = make_model("S4", "Model", num_hidden_layers=1, state_size=4, time_step_min=0.5, time_step_max=0.9)
+    report = theory_report(model, two_batches())
+    (found,) = report.variation
+    with torch.no_grad():
+        kernel = model.layers[0].mixer.long_conv.kernels(400)[0].double().numpy()
+    expected = []
+    for low, high in itertools.pairwise(BANDS):
+        omega = np.linspace(low, high, 2000)
+        response = kernel @ np.exp(-1j * np.outer(np.arange(400), omega))
+        expected.append(np.abs(np.diff(response, axis=1)).sum(axis=1).mean())
+    np.testing.assert_allclose(found.variation, expected, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"edges"):
+        theory_report(model, two_batches(), bands=(1.0, 0.5))
+
+
+def test_alpha_from_data_follows_what_the_layer_reads(make_model) -> None:
+    """Waves of a known frequency reach the first layer through a linear map."""
+    flags = {"norm_type": "none", "num_hidden_layers": 1, "init": "lin", "state_size": 4, "time_step_max": 0.01}
+    model = make_model("S4", "ForSignalRegression", frequency_scale=3.0, **flags)
+    omega = 0.7
+    phases = torch.rand(6, 1, 1) * 2 * math.pi
+    waves = torch.cos(omega * torch.arange(400.0)[None, :, None] + phases)
+    report = theory_report(model, [{"input_values": waves[:4]}, {"input_values": waves[4:, :250]}])
+    found = report.alpha_of_layers[0]
+    assert found.edges[0.5] == pytest.approx(omega, abs=0.03)
+    # The fastest pole of "lin" is nπ/2, and α ω₁ Δ = ω under the zero-order hold.
+    assert found.from_data[0.5][0] == pytest.approx(omega / (4 * math.pi / 2 * 0.01), rel=0.05)
+    text = report.to_text()
+    assert "inputs of layer 0" in text and "α = 3, below the limit" in text
+
+
+def test_constant_inputs_leave_alpha_open(make_model) -> None:
+    model = make_model("S4", "ForSignalRegression", norm_type="none", num_hidden_layers=1)
+    report = theory_report(model, [{"input_values": torch.ones(2, 8, 1)}])
+    assert "constant" in report.alpha_of_layers[0]
+    assert "inputs of layer 0" not in report.to_text() and "without data" in report.to_text()
+
+
+def test_bound_of_the_block_of_the_theorem(make_model) -> None:
+    report = theory_report(
+        make_model("SelectiveSSM", "ForSequenceClassification", **PLAIN), two_batches(), num_sequences=400
+    )
+    assert report.bound.num_sequences == 400
+    text = report.to_text()
+    assert "bound (27) on the gap, n = 400" in text and "contraction ρ_A" in text
+    assert ("says nothing" in text) == (report.bound.bound > 1)
+
+
+def test_bound_that_cannot_be_had_says_why(make_model) -> None:
+    report = theory_report(make_model("SelectiveSSM", "ForSequenceClassification"), two_batches())
+    text = report.to_text()
+    assert report.bound.bound is None
+    assert "- block: needs block='plain'" in text and "Each scan alone" in text
+    report = theory_report(make_model("S4", "ForSequenceClassification"), two_batches())
+    assert "S4ForSequenceClassification has no selective scan" in report.to_text()
+
+
+def test_the_model_is_left_as_it_was_and_may_be_wrapped(make_model) -> None:
+    model = make_model("S4", "ForSequenceClassification", hidden_dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    first = theory_report(model, two_batches()).to_dict()
+    assert model.training and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.manual_seed(1)
+    second = theory_report(nn.DataParallel(model), two_batches()).to_dict()
+    assert second["complexity"] == first["complexity"] and second["alpha"] == first["alpha"]
+
+
+def test_markdown_tables_are_whole(make_model) -> None:
+    movement = {"A_imag": 0.25, "sobolev_order": None}
+    model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True, init="lin")
+    text = theory_report(model, two_batches(), movement=movement).to_markdown()
+    assert text.startswith("## Theory report\n\n### Complexity\n\n| layer |")
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 4
+    for rows in blocks:
+        assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
+    assert f"| {GROUPS['A_imag']} | 0.25 |" in text and f"| {GROUPS['sobolev_order']} | – |" in text
+
+
+def test_cells_and_lists() -> None:
+    table = Table(
+        "T|",
+        ("a|b", "c"),
+        [("x|y", 1.0), ("z", None), ("w", 1e-9), ("v", float("nan"))],
+        ["One.", "- two", "- three", "Four."],
+    )
+    assert markdown([table]).splitlines() == [
+        *("### T|", "", "| a\\|b | c |", "| --- | --- |", "| x\\|y | 1 |", "| z | – |", "| w | 1e-09 |", "| v | – |"),
+        *("", "One.", "", "- two", "- three", "", "Four."),
+    ]
+    assert plain_text([table]).splitlines() == [
+        *("T|", "--", "a|b      c", "x|y      1", "z        –", "w    1e-09", "v        –"),
+        *("One.", "- two", "- three", "Four."),
+    ]
+
+
+def test_text_fits_a_terminal(make_model) -> None:
+    report = theory_report(make_model("SelectiveSSM", "ForSequenceClassification"), two_batches())
+    assert max(map(len, report.to_text().splitlines())) <= 100
+    assert next(table.title for table in tables_of(report)) == "Complexity"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pictures(make_model, tmp_path, variant) -> None:
+    family, flags = VARIANTS[variant]
+    model = make_model(family, "ForSequenceClassification", **flags)
+    report = theory_report(model, two_batches(), movement={"A_imag": 0.25, "D": 0.0, "sobolev_order": None})
+    written = report.save_pictures(tmp_path)
+    names = ["tau.png", *(["responses.png"] if variant != "mamba" else []), "movement.png"]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def layer(taus: list[float]) -> LayerComplexity:
+    values = torch.tensor(taus)
+    return LayerComplexity(0, values.mean().item(), 0.0, 0.0, 0.0, 1, values)
+
+
+def test_picture_of_a_channel_without_complexity(tmp_path) -> None:
+    """The logarithm of 0 is no place on an axis."""
+    pictures.draw_tau([layer([0.0, 1.0, 2.0])], tmp_path / "a.png", title="With a title")
+    pictures.draw_tau([layer([1.0, 1.0, 2.0])], tmp_path / "b.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000 and (tmp_path / "b.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match=r"`movement` is empty"):
+        pictures.draw_movement({}, tmp_path / "c.png")
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"hf_ssm\[plots\]"):
+        pictures.draw_tau([layer([1.0])], tmp_path / "a.png")
+
+
+def test_public_name() -> None:
+    assert hf_ssm.theory_report is theory_report
+
+
+def test_bad_input(make_model) -> None:
+    model = make_model("S4", "ForSequenceClassification")
+    with pytest.raises(ValueError, match=r"no long convolution or selective scan"):
+        theory_report(nn.Linear(2, 2), [])
+    with pytest.raises(ValueError, match=r"no batch"):
+        theory_report(model, [])
+    with pytest.raises(ValueError, match=r"num_sequences"):
+        theory_report(model, two_batches(), num_sequences=0)
+    model.classifier.weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"classifier.weight holds NaN"):
+        theory_report(model, two_batches())

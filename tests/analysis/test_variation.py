@@ -1,0 +1,63 @@
+"""Total variation by layer, and that long kernels do not take for ever."""
+
+import math
+
+import pytest
+import torch
+
+from hf_ssm.analysis import variation
+from hf_ssm.analysis.frequency import band_total_variation, frequency_responses
+from hf_ssm.analysis.report import theory_report
+from hf_ssm.analysis.variation import layer_variations
+
+BANDS = (0.0, 0.5, math.pi)
+FLAGS = {
+    **{"hyena_order": 3, "bidirectional": True, "num_hidden_layers": 1},
+    **{"max_position_embeddings": 32, "filter_order": 4},
+}
+
+
+def each_kernel(responses, layer, direction):
+    own = [part for part in responses if (part.layer, part.direction) == (layer, direction)]
+    return [band_total_variation(part, BANDS) for part in own]
+
+
+@pytest.mark.parametrize("filter_type", ["implicit", "sinusoid"])
+def test_long_kernels_are_measured_in_part(make_model, monkeypatch, filter_type) -> None:
+    responses = frequency_responses(make_model("Hyena", "Model", filter_type=filter_type, **FLAGS))
+    whole = layer_variations(responses, BANDS)
+    assert [(part.layer, part.direction) for part in whole] == [(0, "forward"), (0, "backward")]
+    # Four convolutions, of which each may have five kernels of 32 taps, less a bit.
+    monkeypatch.setattr(variation, "_MOST_TAPS", 4 * (6 * 32 - 1))
+    some = layer_variations(responses, BANDS)
+    for full, part in zip(whole, some, strict=True):
+        groups = each_kernel(responses, full.layer, full.direction)
+        assert (full.kernels, full.measured, part.kernels, part.measured) == (16, 16, 16, 10)
+        assert full.variation == pytest.approx(torch.cat(groups).mean(0).tolist(), rel=1e-3)
+        # Of eight kernels the first, the last, and three between them (7/4 apart, rounded).
+        expected = torch.cat([group[[0, 2, 4, 5, 7]] for group in groups]).mean(0).tolist()
+        assert part.variation == pytest.approx(expected, rel=1e-3)
+    monkeypatch.setattr(variation, "_MOST_TAPS", 4 * 3 * 32)
+    for part in layer_variations(responses, BANDS):
+        assert part.measured == 0 and all(map(math.isnan, part.variation))
+
+
+def test_state_space_kernels_are_all_measured(make_model, monkeypatch) -> None:
+    monkeypatch.setattr(variation, "_MOST_TAPS", 64)
+    (found,) = layer_variations(frequency_responses(make_model("S4", "Model", num_hidden_layers=1)), BANDS)
+    assert found.measured == found.kernels == 8
+
+
+@pytest.mark.parametrize(
+    ("most", "note"),
+    [(2**24, None), (4 * 5 * 32, "Of 10 of the 16 kernels"), (0, "Not measured, as the kernels have so many taps")],
+)
+def test_the_report_says_what_was_measured(make_model, monkeypatch, most, note) -> None:
+    monkeypatch.setattr(variation, "_MOST_TAPS", most)
+    model = make_model("Hyena", "Model", **FLAGS)
+    report = theory_report(model, [{"input_ids": torch.randint(0, 12, (2, 9))}])
+    text = report.to_text()
+    assert ("kernels of a layer, evenly chosen" in text or "Not measured" in text) == (note is not None)
+    assert note is None or note in text
+    stored = report.to_dict()["total_variation"][0]
+    assert stored["kernels"] == 16 and (stored["variation"][0] is None) == (most == 0)
