@@ -32,23 +32,25 @@ def check_column(argument: str, column: str, columns: Sequence[str], source: str
         )
 
 
-def check_sequences(column: str, values: Sequence[Any], source: str, row_name: RowName) -> None:
+def check_sequences(
+    column: str, values: Sequence[Any], source: str, row_name: RowName, argument: str = "sequence_column"
+) -> None:
     """Refuse sequences that are not text, or hold nothing but white space.
 
     Raises:
-        ValueError: naming the column and the rows.
+        ValueError: naming the argument, the column and the rows.
     """
     wrong = [row for row, value in enumerate(values) if value is not None and not isinstance(value, str)]
     if wrong:
         kind = type(values[wrong[0]]).__name__
         raise ValueError(
-            f"sequence_column={column!r}: {source} holds {kind} there, not text ({_rows(wrong, row_name)}); "
+            f"{argument}={column!r}: {source} holds {kind} there, not text ({_rows(wrong, row_name)}); "
             "name the column of the sequences."
         )
     empty = [row for row, value in enumerate(values) if not value or not value.strip()]
     if empty:
         raise ValueError(
-            f"sequence_column={column!r}: {source} has empty sequences ({_rows(empty, row_name)}); fill "
+            f"{argument}={column!r}: {source} has empty sequences ({_rows(empty, row_name)}); fill "
             "them, or take the rows out."
         )
 

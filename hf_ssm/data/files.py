@@ -1,4 +1,4 @@
-"""Reading text files that may be gzipped, and saying plainly what is wrong with those that cannot be read."""
+"""Reading files that may be gzipped, and saying plainly what is wrong with those that cannot be read."""
 
 import gzip
 import zlib
@@ -22,6 +22,32 @@ def open_text(path: Path) -> Iterator[TextIO]:
         ValueError: it is a folder, is empty, is not gzip despite its name, is truncated or damaged gzip, or
             is not UTF-8 text.
     """
+    # utf-8-sig drops the byte order mark that spreadsheets write: it would join the first column's name.
+    opener = gzip.open if _is_zipped(path) else open
+    try:
+        with _gzip_errors(path), opener(path, "rt", encoding="utf-8-sig", newline="") as handle:
+            yield handle
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"source={str(path)!r} is not UTF-8 text ({error.reason}, byte {error.start} of what was read); "
+            "give a text file, or convert it."
+        ) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, unzipped if it was gzipped.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is a folder, is empty, is not gzip despite its name, or is truncated or damaged gzip.
+    """
+    opener = gzip.open if _is_zipped(path) else open
+    with _gzip_errors(path), opener(path, "rb") as handle:
+        return bytes(handle.read())
+
+
+def _is_zipped(path: Path) -> bool:
+    """Whether a file is gzipped, read from its first bytes; refuse what is no file, or not what its name says."""
     if not path.exists():
         raise FileNotFoundError(f"source={str(path)!r}: there is no such file; check the path.")
     if not path.is_file():
@@ -35,20 +61,17 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise ValueError(
             f"source={str(path)!r} ends in .gz and is not gzip; compress it, or take the .gz off its name."
         )
-    # utf-8-sig drops the byte order mark that spreadsheets write: it would join the first column's name.
-    opener = gzip.open if zipped else open
+    return zipped
+
+
+@contextmanager
+def _gzip_errors(path: Path) -> Iterator[None]:
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as handle:
-            yield handle
+        yield
     except EOFError as error:
         raise ValueError(f"source={str(path)!r} is truncated gzip; fetch or write it again.") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"source={str(path)!r} is damaged gzip ({error}); fetch or write it again.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"source={str(path)!r} is not UTF-8 text ({error.reason}, byte {error.start} of what was read); "
-            "give a text file, or convert it."
-        ) from error
 
 
 def bare_suffix(path: Path) -> str:

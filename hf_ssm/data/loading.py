@@ -4,29 +4,39 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, List
 
-from hf_ssm.data.checks import check_column, check_sequences, clean_labels, nearest
+from hf_ssm.data.checks import check_column, nearest
 from hf_ssm.data.fasta import fasta_windows
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.hub import load_hub
+from hf_ssm.data.hub import load_hub, prepare
+from hf_ssm.data.images import ImageOptions, holds_images, is_idx, is_pathfinder, load_folder, load_idx, load_pathfinder
+from hf_ssm.data.labels import classes_in, label_kind
+from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
-from hf_ssm.data.splits import SPLITS, check_fractions, cut, rows_of_splits
-from hf_ssm.data.tables import Columns, read_table
+from hf_ssm.data.signals import is_signal, row_keys
+from hf_ssm.data.splits import SPLITS, check_fractions, cut
+from hf_ssm.data.synthetic import associative_recall, induction_heads, selective_copying, smooth_function
+from hf_ssm.data.table_splits import SPLIT_COLUMN, load_tables
 
 logger = logging.getLogger(__name__)
 
-GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
+GENERATORS: dict[str, Callable[..., DatasetDict]] = {
+    "planted-motifs": planted_motifs,
+    "majority": sparse_majority,
+    "associative-recall": associative_recall,
+    "induction-heads": induction_heads,
+    "selective-copying": selective_copying,
+    "smooth-function": smooth_function,
+}
 """Name, as `load_sequences` takes it, to the generator."""
 
 _TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 _FASTA_SUFFIXES = (".fa", ".fasta", ".fna")
-_SPLIT_COLUMN = "split"  # may be absent; a column named otherwise was asked for and must be there
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -34,7 +44,7 @@ def load_sequences(
     source: str | os.PathLike[str],
     sequence_column: str = "sequence",
     label_column: str | None = "label",
-    split_column: str | None = _SPLIT_COLUMN,
+    split_column: str | None = SPLIT_COLUMN,
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
     seed: int = 0,
@@ -42,23 +52,36 @@ def load_sequences(
     min_window: int | None = None,
     config_name: str | None = None,
     revision: str | None = None,
+    pair_column: str | None = None,
+    validation_file: str | os.PathLike[str] | None = None,
+    test_file: str | os.PathLike[str] | None = None,
+    column_names: Sequence[str] | None = None,
+    quoted: bool = True,
+    grayscale: bool = False,
+    image_size: int | None = None,
+    targets: bool = False,
     **generator_options: Any,
 ) -> DatasetDict:
     """Load sequences, with labels where there are any, in splits.
 
     **What `source` may be**, in the order it is looked at: the name of a generator ("planted-motifs"); a file
-    in `.csv`, `.tsv`, `.json`, `.jsonl` (tables) or `.fa`, `.fasta`, `.fna`, each also with `.gz`; the id of
-    a Hub data set, "user/name".
+    in `.csv`, `.tsv`, `.json`, `.jsonl` (tables) or `.fa`, `.fasta`, `.fna`, each also with `.gz`; a file
+    "...images-idx3-ubyte" (MNIST), its labels beside it; a folder of images, in folders by class, or one of
+    the Long Range Arena's Pathfinder; the id of a Hub data set, "user/name".
 
-    **Splits.** Where the data has splits (a Hub data set's own, or the table's `split_column`), they hold;
-    "valid", "val" and "dev" mean validation, and rows of any other value are left out with a warning. A
+    **Numbers and images.** The sequences of a json table or of a Hub data set may be lists of numbers, or lists
+    of equally long lists: signals of several channels. An image is the sequence of its pixels, row by row, bytes
+    from 0 to 255, in one channel or three. `SignalFeatureExtractor` makes inputs for a model of either.
+
+    **Splits.** Where the data has splits (a Hub data set's own, the table's `split_column`, a file for each), they
+    hold; "valid", "val" and "dev" mean validation, and rows of any other value are left out with a warning. A
     validation or test split that the data lacks is cut from the training rows by chance, keeping the shares
     of the labels, with equal sequences on one side; a fraction of 0 leaves it out. A warning says how many
     test or validation sequences also stand among the training rows.
 
     **Labels.** Whole numbers stay; strings become a `ClassLabel` with the names sorted. The classes must be
-    0, 1, ... without a gap over all rows used, at least two of them. A Hub split whose labels are all -1
-    (hidden) is left out with a warning.
+    0, 1, ... without a gap over all rows used, at least two of them. A list of them has the class of each
+    position, and -100 where there is none. A Hub split whose labels are all -1 (hidden) is left out with a warning.
 
     **FASTA** has no labels: each record is cut into windows, for language modelling.
 
@@ -66,7 +89,7 @@ def load_sequences(
 
     Args:
         source: See above.
-        sequence_column: Column of the sequences (or texts). Must be text in every row.
+        sequence_column: Column of the sequences (or texts, signals, images), of one kind in every row.
         label_column: Column of the labels; None if the labels do not matter (language modelling). Not looked
             at for FASTA.
         split_column: Column that says the split. A table without a column "split" (the default), and any
@@ -78,11 +101,20 @@ def load_sequences(
         min_window: FASTA: least bases of a record's last window; None (the default) means half of `window`.
         config_name: Hub: the configuration, where a data set has several.
         revision: Hub: branch, tag or commit.
+        pair_column: Column of a second text in each row, where two texts are classified together.
+        validation_file, test_file: Tables: further files of the same columns, all of whose rows are that split.
+        column_names: Tables: the columns of csv and tsv files that have no header line.
+        quoted: Tables: whether cells of csv and tsv files may stand in quotes; false where a quote is a letter
+            like any other.
+        grayscale: Images: whether colours become gray.
+        image_size: Images: side to resize them to, square; None leaves them as they are.
+        targets: Whether the labels are numbers to predict, or lists of them, and not classes.
         **generator_options: Arguments of the generator, such as `length=400`.
 
     Returns:
         "train", and "validation" and "test" where there are any. All columns are kept but the split column;
-        FASTA gives `sequence`, `name` and `start`.
+        FASTA gives `sequence`, `name` and `start`; idx files and Pathfinder name their columns as they are asked
+        for here, and a folder of images its column of images, while its classes are called `label`.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -101,33 +133,50 @@ def load_sequences(
             f"{unknown}={generator_options[unknown]!r}: load_sequences has no such "
             f"argument{nearest(unknown, known)}, and source={name!r} is no generator, which could have it."
         )
+    images = ImageOptions(grayscale, image_size)
     path = Path(name).expanduser()
     suffix = bare_suffix(path)
     labels = label_column
+    texts = {"sequence_column": sequence_column}
+    if pair_column is not None:
+        texts["pair_column"] = pair_column
+    files = _split_files(validation_file=validation_file, test_file=test_file)
+    if suffix not in _TABLE_SUFFIXES:
+        _refuse_table_options(name, files, column_names, quoted)
     if suffix in _FASTA_SUFFIXES:
-        sequence_column, labels = "sequence", None
+        texts, labels = {"sequence_column": "sequence"}, None
         splits = _load_fasta(path, window, min_window)
     elif suffix in _TABLE_SUFFIXES:
-        splits = _load_table(path, sequence_column, label_column, split_column)
+        splits = load_tables(path, files, texts, label_column, split_column, column_names, quoted, targets)
+    elif is_idx(path):
+        splits = load_idx(path, sequence_column, label_column, images)
+    elif path.is_dir() and is_pathfinder(path):
+        splits = load_pathfinder(path, sequence_column, label_column, images)
+    elif path.is_dir() and holds_images(path):
+        loaded = load_folder(path, sequence_column)
+        splits = prepare(path.name, loaded, texts, label_column, images, targets)
     elif _HUB_ID.fullmatch(name) and not path.exists():
-        splits = load_hub(name, sequence_column, label_column, config_name, revision)
+        splits = load_hub(name, texts, label_column, config_name, revision, images, targets)
     else:
         raise _unknown_source(name, path)
     shares = {"validation": validation_fraction, "test": test_fraction}
-    return _cut_missing_splits(splits, sequence_column, labels, shares, seed, name)
+    return _cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
     """Names of the classes: those of the column's `ClassLabel`, else "0", "1", ... up to the largest label.
+
+    The labels may be lists, of the classes of positions.
 
     Raises:
         ValueError: the training split has no such column.
     """
     check_column("label_column", label_column, data["train"].column_names, "the training split")
     feature = data["train"].features[label_column]
+    feature = feature.feature if isinstance(feature, List) else feature
     if isinstance(feature, ClassLabel):
         return list(feature.names)
-    return [str(index) for index in range(1 + max(max(split[label_column]) for split in data.values()))]
+    return [str(index) for index in range(1 + max(max(classes_in(split, label_column)) for split in data.values()))]
 
 
 def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
@@ -151,48 +200,32 @@ def _load_fasta(path: Path, window: int, min_window: int | None) -> dict[str, Da
     return {"train": Dataset.from_dict(fasta_windows(path, window, least))}
 
 
-def _load_table(
-    path: Path, sequence_column: str, label_column: str | None, split_column: str | None
-) -> dict[str, Dataset]:
-    """Read a table, check its rows, and part them by the split column; without one, all rows are "train"."""
-    columns = read_table(path, [sequence_column])
-    check_column("sequence_column", sequence_column, list(columns), path.name)
-    if label_column is not None:
-        check_column("label_column", label_column, list(columns), path.name)
-    rows = {"train": np.arange(len(columns[sequence_column]))}
-    if split_column is not None and split_column != _SPLIT_COLUMN:
-        check_column("split_column", split_column, list(columns), path.name)
-    if split_column is not None and split_column in columns:
-        rows = rows_of_splits(columns.pop(split_column), path.name)
-    used = np.sort(np.concatenate(list(rows.values())))
-    columns = {name: [values[row] for row in used] for name, values in columns.items()}
-
-    def row_name(index: int) -> str:
-        return str(used[index] + 1)  # counted from 1, the header not included
-
-    check_sequences(sequence_column, columns[sequence_column], path.name, row_name)
-    names = None
-    if label_column is not None:
-        ids, names = clean_labels(label_column, columns[label_column], path.name, row_name)
-        columns[label_column] = ids
-    table = _dataset(columns, path)
-    if label_column is not None and names is not None:
-        table = table.cast_column(label_column, ClassLabel(names=names))
-    return {name: table.select(np.searchsorted(used, indices)) for name, indices in rows.items()}
+def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:
+    """Split name to the table given for it; the keywords are the arguments of `load_sequences`."""
+    given = {argument: Path(file).expanduser() for argument, file in files.items() if file is not None}
+    for argument, file in given.items():
+        if bare_suffix(file) not in _TABLE_SUFFIXES:
+            raise ValueError(
+                f"{argument}={str(file)!r}: give a table ({', '.join(_TABLE_SUFFIXES)}, or these with .gz)."
+            )
+    return {argument.removesuffix("_file"): file for argument, file in given.items()}
 
 
-def _dataset(columns: Columns, path: Path) -> Dataset:
-    try:
-        return Dataset.from_dict(columns)
-    except (ValueError, TypeError, OverflowError) as error:  # Arrow's errors are of these kinds
-        raise ValueError(
-            f"source={str(path)!r}: a column mixes kinds of values ({error}); give each column one kind."
-        ) from error
+def _refuse_table_options(
+    source: str, files: dict[str, Path], column_names: Sequence[str] | None, quoted: bool
+) -> None:
+    given = {f"{split}_file": str(file) for split, file in files.items()}
+    if column_names is not None:
+        given["column_names"] = str(column_names)
+    if not quoted:
+        given["quoted"] = str(quoted)
+    for argument, value in given.items():
+        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is none; leave it out.")
 
 
 def _cut_missing_splits(
     splits: dict[str, Dataset],
-    sequence_column: str,
+    text_columns: Sequence[str],
     label_column: str | None,
     shares: dict[str, float],
     seed: int,
@@ -203,28 +236,37 @@ def _cut_missing_splits(
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
     for name in SPLITS[1:]:
         if name in splits:
-            known = set(train[sequence_column])
-            seen = sum(sequence in known for sequence in splits[name][sequence_column])
+            known = set(_texts(train, text_columns))
+            seen = sum(text in known for text in _texts(splits[name], text_columns))
             if seen:
                 logger.warning("%s: %d sequences of split %r also stand in 'train'.", source, seen, name)
     if label_column is not None:
-        untrained = {label for split in splits.values() for label in split[label_column]}.difference(
-            train[label_column]
-        )
+        untrained = {label for split in splits.values() for label in classes_in(split, label_column)}
+        untrained -= classes_in(train, label_column)
         if untrained:
             logger.warning("%s: the classes %s have no training row.", source, sorted(untrained))
     if wanted:
-        labels = None if label_column is None else list(train[label_column])
-        for name, rows in cut(list(train[sequence_column]), labels, wanted, seed).items():
+        labels = None
+        if label_column is not None and label_kind(train, label_column) == "class":
+            labels = list(train[label_column])
+        for name, rows in cut(_texts(train, text_columns), labels, wanted, seed).items():
             splits[name] = train.select(rows)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
+    """What a row is about, for each row: its sequence (a key of it, if numbers), or a pair of texts."""
+    texts = [
+        row_keys(split, column) if is_signal(split.features[column]) else list(split[column]) for column in columns
+    ]
+    return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 
 
 def _unknown_source(name: str, path: Path) -> Exception:
     """The error for a source that is neither a generator, nor a file of a known kind, nor a Hub id."""
     known = f"files end in {', '.join(_TABLE_SUFFIXES + _FASTA_SUFFIXES)} (or these with .gz)"
     if path.is_dir():
-        return ValueError(f"source={name!r} is a folder; give one file in it ({known}).")
+        return ValueError(f"source={name!r} is a folder without images; give one file in it ({known}).")
     if path.exists():
         return ValueError(f"source={name!r}: its name does not tell its format; {known}.")
     if os.sep in name or path.suffix:

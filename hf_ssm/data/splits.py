@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarra
 
 
 def cut(
-    sequences: Sequence[str], labels: Sequence[int] | None, fractions: dict[str, float], seed: int
+    sequences: Sequence[Hashable], labels: Sequence[int] | None, fractions: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
     """Cut rows by chance into "train" and the splits of `fractions`, keeping the shares of the labels.
 
@@ -54,7 +54,7 @@ def cut(
     one row per label where no sequence occurs twice.
 
     Args:
-        sequences: The sequence of every row.
+        sequences: The sequence (or pair of texts) of every row.
         labels: The class of every row, or None for one class.
         fractions: Split name to its share of the rows.
         seed: Seed of the cut.
@@ -65,7 +65,7 @@ def cut(
     Raises:
         ValueError: the rows are too few to give every asked split, and "train", one.
     """
-    first: dict[str, int] = {}
+    first: dict[Hashable, int] = {}
     group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
     _, leader = np.unique(group, return_index=True)
     kinds = np.zeros(len(leader), dtype=int) if labels is None else np.asarray(labels)[leader]

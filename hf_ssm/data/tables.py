@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,17 +21,22 @@ _NUMBERS = (
 )
 
 
-def read_table(path: Path, text_columns: Iterable[str]) -> Columns:
+def read_table(
+    path: Path, text_columns: Iterable[str], column_names: Sequence[str] | None = None, quoted: bool = True
+) -> Columns:
     """Read a csv, tsv, json or jsonl file, gzipped or not.
 
-    A csv or tsv file has a header line. Its cells are text; a column of whole numbers becomes `int`, one of
-    numbers `float`, with None for cells such as "" or "NaN". `text_columns` are left as they are: "NAN" is a
-    sequence of three bases. A json file holds a list of objects or one object of columns, a jsonl file one
-    object a line; keys that a row lacks are None.
+    A csv or tsv file has a header line, unless `column_names` takes its place. Its cells are text; a column of
+    whole numbers becomes `int`, one of numbers `float`, with None for cells such as "" or "NaN". `text_columns`
+    are left as they are: "NAN" is a sequence of three bases. A json file holds a list of objects or one object of
+    columns, a jsonl file one object a line; keys that a row lacks are None.
 
     Args:
         path: The file; its name decides the format (`.csv`, `.tsv`, `.json`, `.jsonl`, or these with `.gz`).
         text_columns: Columns that stay text.
+        column_names: Names of the columns of a csv or tsv file without a header line. None: its first line is one.
+        quoted: Whether a csv or tsv cell may stand in quotes. False: a quote is a letter like any other, and a cell
+            ends at the next delimiter or line end.
 
     Returns:
         Column name to its values, all of one length, at least 1.
@@ -42,9 +47,16 @@ def read_table(path: Path, text_columns: Iterable[str]) -> Columns:
             line.
     """
     suffix = bare_suffix(path)
+    delimited = suffix in (".csv", ".tsv")
+    if column_names is not None and (not delimited or isinstance(column_names, str) or not column_names):
+        raise ValueError(
+            f"column_names={column_names!r}: give the list of the columns of a csv or tsv file without a header line "
+            f"({path.name} names its own if it is json)."
+        )
     with open_text(path) as handle:
-        if suffix in (".csv", ".tsv"):
-            columns = _read_delimited(handle, path, "," if suffix == ".csv" else "\t", set(text_columns))
+        if delimited:
+            delimiter = "," if suffix == ".csv" else "\t"
+            columns = _read_delimited(handle, path, delimiter, set(text_columns), column_names, quoted)
         else:
             columns = _read_json(handle, path, lines=suffix == ".jsonl")
     if not columns or not next(iter(columns.values())):
@@ -52,12 +64,21 @@ def read_table(path: Path, text_columns: Iterable[str]) -> Columns:
     return columns
 
 
-def _read_delimited(handle: TextIO, path: Path, delimiter: str, text_columns: set[str]) -> Columns:
+def _read_delimited(
+    handle: TextIO,
+    path: Path,
+    delimiter: str,
+    text_columns: set[str],
+    column_names: Sequence[str] | None,
+    quoted: bool,
+) -> Columns:
     with _long_fields_allowed():
         # strict: a stray quote is an error with a line number, not a row that swallows the rest of the file.
-        reader = csv.reader(handle, delimiter=delimiter, strict=True)
+        reader = csv.reader(
+            handle, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+        )
         try:
-            header = next(reader, [])
+            header = next(reader, []) if column_names is None else list(column_names)
             _check_header(header, path)
             rows = []
             for row in reader:
@@ -65,14 +86,15 @@ def _read_delimited(handle: TextIO, path: Path, delimiter: str, text_columns: se
                     continue  # a blank line
                 if len(row) != len(header):
                     raise ValueError(
-                        f"source={str(path)!r}, line {reader.line_num}: {len(row)} cells where the header "
-                        f"has {len(header)}; mend the line, or quote the cell that holds the delimiter."
+                        f"source={str(path)!r}, line {reader.line_num}: {len(row)} cells where "
+                        f"{'the header' if column_names is None else 'column_names'} has {len(header)}; mend the line, "
+                        "or quote the cell that holds the delimiter."
                     )
                 rows.append(row)
         except csv.Error as error:
             raise ValueError(
                 f"source={str(path)!r}, line {reader.line_num}: {error}; mend the line (a quote in a quoted "
-                "cell is doubled)."
+                "cell is doubled), or say quoted=False where a quote is a letter like any other."
             ) from error
     cells = zip(*rows, strict=True) if rows else ([] for _ in header)
     return {
@@ -86,7 +108,9 @@ def _check_header(header: list[str], path: Path) -> None:
         raise ValueError(f"source={str(path)!r} is not a text table (it holds NUL bytes); give a csv or tsv file.")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise ValueError(f"source={str(path)!r}: the header names {twice} more than once; rename the columns.")
+        raise ValueError(
+            f"source={str(path)!r}: the header (or column_names) names {twice} more than once; rename them."
+        )
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """What the tokenizer builders share: checks of their arguments, the post-processor, and the wrapper."""
 
+from collections.abc import Mapping
+
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -30,18 +32,18 @@ def register_special_tokens(backend: Tokenizer, tokens: list[str]) -> None:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
 
 
-def end_of_sequence_template(eos_token: str | None, eos_id: int | None) -> processors.TemplateProcessing:
-    """Post-processor that appends `eos_token` to every sequence; with None it adds nothing.
+def template(vocabulary: Mapping[str, int], eos_token: str | None) -> processors.TemplateProcessing:
+    """Post-processor that puts `[SEP]` between the two texts of a pair, and `eos_token` at the end if not None.
 
-    It is written even where it adds nothing: transformers would otherwise put a post-processor of its own in
-    the empty place when it loads the tokenizer.
+    It is written even for tokenizers that are never given pairs: transformers would otherwise put a
+    post-processor of its own in the empty place when it loads the tokenizer.
     """
-    if eos_token is None or eos_id is None:
-        return processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    end = "" if eos_token is None else f" {eos_token}:"
+    special_tokens = {"[SEP]", *([] if eos_token is None else [eos_token])}
     return processors.TemplateProcessing(
-        single=f"$A:0 {eos_token}:0",
-        pair=f"$A:0 {eos_token}:0 $B:1 {eos_token}:1",
-        special_tokens=[(eos_token, eos_id)],
+        single=f"$A:0{end and end + '0'}",
+        pair=f"$A:0 [SEP]:0 $B:1{end and end + '1'}",
+        special_tokens=[(token, vocabulary[token]) for token in sorted(special_tokens)],
     )
 
 

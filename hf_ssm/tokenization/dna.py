@@ -5,8 +5,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_ssm.tokenization._common import (
     check_arguments,
-    end_of_sequence_template,
     register_special_tokens,
+    template,
     wrap,
 )
 
@@ -28,7 +28,8 @@ def build_dna_tokenizer(
     * white space is dropped, so a FASTA record may be given with its line breaks; offsets still point into
       the text as it was given;
     * every other character, the ambiguity codes `R Y S W K M B D H V` and `U` among them, is one `[UNK]`;
-    * a special token written out, such as `ACG[MASK]TT`, is that token, in this spelling only.
+    * a special token written out, such as `ACG[MASK]TT`, is that token, in this spelling only;
+    * a pair of sequences is joined by `[SEP]`.
 
     `decode` joins the tokens without spaces. A saved copy is a plain `tokenizer.json`: `AutoTokenizer` loads
     it without this package. Time grows linearly with length, about a second for a million bases.
@@ -57,8 +58,7 @@ def build_dna_tokenizer(
     )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.Fuse()
-    eos = "[SEP]" if add_eos else None
-    backend.post_processor = end_of_sequence_template(eos, DNA_TOKENS["[SEP]"])
+    backend.post_processor = template(DNA_TOKENS, "[SEP]" if add_eos else None)
     names = {
         "bos_token": "[BOS]",
         "eos_token": "[SEP]",

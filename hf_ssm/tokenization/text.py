@@ -5,8 +5,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_ssm.tokenization._common import (
     check_arguments,
-    end_of_sequence_template,
     register_special_tokens,
+    template,
     wrap,
 )
 
@@ -31,7 +31,8 @@ def build_byte_tokenizer(
     """Build the byte-level tokenizer.
 
     The id of a byte of the text's UTF-8 form is its value, 0 to 255, so `"A"` is 65 and `"é"` is 195, 169;
-    the special tokens follow, with the ids of `BYTE_SPECIAL_TOKENS` (263 tokens in all). `decode` gives the
+    the special tokens follow, with the ids of `BYTE_SPECIAL_TOKENS` (263 tokens in all). A pair of texts is joined
+    by `[SEP]`. `decode` gives the
     text back exactly, white space, control characters and emoji included. `[UNK]` stands in the vocabulary
     because programs ask for it; no text produces it. Ids that are not a whole UTF-8 text (a sequence cut
     inside a character) decode with U+FFFD in that place.
@@ -58,8 +59,7 @@ def build_byte_tokenizer(
     register_special_tokens(backend, list(BYTE_SPECIAL_TOKENS))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    eos = "[EOS]" if add_eos else None
-    backend.post_processor = end_of_sequence_template(eos, BYTE_SPECIAL_TOKENS["[EOS]"])
+    backend.post_processor = template(BYTE_SPECIAL_TOKENS, "[EOS]" if add_eos else None)
     names = {f"{name.strip('[]').lower()}_token": name for name in BYTE_SPECIAL_TOKENS}
     return wrap(
         backend,

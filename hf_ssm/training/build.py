@@ -1,144 +1,20 @@
-"""What a run is made of, built from its settings: tokenizer, token ids, model, collator, metrics."""
+"""The model of a run: fresh, to fine-tune, or to go on with."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetDict
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithPadding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from datasets import DatasetDict, List
+from transformers import AutoConfig, PreTrainedModel
 
-from hf_ssm.data import GENERATORS, label_names, load_sequences, tokenize
-from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
-from hf_ssm.training import metrics
+from hf_ssm.data.signals import row_lengths, signal_rows
+from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.settings import MODEL_TYPE_PREFIX, RunSettings, config_class, nearest
-
-_BUILDERS: dict[str, Callable[..., PreTrainedTokenizerBase]] = {
-    "dna": build_dna_tokenizer,
-    "byte": build_byte_tokenizer,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """How a task is trained and judged.
-
-    Attributes:
-        auto_class: makes and loads the model.
-        labelled: whether the data must have labels.
-        best_metric: the metric of the validation split that chooses the checkpoint.
-        greater_is_better: whether a larger value of it is better.
-        compute_metrics: for the Trainer.
-        preprocess: the Trainer's `preprocess_logits_for_metrics`, if any.
-    """
-
-    auto_class: Any
-    labelled: bool
-    best_metric: str
-    greater_is_better: bool
-    compute_metrics: Callable[..., dict[str, float]]
-    preprocess: Callable[..., Any] | None = None
-
-
-TASKS: dict[str, Task] = {
-    "sequence-classification": Task(
-        AutoModelForSequenceClassification, True, "accuracy", True, metrics.classification_metrics
-    ),
-    "causal-lm": Task(
-        AutoModelForCausalLM,
-        False,
-        "perplexity",
-        False,
-        metrics.language_modeling_metrics,
-        metrics.token_statistics(shift=True),
-    ),
-    "masked-lm": Task(
-        AutoModelForMaskedLM,
-        False,
-        "perplexity",
-        False,
-        metrics.language_modeling_metrics,
-        metrics.token_statistics(shift=False),
-    ),
-}
-
-
-def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of `data.tokenizer`: "dna", "byte", a folder or Hub id, or else that of the checkpoint.
-
-    Raises:
-        ValueError: for an unknown name, or a tokenizer without the special tokens that the task needs.
-        OSError: if a folder or Hub id holds no tokenizer.
-    """
-    name = settings.data["tokenizer"] or settings.model["checkpoint"]
-    if name in _BUILDERS:
-        tokenizer = _BUILDERS[name](model_max_length=settings.data["max_length"])
-    elif settings.data["tokenizer"] and not Path(name).is_dir() and "/" not in name:
-        raise ValueError(
-            f"data.tokenizer {name!r} is neither a folder, a Hub id, nor a name: {nearest(name, _BUILDERS)}"
-        )
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    needed = ["pad_token", *(["mask_token"] if settings.task == "masked-lm" else [])]
-    for token in needed:
-        if getattr(tokenizer, token) is None:
-            raise ValueError(f"tokenizer {name!r} has no {token}, which {settings.task} needs: set it")
-    return tokenizer
-
-
-@dataclasses.dataclass(frozen=True)
-class RunData:
-    """The data of a run.
-
-    Attributes:
-        tokens: `input_ids` (and `labels`) per split.
-        classes: names of the classes, or None if the task has none.
-        description: what a generator says about its data; empty for other sources.
-    """
-
-    tokens: DatasetDict
-    classes: list[str] | None
-    description: str
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence of any split."""
-        return max(len(row) for split in self.tokens.values() for row in split["input_ids"])
-
-
-def load_data(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> RunData:
-    """Load and tokenize the data of the settings.
-
-    Raises:
-        ValueError: for unreadable or unsuitable data; see `load_sequences` and `tokenize`.
-        OSError: if a file is missing or the Hub cannot be reached.
-    """
-    source, arguments = settings.data["dataset"], settings.loader_arguments
-    sequence_column = arguments.get("sequence_column", "sequence")
-    label_column = arguments.get("label_column", "label") if TASKS[settings.task].labelled else None
-    if source not in GENERATORS:
-        arguments["label_column"] = label_column
-    data = load_sequences(source, **arguments)
-    return RunData(
-        tokens=tokenize(data, tokenizer, sequence_column, label_column, settings.data["max_length"]),
-        classes=None if label_column is None else label_names(data, label_column),
-        description=data["train"].info.description if source in GENERATORS else "",
-    )
+from hf_ssm.training.tasks import TASKS
 
 
 def build_model(
     settings: RunSettings,
-    tokenizer: PreTrainedTokenizerBase,
     data: RunData,
     resume_from: Path | None = None,
 ) -> PreTrainedModel:
@@ -146,44 +22,99 @@ def build_model(
 
     Args:
         settings: of the run.
-        tokenizer: its vocabulary and special tokens enter the configuration of a fresh model.
-        data: a fresh model takes sequences as long as its longest, and has its classes.
+        data: a fresh model takes sequences as long as its longest, has its classes or outputs, and its channels, or the
+            vocabulary and special tokens of its tokenizer.
         resume_from: checkpoint of this run to go on from.
 
     Raises:
-        ValueError: if configuration, data, tokenizer and checkpoint do not fit together.
+        ValueError: if configuration, data and checkpoint do not fit together.
         OSError: if a checkpoint cannot be read.
     """
     auto_class = TASKS[settings.task].auto_class
     if resume_from is not None:
         model = auto_class.from_pretrained(resume_from)
     elif settings.model["checkpoint"] is not None:
-        model = _load_for_fine_tuning(settings, data.classes)
+        model = _load_for_fine_tuning(settings, data)
     else:
-        model = auto_class.from_config(_fresh_config(settings, tokenizer, data))
-    if model.config.vocab_size < len(tokenizer):
+        model = auto_class.from_config(_fresh_config(settings, data))
+    _check_fit(model.config, data)
+    return model
+
+
+def _check_fit(config: Any, data: RunData) -> None:
+    """Refuse data that the model cannot read, or does not answer."""
+    tokenizer, channels = data.tokenizer, data.num_channels
+    if config.num_input_channels != channels:
+        told = [
+            "token ids" if count is None else f"{count} channel{'s' if count > 1 else ''} of numbers"
+            for count in (config.num_input_channels, channels)
+        ]
         raise ValueError(
-            f"the model has vocab_size={model.config.vocab_size} but the tokenizer has {len(tokenizer)} "
+            f"the model reads {told[0]} but the data are {told[1]}: leave model.num_input_channels out, choose another "
+            "checkpoint, or make images gray with data.grayscale=true"
+        )
+    if tokenizer is not None and config.vocab_size < len(tokenizer):
+        raise ValueError(
+            f"the model has vocab_size={config.vocab_size} but the tokenizer has {len(tokenizer)} "
             "tokens: leave model.vocab_size out, or use the tokenizer of the checkpoint"
         )
-    limit = model.config.longest_input
+    limit = config.longest_input
     if limit is not None and data.longest > limit:
         raise ValueError(
             f"the longest sequence has {data.longest} tokens but the model takes {limit}: cut the sequences "
             f"with --max-length {limit}, or make model.max_position_embeddings larger"
         )
-    return model
+    if data.label_kind in ("number", "numbers"):
+        _check_targets(config, data)
 
 
-def _fresh_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, data: RunData) -> Any:
+def _check_targets(config: Any, data: RunData) -> None:
+    """Refuse numbers to predict that have another shape than the model's output."""
+    if data.label_kind == "number" and config.pooling is None:
+        raise ValueError(
+            "the labels are one number for each row, but the model answers at each position: set model.pooling=mean"
+        )
+    outputs = _num_outputs(data.splits, pooled=config.pooling is not None)
+    if config.num_labels != outputs:
+        raise ValueError(
+            f"the model has {config.num_labels} outputs but the labels have {outputs}: leave model.num_labels out"
+        )
+    if config.pooling is None:
+        check_label_for_each_position(data.splits)
+
+
+def _num_outputs(splits: DatasetDict, pooled: bool) -> int:
+    """How many numbers the model predicts at once."""
+    train = splits["train"]
+    if not isinstance(train.features["labels"], List):
+        return 1
+    if not pooled:
+        return next(signal_rows(train.select([0]), "labels")).shape[1]
+    found = sorted({int(length) for split in splits.values() for length in row_lengths(split, "labels")})
+    if len(found) > 1:
+        raise ValueError(
+            f"with model.pooling every row has one vector of numbers, but the labels have lengths from {found[0]} to "
+            f"{found[-1]}: make them equal, or leave model.pooling out where there is a label for each position"
+        )
+    return found[0]
+
+
+def _fresh_config(settings: RunSettings, data: RunData) -> Any:
     config_type = config_class(str(settings.model["family"]))
     aliases = config_type.attribute_map
     fields = {aliases.get(name, name): value for name, value in settings.config_fields.items()}
-    fields.setdefault("vocab_size", len(tokenizer))
-    for token in ("pad", "bos", "eos"):
-        fields.setdefault(f"{token}_token_id", getattr(tokenizer, f"{token}_token_id"))
+    if data.tokenizer is None:
+        fields.setdefault("num_input_channels", data.num_channels)
+    else:
+        fields.setdefault("vocab_size", len(data.tokenizer))
+        for token in ("pad", "bos", "eos"):
+            fields.setdefault(f"{token}_token_id", getattr(data.tokenizer, f"{token}_token_id"))
     if any(field.name == "max_position_embeddings" for field in dataclasses.fields(config_type)):
         fields.setdefault("max_position_embeddings", settings.data["max_length"] or data.longest)
+    if data.label_kind == "number":
+        fields.setdefault("pooling", "mean")
+    if data.label_kind in ("number", "numbers"):
+        fields.setdefault("num_labels", _num_outputs(data.splits, pooled=fields.get("pooling") is not None))
     classes = data.classes
     if classes is not None:
         if fields.pop("num_labels", len(classes)) != len(classes):
@@ -195,7 +126,7 @@ def _fresh_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, dat
     return config_type(**fields)
 
 
-def _load_for_fine_tuning(settings: RunSettings, classes: list[str] | None) -> PreTrainedModel:
+def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
     checkpoint = settings.model["checkpoint"]
     config = AutoConfig.from_pretrained(checkpoint)
     family = config.model_type.removeprefix(MODEL_TYPE_PREFIX)
@@ -209,9 +140,11 @@ def _load_for_fine_tuning(settings: RunSettings, classes: list[str] | None) -> P
             raise ValueError(f"model: unknown key {name!r}: {nearest(name, known)}")
         setattr(config, name, value)
     config.check()
-    if classes is not None:
-        for name, value in _class_names(classes).items():
+    if data.classes is not None:
+        for name, value in _class_names(data.classes).items():
             setattr(config, name, value)
+    elif data.label_kind is not None:
+        config.num_labels = _num_outputs(data.splits, pooled=config.pooling is not None)
     # A head for other classes is made anew; anything else of another shape is a mistake in the settings.
     model, info = TASKS[settings.task].auto_class.from_pretrained(
         checkpoint, config=config, ignore_mismatched_sizes=True, output_loading_info=True
@@ -231,12 +164,3 @@ def _class_names(classes: list[str]) -> dict[str, dict[Any, Any]]:
         "id2label": dict(enumerate(classes)),
         "label2id": {name: index for index, name in enumerate(classes)},
     }
-
-
-def build_collator(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
-    """The collator of the task; masks are drawn from the seed of the run."""
-    if TASKS[settings.task].labelled:
-        return DataCollatorWithPadding(tokenizer)
-    return DataCollatorForLanguageModeling(
-        tokenizer, mlm=settings.task == "masked-lm", seed=int(settings.training["seed"])
-    )

@@ -12,19 +12,31 @@ from typing import Any
 SETTINGS_NAME = "train_config.yaml"
 LOG_NAME = "training_log.json"
 PICTURE_NAME = "training_log.png"
+RESPONSE_NAME = "frequency_response.json"
+RESPONSE_PICTURE_NAME = "frequency_response.png"
 
 # What a run writes, and so all that --overwrite-output may remove.
 _FILES = (
-    *(SETTINGS_NAME, LOG_NAME, PICTURE_NAME, "README.md", "config.json", "generation_config.json"),
+    *(SETTINGS_NAME, LOG_NAME, PICTURE_NAME, RESPONSE_NAME, RESPONSE_PICTURE_NAME),
+    *("README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors", "training_args.bin"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"),
 )
 _CHECKPOINTS = "checkpoint-*"
 _STATE_NAME = "trainer_state.json"
 
 
-def check_output(folder: Path, overwrite: bool) -> None:
+def check_output(
+    folder: Path,
+    overwrite: bool,
+    mend: str = "choose another folder, go on with its run (--resume), or replace it (--overwrite-output)",
+) -> None:
     """Refuse a folder that a new run could not use; nothing is made yet, as the run may still be refused.
+
+    Args:
+        folder: for the results.
+        overwrite: whether it may hold something.
+        mend: what to do if it holds something.
 
     Raises:
         OSError: if it could not be made or written, is a file, or holds something and `overwrite` is false.
@@ -32,10 +44,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"--output {str(folder)!r} is not empty: choose another folder, go on with its run (--resume), "
-            "or replace it (--overwrite-output)"
-        )
+        raise FileExistsError(f"--output {str(folder)!r} is not empty: {mend}")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise PermissionError(

@@ -143,3 +143,31 @@ def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
     if counted == 0:
         raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
     return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(right / counted)}
+
+
+def regression_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """What regression keeps of each batch: three sums per row, as padding has no number that a mean could leave out.
+
+    Args:
+        logits: `(B, ...)`; a last dimension of size 1 may be missing in `labels`.
+        labels: the targets, NaN where there is none (padding). Where several processes evaluate, the Trainer pads both
+            logits and labels of the shorter batches with `IGNORED_LABEL`: that is no target either.
+
+    Returns:
+        `(B, 3)` float64: summed squared errors, summed absolute errors, number of counted targets.
+    """
+    logits = (logits[0] if isinstance(logits, tuple) else logits).double()
+    if logits.dim() == labels.dim() + 1 and logits.shape[-1] == 1:
+        logits = logits.squeeze(-1)
+    # Looked for in the logits too: -100 may be a target, but hardly one met by a prediction to the last digit.
+    padded = (labels == IGNORED_LABEL) & (logits == IGNORED_LABEL)
+    counted = ~(torch.isnan(labels) | padded)
+    # A row of one target has no second dimension.
+    error = torch.where(counted, logits - labels.double(), 0.0).reshape(len(labels), -1)
+    return torch.stack([error.square().sum(1), error.abs().sum(1), counted.reshape(len(labels), -1).sum(1)], dim=1)
+
+
+def regression_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """`mse` and `mae` over all targets, from `regression_statistics`."""
+    squared, absolute, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
+    return {"mse": float(squared / counted), "mae": float(absolute / counted)}

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from transformers import (
-    DataCollatorWithPadding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -18,16 +17,17 @@ from transformers import (
     set_seed,
 )
 
+from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
+from hf_ssm.analysis.movement import ParameterMovement, movement_of_log
+from hf_ssm.analysis.recording import evaluating, sequence_operators
+from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
-from hf_ssm.training import folder
-from hf_ssm.training.build import (
-    TASKS,
-    build_collator,
-    build_model,
-    load_data,
-    load_tokenizer,
-)
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.training import folder, launch
+from hf_ssm.training.build import build_model
+from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.settings import RunSettings
+from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 
 _PROBE_ROWS = 64
@@ -39,22 +39,32 @@ class RunResult:
 
     Attributes:
         model: the trained model: the best checkpoint on the validation split where there is one.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; None where it reads images or numbers.
+        signal_shape: positions and channels of the longest sequence of numbers; None where it reads text.
+        images: whether these are pixels.
         splits: sequences per split.
         dataset_description: what a generator says about its data.
         results: for "validation" and "test", as far as they exist, the metrics and the `loss`.
         tau: τ per layer on one batch of training data, at the moments it was measured.
+        movement: relative change of the groups of parameters since before the first step; empty where a resumed run
+            does not know it.
+        responses: frequency responses of the long convolutions before and after training; both empty where there are
+            none, or where a resumed run does not know those of before.
         log_history: of the Trainer.
         steps: optimizer steps done, those before a resumption included.
         seconds: wall time of training and evaluation.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
+    signal_shape: tuple[int, int] | None
+    images: bool
     splits: dict[str, int]
     dataset_description: str
     results: dict[str, dict[str, float]]
     tau: dict[str, list[float]]
+    movement: dict[str, float]
+    responses: tuple[list[FrequencyResponse], list[FrequencyResponse]]
     log_history: list[dict[str, Any]]
     steps: int
     seconds: float
@@ -73,20 +83,18 @@ class _TauBeforeTraining(TrainerCallback):
         self.tau = measure_tau(kwargs["model"], self.batch)
 
 
-@torch.no_grad()
 def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[float]:
     """τ of each layer (Liu & Li 2024, eq. (6)) on a batch of the model's keyword inputs, dropout off."""
-    was_training = model.training
-    model.eval()
-    tau = model(**{name: value.to(model.device) for name, value in batch.items()}, output_tau=True).tau
-    model.train(was_training)
+    with evaluating(model):
+        tau = model(**{name: value.to(model.device) for name, value in batch.items()}, output_tau=True).tau
     return [float(value) for value in tau]
 
 
 def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: bool = False) -> RunResult:
     """Train, measure the test split once, and save model, tokenizer, settings and log.
 
-    The checkpoint is chosen on the validation split; the test split is looked at once, at the end.
+    The checkpoint is chosen on the validation split; the test split is looked at once, at the end. Where several
+    processes run (`accelerate launch`), all call this; the main process writes.
 
     Args:
         settings: what to do.
@@ -98,57 +106,87 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
         ValueError: if settings, data and model do not fit together, or there is no checkpoint to resume from.
         OSError: if something cannot be read or written.
     """
+    launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
     set_seed(int(settings.training["seed"]))
-    tokenizer = load_tokenizer(settings)
-    loaded = load_data(settings, tokenizer)
-    data = loaded.tokens
-    model = build_model(settings, tokenizer, loaded, checkpoint)
-    trainer = _build_trainer(settings, output, model, tokenizer, data)
-    if overwrite and not resume:
-        folder.clear_output(output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / folder.SETTINGS_NAME).write_text(settings.to_yaml(), encoding="utf-8")
+    loaded = launch.main_first(lambda: load_data(settings))
+    settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
+    data = loaded.splits
+    model = build_model(settings, loaded, checkpoint)
+    trainer = _build_trainer(settings, output, model, loaded)
+    movement = ParameterMovement(checkpoint)
+    trainer.add_callback(movement)
+    launch.on_main(lambda: _make_folder(settings, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    tau = _train_and_measure_tau(trainer, _probe_batch(data["train"], tokenizer), checkpoint)
+    tau = _train_and_measure_tau(trainer, _probe_batch(loaded), checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
     seconds = time.perf_counter() - started
 
     trainer.save_model(str(output))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    responses: tuple[list[FrequencyResponse], list[FrequencyResponse]] = [], []
     if trainer.is_world_process_zero():
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle with local paths
         folder.write_log(output, trainer.state.log_history)
+        responses = _responses_before_and_after(model, movement)
+        if responses[0]:
+            write_response_summary(*responses, output / folder.RESPONSE_NAME)
     return RunResult(
-        model=trainer.accelerator.unwrap_model(trainer.model),
-        tokenizer=tokenizer,
+        model=model,
+        tokenizer=loaded.tokenizer,
+        signal_shape=loaded.signal_shape,
+        images=loaded.images,
         splits={name: len(split) for name, split in data.items()},
         dataset_description=loaded.description,
         results=results,
         tau=tau,
+        movement=movement_of_log(trainer.state.log_history),
+        responses=responses,
         log_history=trainer.state.log_history,
         steps=trainer.state.global_step,
         seconds=seconds,
     )
 
 
+def _responses_before_and_after(
+    model: PreTrainedModel, movement: ParameterMovement
+) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
+    """Of the long convolutions with the parameters that training began with, and with those of now."""
+    has_any = any(isinstance(operator, LongConvolution) for _, _, operator in sequence_operators(model))
+    diverged = not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    if diverged or not has_any or movement.since_step:
+        return [], []
+    with movement.start(model):
+        before = frequency_responses(model)
+    return before, frequency_responses(model)
+
+
+def _make_folder(settings: RunSettings, output: Path, *, clear: bool) -> None:
+    if clear:
+        folder.clear_output(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / folder.SETTINGS_NAME).write_text(settings.to_yaml(), encoding="utf-8")
+
+
 def _build_trainer(
     settings: RunSettings,
     output: Path,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data: DatasetDict,
+    loaded: RunData,
 ) -> SSMTrainer:
     task = TASKS[settings.task]
     training: dict[str, Any] = {
         "metric_for_best_model": task.best_metric,
         "greater_is_better": task.greater_is_better,
         "dataloader_pin_memory": torch.accelerator.is_available(),
+        "use_cpu": launch.uses_cpu(),
         **settings.training,
     }
+    data = loaded.splits
     train_dataset = data["train"]
-    if settings.data["reverse_complement"]:
-        train_dataset = with_random_reverse_complement(train_dataset, tokenizer)
+    if settings.data["reverse_complement"] and loaded.tokenizer is not None:
+        train_dataset = with_random_reverse_complement(train_dataset, loaded.tokenizer)
     if "validation" not in data:
         training.update(eval_strategy="no", load_best_model_at_end=False)
     return SSMTrainer(
@@ -156,17 +194,17 @@ def _build_trainer(
         args=SSMTrainingArguments(output_dir=str(output), **training),
         train_dataset=train_dataset,
         eval_dataset=data.get("validation"),
-        data_collator=build_collator(settings, tokenizer),
-        processing_class=tokenizer,
+        data_collator=build_collator(settings, loaded),
+        processing_class=loaded.processor,
         compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess,
     )
 
 
-def _probe_batch(train: Dataset, tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+def _probe_batch(data: RunData) -> dict[str, torch.Tensor]:
     """The first training sequences, padded: what τ is measured on."""
-    rows = [{"input_ids": row} for row in train[:_PROBE_ROWS]["input_ids"]]
-    return dict(DataCollatorWithPadding(tokenizer)(rows))
+    train = data.splits["train"]
+    return data.batch(train.select(range(min(_PROBE_ROWS, len(train)))))
 
 
 def _train_and_measure_tau(

@@ -11,6 +11,8 @@ import dataclasses
 import difflib
 import inspect
 import re
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,18 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from hf_ssm.data import GENERATORS, load_sequences
+from hf_ssm.data.features import NORMALIZATIONS
 from hf_ssm.training.trainer import SSMTrainingArguments
 
 SECTIONS = ("model", "data", "training")
 FAMILIES = ("hyena", "s4", "selective")
 MODEL_TYPE_PREFIX = "hf_ssm_"
-TASKS = ("sequence-classification", "causal-lm", "masked-lm")
+TASKS = ("sequence-classification", "token-classification", "signal-regression", "causal-lm", "masked-lm")
 
 _MODEL_KEYS = ("family", "task", "checkpoint")
-_DATA_KEYS = ("dataset", "tokenizer", "max_length", "reverse_complement")
+_DATA_KEYS = ("dataset", "tokenizer", "max_length", "reverse_complement", "normalization")
+# Arguments of `load_sequences` that are no settings: the task decides them, or there is another name for them.
+_NOT_SETTINGS = frozenset({"source", "generator_options", "targets"})
 # Fields of the training arguments that the command decides itself, and the option to use instead.
 _MANAGED = {
     "output_dir": "--output",
@@ -45,6 +50,7 @@ DATA_DEFAULTS: dict[str, Any] = {
     "tokenizer": None,
     "max_length": None,
     "reverse_complement": False,
+    "normalization": None,
 }
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
@@ -146,8 +152,9 @@ class RunSettings:
 
     Attributes:
         model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
-        data: `dataset`, `tokenizer`, `max_length` (tokens; None: the longest sequence), `reverse_complement` (train
-            on either strand of each sequence by chance) and loader arguments.
+        data: `dataset`, `tokenizer` (None: the checkpoint's, or that for DNA), `max_length` (tokens; None: the longest
+            sequence), `reverse_complement` (train on either strand of each sequence by chance), `normalization` (of
+            images and numbers, see `hf_ssm.data.features.fit_extractor`) and loader arguments.
         training: fields of `SSMTrainingArguments`.
     """
 
@@ -195,7 +202,6 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     training = {**TRAINING_DEFAULTS, **merged["training"]}
     if model["checkpoint"] is None:  # a checkpoint brings its own
         model["family"] = model["family"] or "hyena"
-        data["tokenizer"] = data["tokenizer"] or "dna"
     if "save_strategy" not in merged["training"]:  # the best model can be kept only where one is saved
         training["save_strategy"] = training["eval_strategy"]
         if "eval_steps" in training:
@@ -246,13 +252,22 @@ def config_class(family: str) -> Any:
 
 def _check_data(settings: RunSettings) -> None:
     dataset = settings.data["dataset"]
-    if not dataset:
+    if not dataset or not isinstance(dataset, str):
         raise ValueError("no dataset: give --dataset, or data.dataset in the settings file")
     known = {*_DATA_KEYS, *_parameters(load_sequences)}
     if dataset in GENERATORS:
         known |= _parameters(GENERATORS[dataset])
     for key in settings.data:
-        check_choice("key", key, known - {"source", "generator_options"}, "data")
+        check_choice("key", key, known - _NOT_SETTINGS, "data")
+    parameters = dict(inspect.signature(load_sequences).parameters)
+    parameters.update(inspect.signature(GENERATORS[dataset]).parameters if dataset in GENERATORS else {})
+    for key, value in settings.data.items():
+        if key in parameters and not _fits(value, parameters[key].annotation):
+            wanted = inspect.formatannotation(parameters[key].annotation)
+            raise ValueError(f"data.{key} must be of type {wanted}, got {value!r}")
+    normalization = settings.data["normalization"]
+    if normalization is not None:
+        check_choice("normalization", str(normalization), NORMALIZATIONS, "data.normalization")
     max_length = settings.data["max_length"]
     if max_length is not None and (not _is_number(max_length, int) or max_length < 1):
         raise ValueError(f"data.max_length must be a positive number of tokens, got {max_length!r}")
@@ -273,6 +288,14 @@ def _check_training(training: dict[str, Any]) -> None:
         wanted = fields[key].type
         if wanted in (int, float, bool) and not _is_number(value, wanted):
             raise ValueError(f"training.{key} must be of type {wanted.__name__}, got {value!r}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is of an annotated kind, whatever a container holds."""
+    if isinstance(annotation, types.UnionType):
+        return any(_fits(value, kind) for kind in typing.get_args(annotation))
+    kind = typing.get_origin(annotation) or annotation
+    return _is_number(value, kind) if kind in (int, float, bool) else isinstance(value, kind)
 
 
 def _is_number(value: Any, wanted: Any) -> bool:

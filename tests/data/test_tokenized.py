@@ -37,6 +37,12 @@ def test_other_column_names():
     }
 
 
+def test_labels_may_have_the_name_of_a_count():
+    for name in ("length", "unknown", "cut"):
+        data = tokenize(splits(sequence=["ACGT", "A"], **{name: [1, 0]}), build_dna_tokenizer(), label_column=name)
+        assert data["train"].to_dict() == {"labels": [1, 0], "input_ids": [[7, 8, 9, 10], [7]]}
+
+
 def test_class_names_survive():
     data = tokenize(planted_motifs(num_train=4, num_validation=0, num_test=2), build_dna_tokenizer())
     assert isinstance(data["train"].features["labels"], ClassLabel)
@@ -86,6 +92,7 @@ def test_the_wrong_tokenizer_is_warned_of(caplog):
         ({"seq": ["A"], "label": [0]}, {}, "sequence_column='sequence'.*did you mean 'seq'"),
         ({"sequence": ["A"]}, {}, "label_column='label'"),
         ({"sequence": ["A"], "label": [0]}, {"max_length": 0}, "max_length=0"),
+        ({"sequence": ["A"], "label": [0]}, {"pair_column": "sequence"}, "pair_column='sequence' is sequence_column"),
     ],
 )
 def test_bad_input_is_refused(columns, arguments, message):

@@ -94,7 +94,10 @@ def test_padding(side, ids, mask):
 
 def test_no_end_of_sequence_by_default(tokenizer):
     assert tokenizer("ACGT", return_special_tokens_mask=True)["special_tokens_mask"] == [0, 0, 0, 0]
-    assert tokenizer("AC", "GT")["input_ids"] == [7, 8, 9, 10]
+
+
+def test_a_pair_has_the_separator_in_between(tokenizer):
+    assert tokenizer("AC", "GT")["input_ids"] == [7, 8, 1, 9, 10]
 
 
 def test_add_eos_ends_each_sequence():

@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.tokenization import (
+    build_byte_tokenizer,
+    build_dna_tokenizer,
+    build_listops_tokenizer,
+    build_word_tokenizer,
+)
 
 LOADER = """
 import json, sys
@@ -20,6 +25,7 @@ for folder in folders:
     out.append({
         "batch": dict(batch),
         "decoded": tokenizer.batch_decode(batch["input_ids"]),
+        "pair": tokenizer(*texts[:2])["input_ids"],
         "vocab": tokenizer.get_vocab(),
         "class": type(tokenizer).__name__,
         "settings": [tokenizer.padding_side, tokenizer.model_max_length, tokenizer.pad_token_id,
@@ -34,6 +40,8 @@ BUILT = {
     "dna-eos-left": build_dna_tokenizer(model_max_length=60, padding_side="left", add_eos=True),
     "bytes": build_byte_tokenizer(model_max_length=70),
     "bytes-eos-left": build_byte_tokenizer(80, "left", add_eos=True, special_tokens_in_text=True),
+    "listops-eos": build_listops_tokenizer(90, add_eos=True),
+    "words-left": build_word_tokenizer(["text", "more", "🤖", ","], 30, "left", prose=True),
 }
 
 
@@ -60,6 +68,7 @@ def test_loads_without_our_code_and_gives_the_same(name, loaded):
     batch = tokenizer(TEXTS, padding=True, truncation=True)
     assert other["batch"] == dict(batch)
     assert other["decoded"] == tokenizer.batch_decode(batch["input_ids"])
+    assert other["pair"] == tokenizer(*TEXTS[:2])["input_ids"]
     assert other["vocab"] == tokenizer.get_vocab()
     assert other["class"] == type(tokenizer).__name__
     assert other["settings"] == [

@@ -1,0 +1,166 @@
+"""From numbers to the inputs of a model: scaled, padded, and remembered in the folder of the model.
+
+Legend: `B` batch, `L` length, `C` channels.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import BatchFeature, FeatureExtractionMixin
+
+from hf_ssm.data.signals import is_pixels, num_channels, signal_rows
+
+NORMALIZATIONS = ("fixed", "train", "none")
+_PIXEL_MAX = 255.0
+
+
+class SignalFeatureExtractor(FeatureExtractionMixin):
+    """Signals, or pixels from 0 to 255, as `input_values` for a model with `num_input_channels`.
+
+    Saved beside a model as `preprocessor_config.json`, so that it goes on seeing what it was trained on:
+
+        extractor = SignalFeatureExtractor.from_pretrained(folder)
+        logits = model(**extractor([signal])).logits
+
+    Args:
+        mean: What is subtracted, a number for each channel.
+        std: What the rest is divided by, likewise; positive.
+
+    Raises:
+        ValueError: `mean` and `std` have different lengths or are empty, a number is not finite, or `std` not positive.
+    """
+
+    model_input_names = ["input_values", "attention_mask"]  # noqa: RUF012 - as transformers declares it
+
+    def __init__(self, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), **kwargs: Any):
+        self.mean = [float(value) for value in mean]
+        self.std = [float(value) for value in std]
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(f"mean={mean!r} and std={std!r}: give one number for each channel.")
+        if not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
+            raise ValueError(f"mean={mean!r} and std={std!r}: give finite numbers, those of std positive.")
+        super().__init__(**kwargs)
+
+    def __call__(self, signals: Sequence[Any], return_tensors: str = "pt") -> BatchFeature:
+        """A padded batch.
+
+        Args:
+            signals: B signals, each `(L, C)`, or `(L,)` for one channel.
+            return_tensors: "pt" for torch, "np" for numpy.
+
+        Returns:
+            `input_values`, float32 `(B, L, C)` with zeros on the right where signals are shorter, and, if any is,
+            `attention_mask`, int64 `(B, L)`.
+
+        Raises:
+            ValueError: There is no signal, one is empty, or has another number of channels.
+        """
+        rows = [np.asarray(signal, dtype=np.float32) for signal in signals]
+        rows = [row[:, None] if row.ndim == 1 else row for row in rows]
+        for index, row in enumerate(rows):
+            if row.ndim != 2 or not len(row) or row.shape[1] != len(self.mean):
+                raise ValueError(
+                    f"signal {index} has the shape {row.shape}; give (length, {len(self.mean)}), one column for each "
+                    "channel."
+                )
+        if not rows:
+            raise ValueError("signals is empty: give at least one.")
+        lengths = np.array([len(row) for row in rows])
+        values = np.zeros((len(rows), lengths.max(), len(self.mean)), dtype=np.float32)
+        mean, std = np.asarray(self.mean, dtype=np.float32), np.asarray(self.std, dtype=np.float32)
+        for target, row in zip(values, rows, strict=True):
+            target[: len(row)] = (row - mean) / std
+        batch = {"input_values": values}
+        if lengths.min() < lengths.max():
+            batch["attention_mask"] = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+        return BatchFeature(batch, tensor_type=return_tensors)
+
+
+def fit_extractor(train: Dataset, column: str, normalization: str | None = None) -> SignalFeatureExtractor:
+    """The extractor for a training split.
+
+    Args:
+        train: Its rows.
+        column: Column of the numbers. Unsigned bytes are pixels from 0 to 255.
+        normalization: "fixed": pixels become numbers from -1 to 1, whatever the data. "train": each channel gets
+            mean 0 and variance 1 over all positions of the training rows. "none": pixels become numbers from 0 to 1,
+            other numbers stay. None means "fixed" for pixels and "none" for others.
+
+    Raises:
+        ValueError: An unknown `normalization`, or "fixed" for numbers that are no pixels.
+    """
+    channels, pixels = num_channels(train, column), is_pixels(train, column)
+    chosen = default_normalization(pixels) if normalization is None else normalization
+    if chosen not in NORMALIZATIONS:
+        raise ValueError(f"normalization={normalization!r}: choose from {', '.join(NORMALIZATIONS)}.")
+    if chosen == "train":
+        return _standardising(train, column)
+    if chosen == "fixed" and not pixels:
+        raise ValueError(
+            "normalization='fixed' maps pixels from 0..255 to -1..1, but these are other numbers; take 'train' or "
+            "'none'."
+        )
+    middle, half = (_PIXEL_MAX / 2, _PIXEL_MAX / 2) if chosen == "fixed" else (0.0, _PIXEL_MAX if pixels else 1.0)
+    return SignalFeatureExtractor([middle] * channels, [half] * channels)
+
+
+def default_normalization(pixels: bool) -> str:
+    """What `normalization=None` means for pixels, and for other numbers."""
+    return "fixed" if pixels else "none"
+
+
+def _standardising(train: Dataset, column: str) -> SignalFeatureExtractor:
+    """Mean and standard deviation of each channel, in two passes: one pass of squares would lose digits."""
+    count, total = 0, np.zeros(num_channels(train, column))
+    for row in signal_rows(train, column):
+        count += len(row)
+        total += row.sum(axis=0, dtype=np.float64)
+    mean = total / count
+    squares = np.zeros_like(mean)
+    for row in signal_rows(train, column):
+        squares += ((row - mean) ** 2).sum(axis=0)
+    deviation = np.sqrt(squares / count)
+    # A channel without variance carries nothing, and must not become infinite.
+    return SignalFeatureExtractor(mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
+
+
+class SignalCollator:
+    """Batches of rows with `input_values` and `labels`, for the Trainer.
+
+    Labels are ids of classes or numbers: one for each row, a list of fixed length, or one (or a list) for each
+    position, then padded with -100 (classes) or NaN (numbers).
+
+    Args:
+        extractor: Scales and pads the signals.
+        max_length: Longest row in positions; what is longer is cut, labels of its positions too. None: nothing is.
+    """
+
+    def __init__(self, extractor: SignalFeatureExtractor, max_length: int | None = None):
+        self.extractor = extractor
+        self.max_length = max_length
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        signals = [np.asarray(row["input_values"]) for row in rows]
+        batch = dict(self.extractor([signal[: self.max_length] for signal in signals]))
+        if "labels" not in rows[0]:
+            return batch
+        labels = [np.asarray(row["labels"]) for row in rows]
+        if labels[0].ndim and all(len(label) == len(signal) for label, signal in zip(labels, signals, strict=True)):
+            labels = [label[: self.max_length] for label in labels]
+        batch["labels"] = _stack(labels)
+        return batch
+
+
+def _stack(labels: list[np.ndarray]) -> torch.Tensor:
+    is_class = labels[0].dtype.kind in "iu"
+    dtype, filler = (np.int64, -100) if is_class else (np.float32, np.nan)
+    if not labels[0].ndim:
+        return torch.from_numpy(np.array(labels, dtype=dtype))
+    longest = max(len(label) for label in labels)
+    stacked = np.full((len(labels), longest, *labels[0].shape[1:]), filler, dtype=dtype)
+    for target, label in zip(stacked, labels, strict=True):
+        target[: len(label)] = label
+    return torch.from_numpy(stacked)

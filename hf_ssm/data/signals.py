@@ -1,0 +1,129 @@
+"""Sequences of numbers: signals, and images read pixel by pixel.
+
+Legend: `L` length, `C` channels.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Array2D, Dataset, DatasetDict, LargeList, List, Value
+
+from hf_ssm.data.checks import RowName, check_column
+
+_BATCH = 1000
+
+
+def is_signal(feature: Any) -> bool:
+    """Whether a column of this feature holds numbers, `(L,)` or `(L, C)` for each row."""
+    if isinstance(feature, Array2D):
+        return True
+    depth = 0
+    while isinstance(feature, List | LargeList):
+        feature, depth = feature.feature, depth + 1
+    return depth in (1, 2) and isinstance(feature, Value) and feature.dtype.startswith(("int", "uint", "float"))
+
+
+def signal_rows(split: Dataset, column: str) -> Iterator[np.ndarray]:
+    """The rows of a column of numbers, `(L, C)` each; `(L,)` counts as one channel."""
+    for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
+        values = _storage(table)
+        ends = np.cumsum([0, *pc.list_value_length(values).to_numpy(zero_copy_only=False)])
+        values = values.flatten()
+        rows = int(ends[-1])
+        while pa.types.is_nested(values.type):
+            values = values.flatten()
+        numbers = values.to_numpy(zero_copy_only=False).reshape(rows, -1)
+        yield from (numbers[start:end] for start, end in pairwise(ends))
+
+
+def row_lengths(split: Dataset, column: str) -> np.ndarray:
+    """The length of each row of a column of lists, `(rows,)`."""
+    lengths = [
+        pc.list_value_length(_storage(table)).to_numpy(zero_copy_only=False)
+        for table in split.select_columns([column]).with_format("arrow").iter(_BATCH)
+    ]
+    return np.concatenate(lengths)
+
+
+def row_keys(split: Dataset, column: str) -> list[bytes]:
+    """A short key for each row of numbers; equal rows have equal keys, others different ones."""
+    return [
+        hashlib.blake2b(repr(row.shape).encode() + np.ascontiguousarray(row).tobytes(), digest_size=16).digest()
+        for row in signal_rows(split, column)
+    ]
+
+
+def num_channels(split: Dataset, column: str) -> int:
+    """C."""
+    return next(signal_rows(split.select([0]), column)).shape[1]
+
+
+def is_pixels(split: Dataset, column: str) -> bool:
+    """Whether the numbers are bytes, as those of images are."""
+    return next(signal_rows(split.select([0]), column)).dtype == np.uint8
+
+
+def _storage(table: pa.Table) -> Any:
+    """The only column of a table as one Arrow array of lists."""
+    values = table.column(0)
+    # A column of one chunk comes back as that chunk from some versions of pyarrow, as a chunked array from others.
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
+    return values.storage if isinstance(values, pa.ExtensionArray) else values
+
+
+def check_signals(column: str, values: Iterable[Any], source: str, row_name: RowName) -> Any:
+    """Refuse rows that are not `(L,)` or `(L, C)` finite numbers, with one C for all.
+
+    Returns:
+        The feature for such a column, of float32.
+
+    Raises:
+        ValueError: naming the column and the row.
+    """
+    width: tuple[int, ...] | None = None
+    for row, value in enumerate(values):
+        try:
+            numbers = np.asarray(value)
+        except ValueError:  # lists of unequal length
+            numbers = np.asarray(None)
+        where = f"sequence_column={column!r}: {source}, row {row_name(row)}"
+        if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or not numbers.size:
+            raise ValueError(
+                f"{where}: where other rows have numbers, this one is not a list of numbers, one or equally many for "
+                "each position; mend it, or take it out."
+            )
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"{where}: NaN or infinity among the numbers; fill them in, or take the row out.")
+        if width is not None and numbers.shape[1:] != width:
+            raise ValueError(
+                f"{where}: each position has the shape {numbers.shape[1:]} where the rows before have {width} (() is "
+                "one number); make them equal."
+            )
+        width = numbers.shape[1:]
+    return List(Value("float32")) if width == () else List(List(Value("float32"), length=(width or (-1,))[0]))
+
+
+def signal_inputs(data: DatasetDict, sequence_column: str, label_column: str | None) -> DatasetDict:
+    """The columns that a model takes: `input_values` and, if asked for, `labels`.
+
+    Numbers stay as they are; `SignalFeatureExtractor` scales and pads them batch by batch. Rows come as arrays, unless
+    they are lists of lists.
+
+    Raises:
+        ValueError: A column is missing.
+    """
+    columns = {sequence_column: "input_values"}
+    check_column("sequence_column", sequence_column, data["train"].column_names, "the training split")
+    if label_column is not None:
+        check_column("label_column", label_column, data["train"].column_names, "the training split")
+        columns[label_column] = "labels"
+    chosen = data.select_columns(list(columns)).rename_columns({old: new for old, new in columns.items() if old != new})
+    nested = [getattr(feature, "feature", None) for feature in chosen["train"].features.values()]
+    # Coloured images are read several times faster as arrays than as Python numbers, lists of lists slower.
+    return chosen if any(isinstance(inner, List | LargeList) for inner in nested) else chosen.with_format("numpy")

@@ -1,0 +1,106 @@
+"""The synthetic tasks: the answers, found again from the rows alone, and where the important tokens stand."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from hf_ssm.data import load_sequences
+
+SMALL = {"num_train": 200, "num_validation": 20, "num_test": 30}
+
+
+def rows_of(name: str, **options):
+    data = load_sequences(name, **{**SMALL, **options})
+    assert {split: len(rows) for split, rows in data.items()} == {"train": 200, "validation": 20, "test": 30}
+    return data, [row for split in data.values() for row in split]
+
+
+def test_associative_recall_asks_for_the_value_behind_the_key() -> None:
+    data, rows = rows_of("associative-recall", num_pairs=5, num_values=4)
+    names = data["train"].features["label"].names
+    for row in rows:
+        text = row["sequence"]
+        pairs = dict(zip(text[:-1:2], text[1::2], strict=True))
+        assert len(text) == 11 and len(pairs) == 5
+        assert names[row["label"]] == pairs[text[-1]]
+        key, value = row["important_positions"]
+        assert (text[key], text[value]) == (text[-1], names[row["label"]])
+    counts = Counter(row["label"] for row in rows)
+    assert set(counts) == {0, 1, 2, 3} and min(counts.values()) > 35
+    # Every pair is asked for.
+    assert {row["important_positions"][0] for row in rows} == {0, 2, 4, 6, 8}
+
+
+def test_induction_heads_ask_for_what_followed_the_marker() -> None:
+    data, rows = rows_of("induction-heads", length=12, num_values=6)
+    names = data["train"].features["label"].names
+    for row in rows:
+        text = row["sequence"]
+        assert len(text) == 12 and text.count(">") == 2 and text[-1] == ">"
+        first = text.index(">")
+        assert row["important_positions"] == [first, first + 1]
+        assert names[row["label"]] == text[first + 1]
+    assert {row["important_positions"][0] for row in rows} == set(range(10))
+
+
+def test_selective_copying_labels_the_blanks_with_the_tokens_in_order() -> None:
+    _, rows = rows_of("selective-copying", length=20, num_tokens=3, num_values=5)
+    values = "ABCDE"
+    for row in rows:
+        text, label = row["sequence"], row["label"]
+        assert len(text) == len(label) == 23 and text.endswith("???")
+        tokens = [(place, token) for place, token in enumerate(text[:20]) if token != "."]
+        assert row["important_positions"] == [place for place, _ in tokens]
+        assert label == [-100] * 20 + [values.index(token) for _, token in tokens]
+
+
+@pytest.mark.parametrize("piecewise", [True, False])
+def test_smooth_function_depends_on_the_important_numbers(piecewise: bool) -> None:
+    _, rows = rows_of("smooth-function", length=16, num_important=3, smoothness=1.0, piecewise=piecewise)
+    values = []
+    for row in rows:
+        numbers, places = row["sequence"], row["important_positions"]
+        if piecewise:
+            by_importance = sorted(range(16), key=lambda j: numbers[j][1], reverse=True)
+            assert places == by_importance[:3]
+        x = [numbers[j][0] for j in places]
+        target = sum(2.0**-i * math.sqrt(2) * math.cos(2 * math.pi * x[i]) for i in range(3))
+        target += 0.5 * 2 * math.sin(2 * math.pi * x[0]) * math.sin(2 * math.pi * x[1])
+        target /= math.sqrt(1 + 0.25 + 0.0625 + 0.25)
+        assert row["label"] == pytest.approx(target, abs=1e-5)
+        values.append(row["label"])
+    different = len({tuple(row["important_positions"]) for row in rows})
+    assert different > 200 if piecewise else different == 1
+    mean = sum(values) / len(values)
+    assert abs(mean) < 0.2 and 0.8 < sum((value - mean) ** 2 for value in values) / len(values) < 1.2
+
+
+@pytest.mark.parametrize("name", ["associative-recall", "induction-heads", "selective-copying", "smooth-function"])
+def test_seeds_and_sizes(name: str) -> None:
+    data, again = (load_sequences(name, seed=3, **SMALL) for _ in range(2))
+    other = load_sequences(name, seed=4, **SMALL)
+    more = load_sequences(name, seed=3, **{**SMALL, "num_train": 210})
+    for split in data:
+        assert data[split]["sequence"][:] == again[split]["sequence"][:]
+        assert data[split]["sequence"][:] != other[split]["sequence"][:]
+        assert more[split]["sequence"][: len(data[split])] == data[split]["sequence"][:]
+    assert set(load_sequences(name, num_validation=0, num_train=5, num_test=0)) == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("associative-recall", {"num_pairs": 27}, r"num_pairs=27: give a whole number from 1 to 26"),
+        ("associative-recall", {"num_values": 1}, r"num_values=1: give a whole number from 2 to 36"),
+        ("induction-heads", {"length": 2}, r"length=2: give a whole number at least 3"),
+        ("selective-copying", {"length": 4, "num_tokens": 5}, r"num_tokens=5: give a whole number from 1 to 4"),
+        ("selective-copying", {"num_train": 0}, r"num_train=0: give a whole number at least 1"),
+        ("smooth-function", {"num_important": 1}, r"num_important=1: give a whole number from 2 to 64"),
+        ("smooth-function", {"smoothness": float("nan")}, r"smoothness=nan: give a finite number"),
+        ("smooth-function", {"num_test": 1.5}, r"num_test=1.5: give a whole number at least 0"),
+    ],
+)
+def test_bad_numbers(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_sequences(name, **options)

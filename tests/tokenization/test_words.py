@@ -1,0 +1,102 @@
+"""Tokenizers of words: any vocabulary, that of given texts, and ListOps against a reader written by hand."""
+
+import gzip
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from hf_ssm.tokenization import (
+    LISTOPS_WORDS,
+    WORD_SPECIAL_TOKENS,
+    build_listops_tokenizer,
+    build_word_tokenizer,
+    frequent_words,
+)
+
+FIRST = len(WORD_SPECIAL_TOKENS)
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """A random ListOps expression, written with the parentheses of the published files."""
+    if depth == 0 or rng.random() < 0.3:
+        return str(rng.randrange(10))
+    text = "[" + rng.choice(["MIN", "MAX", "MED", "SM"])
+    for _ in range(rng.randrange(2, 5)):
+        text = f"( {text} {expression(rng, depth - 1)} )"
+    return f"( {text} ] )"
+
+
+def by_hand(text: str) -> list[int]:
+    """Ids of an expression: a pattern for each kind of word, and the table of words."""
+    return [FIRST + LISTOPS_WORDS.index(word) for word in re.findall(r"\[[A-Z]+|\]|[0-9]", text)]
+
+
+@pytest.mark.parametrize("blank", [True, False])
+def test_listops_equals_a_reader_by_hand(blank: bool) -> None:
+    tokenizer, rng = build_listops_tokenizer(), random.Random(0)
+    for _ in range(50):
+        text = expression(rng, 4)
+        shown = text if blank else text.replace(") ", ")").replace(" )", ")").replace("( ", "(")
+        assert tokenizer(shown)["input_ids"] == by_hand(text)
+
+
+def test_listops_has_the_length_that_the_published_files_promise(shared_data) -> None:
+    with gzip.open(shared_data / "listops_len95-105_test.tsv.gz", "rt") as handle:
+        texts = [line.split("\t")[0] for line in handle][1:501]
+    ids = build_listops_tokenizer()(texts)["input_ids"]
+    assert all(95 <= len(row) <= 105 for row in ids)
+    assert all(row == by_hand(text) for row, text in zip(ids, texts, strict=True))
+    assert set().union(*ids) == set(range(FIRST, FIRST + len(LISTOPS_WORDS)))  # nothing unknown, every word occurs
+
+
+def test_listops_options() -> None:
+    tokenizer = build_listops_tokenizer(model_max_length=3, padding_side="left", add_eos=True)
+    batch = tokenizer(["[MAX 1 2 ]", "7"], truncation=True, padding=True)
+    assert batch["input_ids"] == [[FIRST + 11, FIRST + 1, 2], [0, FIRST + 7, 2]]
+    assert len(tokenizer) == 22
+    assert tokenizer.convert_ids_to_tokens(build_listops_tokenizer()("[ MAX x")["input_ids"]) == ["[UNK]"] * 3
+
+
+def test_words_keep_their_order_and_pairs_are_joined() -> None:
+    tokenizer = build_word_tokenizer(["b", "a,", "A"])
+    assert tokenizer("A a,\n b a")["input_ids"] == [FIRST + 2, FIRST + 1, FIRST, 4]
+    assert tokenizer("b", "A")["input_ids"] == [FIRST, 6, FIRST + 2]
+    assert tokenizer.decode([FIRST, FIRST + 2]) == "b A"
+    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.sep_token_id] == [0, 4, 6]
+
+
+def test_frequent_words_equal_a_count_by_hand() -> None:
+    texts = ["The film, the FILM!", "A café; a cafe. film", "zebra"]
+    words = re.findall(r"[a-z]+|[^\sa-z]", " ".join(texts).lower().replace("é", "e"))
+    counts = Counter(words)
+    expected = sorted(counts, key=lambda word: (-counts[word], word))
+    assert frequent_words(texts, 100) == expected
+    assert frequent_words(texts, 2) == expected[:2] == ["film", "a"]
+    assert frequent_words(texts, 100, min_count=2) == ["film", "a", "cafe", "the"]
+    tokenizer = build_word_tokenizer(frequent_words(texts, 100), prose=True)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("THE Café?")["input_ids"]) == ["the", "cafe", "[UNK]"]
+
+
+@pytest.mark.parametrize("words", [[], "abc", ["a", "b", "a"], ["a", "[PAD]"], ["a b"], [""]])
+def test_bad_words_are_refused(words) -> None:
+    with pytest.raises(ValueError, match="words"):
+        build_word_tokenizer(words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((["a"], 0), "size=0"), ((["a"], 5, 0), "min_count=0"), ((["a b"], 5, 2), "min_count=2: no word")],
+)
+def test_bad_counts_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        frequent_words(*arguments)
+
+
+@pytest.mark.parametrize("build", [build_listops_tokenizer, lambda *args: build_word_tokenizer(["a"], *args)])
+def test_bad_lengths_and_sides_are_refused(build) -> None:
+    with pytest.raises(ValueError, match="model_max_length=0"):
+        build(0)
+    with pytest.raises(ValueError, match="padding_side='up'"):
+        build(None, "up")
