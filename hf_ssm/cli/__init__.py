@@ -4,12 +4,15 @@ What takes seconds to import is imported inside the functions, so that `hf-ssm -
 """
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 from hf_ssm import __version__
 from hf_ssm.cli.convert import add_convert, run_convert
+from hf_ssm.cli.report import add_report, run_report
+from hf_ssm.cli.spectrum import add_spectrum, run_spectrum
 from hf_ssm.cli.train import add_demo, add_train, run_demo, run_train
 
 # Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
@@ -26,6 +29,18 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Calla
         add_demo,
         run_demo,
     ),
+    "report": (
+        "what the theory says of a checkpoint and its data: complexity, frequency responses, the useful range of α, "
+        "bounds, movement of the parameters.",
+        add_report,
+        run_report,
+    ),
+    "spectrum": (
+        "frequencies of a data set: where the power of its sequences (and of what the layers of a checkpoint read) "
+        "lies, and the range of frequency_scale (α) that it recommends.",
+        add_spectrum,
+        run_spectrum,
+    ),
     "convert": (
         "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
         "transformers' Mamba as a causal language model.",
@@ -41,12 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.function(args)
     except KeyboardInterrupt:
-        print("\nhf-ssm: interrupted; `hf-ssm train --resume --output DIR` goes on", file=sys.stderr)
+        mend = "; `hf-ssm train --resume --output DIR` goes on" if args.function is run_train else ""
+        print(f"\nhf-ssm: interrupted{mend}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError) as error:
         if args.debug:
             traceback.print_exc()
-        print(f"hf-ssm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        # One of several processes of `accelerate launch`, which may all say the same.
+        where = f" in process {os.environ['RANK']}" if os.environ.get("RANK", "0") != "0" else ""
+        print(f"hf-ssm: error{where}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Sections = dict[str, dict[str, Any]]
 
 # Settings of the section `data` that may be local paths, which are nobody's business on a card.
-_PATHS = ("dataset", "tokenizer")
+_PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
 # Option of `hf-ssm train` -> (section, key), metavar, type, help.
 _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
@@ -25,16 +25,22 @@ _OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
         ("data", "dataset"),
         "SOURCE",
         str,
-        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), or a Hub id",
+        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
+        "folder), or a Hub id",
     ),
-    "--tokenizer": (("data", "tokenizer"), "NAME", str, "dna (default), byte, a folder or a Hub id"),
+    "--tokenizer": (
+        ("data", "tokenizer"),
+        "NAME",
+        str,
+        "dna (default), byte, listops, a folder or a Hub id; none for images",
+    ),
     "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: none is cut)"),
     "--family": (("model", "family"), "NAME", str, "hyena (default), s4 or selective"),
     "--task": (
         ("model", "task"),
         "NAME",
         str,
-        "sequence-classification (default), causal-lm or masked-lm",
+        "sequence-classification (default), token-classification, signal-regression, causal-lm or masked-lm",
     ),
     "--model": (("model", "checkpoint"), "CHECKPOINT", str, "fine-tune this folder or Hub id"),
     "--epochs": (("training", "num_train_epochs"), "N", float, "passes over the training split"),
@@ -66,19 +72,28 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: settings, run, card and picture, and the push if one is asked for."""
     from hf_ssm.hub import push
-    from hf_ssm.training import folder, run
+    from hf_ssm.training import folder, launch, run
 
     if args.resume:
         folder.last_checkpoint(args.output)
     settings = _settings(args)
+    launch.begin(settings)
+    launch.on_main(lambda: _check(args))
+    result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
+    launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
+    if args.push_to_hub and launch.is_main():
+        print(f"Pushed to {push.push_folder(args.output, args.push_to_hub, private=args.private)}")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Whether what the run makes can be kept."""
+    from hf_ssm.hub import push
+    from hf_ssm.training import folder
+
     if args.push_to_hub:
         push.check_can_push(args.push_to_hub)
     if not args.resume:
         folder.check_output(args.output, args.overwrite_output)
-    result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
-    _finish(settings, result, args.output, args.push_to_hub)
-    if args.push_to_hub:
-        print(f"Pushed to {push.push_folder(args.output, args.push_to_hub, private=args.private)}")
 
 
 def _settings(args: argparse.Namespace) -> "RunSettings":
@@ -106,13 +121,16 @@ def _settings(args: argparse.Namespace) -> "RunSettings":
 
 
 def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> None:
-    """Picture and card into the output folder; the results onto the screen."""
+    """Pictures and card into the output folder; the results onto the screen."""
+    from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
     from hf_ssm.hub.card import write_card
     from hf_ssm.training import folder, plots
 
     metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
     if plots.can_plot():
         plots.plot_training_log(result.log_history, output / folder.PICTURE_NAME, metrics, title=output.name)
+        if result.responses[1]:
+            plot_frequency_responses(*result.responses, output / folder.RESPONSE_PICTURE_NAME, title=output.name)
     else:
         print(f"No {folder.PICTURE_NAME}: {plots.INSTALL_HINT}", file=sys.stderr)
     write_card(output, _facts(settings, result, output, repo_id))
@@ -123,8 +141,10 @@ def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id:
 
 def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> "CardFacts":
     """What the run says about itself on the card; no local path is among it."""
+    from hf_ssm.analysis.movement import GROUPS
     from hf_ssm.hub.card import CardFacts
-    from hf_ssm.training.folder import PICTURE_NAME
+    from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
+    from hf_ssm.training.settings import DATA_DEFAULTS
 
     source, checkpoint = str(settings.data["dataset"]), settings.model["checkpoint"]
     on_hub = "/" in source and not Path(source).expanduser().exists()
@@ -142,7 +162,11 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         results=result.results,
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},
-            **{f"data.{name}": value for name, value in settings.data.items() if name not in _PATHS and value},
+            **{
+                f"data.{name}": value
+                for name, value in settings.data.items()
+                if name not in _PATHS and value != DATA_DEFAULTS.get(name)
+            },
             **{f"training.{name}": value for name, value in settings.training.items()},
         },
         tau=result.tau,
@@ -154,8 +178,13 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
         repo_id=repo_id,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
-        dna=result.tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        dna=result.tokenizer is not None
+        and result.tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        signal_shape=result.signal_shape,
+        images=result.images,
         has_picture=(output / PICTURE_NAME).exists(),
+        movement={GROUPS[group]: change for group, change in result.movement.items()},
+        response_picture=RESPONSE_PICTURE_NAME if (output / RESPONSE_PICTURE_NAME).exists() else None,
     )
 
 
@@ -185,17 +214,21 @@ def run_demo(args: argparse.Namespace) -> None:
     """`hf-ssm demo`: the main job on generated data, and a proof that the folder can be loaded."""
     from hf_ssm.data import load_sequences
     from hf_ssm.hub.reload import check_reload
-    from hf_ssm.training import folder, run
+    from hf_ssm.training import folder, launch, run
     from hf_ssm.training.settings import resolve
 
     settings = resolve(DEMO_SETTINGS)
-    folder.check_output(args.output, args.overwrite_output)
+    launch.begin(settings)
+    launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
     print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
     result = run.train(settings, args.output, overwrite=args.overwrite_output)
+    if not launch.is_main():
+        return
     _finish(settings, result, args.output, None)
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
     texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
+    assert result.tokenizer is not None  # of text
     check_reload(args.output, result.model, result.tokenizer, "AutoModelForSequenceClassification", texts)
     print("A new process loaded the folder with the Auto classes: its logits are equal, bit for bit.")
     print(

@@ -1,0 +1,341 @@
+"""`hf-ssm report`: what it prints and writes, what it says to bad input, and what `hf-ssm train` leaves for it."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.analysis import pictures
+from hf_ssm.analysis.movement import relative_change
+from hf_ssm.analysis.report import TheoryReport
+from hf_ssm.data import SignalFeatureExtractor
+
+TINY = [
+    *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "model.state_size=4"),
+    *("--set", "training.disable_tqdm=true", "--batch-size", "8", "--epochs", "2", "--family", "s4"),
+]
+SPLIT = ["--set", "data.validation_fraction=0.2", "--set", "data.test_fraction=0.2"]
+SETTINGS_OF_SIGNALS = {"normalization": "train", "validation_fraction": 0.0, "test_fraction": 0.0}
+FILES = ["movement.png", "report.json", "responses.png", "tau.png"]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix; progress bars may come before it."""
+    assert run(*arguments) == 2
+    written = capsys.readouterr().err
+    assert "Traceback" not in written
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+def write_table(path: Path, rows: int = 40) -> Path:
+    draw = random.Random(0)
+    lines = [f"{''.join(draw.choices('ACGT', k=draw.randint(10, 24)))},{row % 2}" for row in range(rows)]
+    path.write_text("\n".join(["sequence,label", *lines]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("data") / "table.csv")
+
+
+@pytest.fixture(scope="module")
+def trained(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run of `hf-ssm train` with rescaling; tests must not change it."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    flags = ["--set", "model.rescale_init=true", "--output", output]
+    assert run("train", "--dataset", table, *SPLIT, *TINY, *flags) == 0
+    return output
+
+
+@pytest.fixture
+def checkpoint(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint-*")))
+
+
+def test_training_leaves_movement_and_responses(trained):
+    log = json.loads((trained / "training_log.json").read_text(encoding="utf-8"))
+    moved = [entry for entry in log if "relative_change_A_imag" in entry]
+    first = load_file(trained / "checkpoint-3" / "initial_parameters.safetensors")
+    last = dict(AutoModelForSequenceClassification.from_pretrained(trained).named_parameters())
+    # The start is that of after the rescaling, and the end that of the model that was saved.
+    expected = relative_change(first, last)
+    final = {key.removeprefix("relative_change_"): value for key, value in moved[-1].items() if "change" in key}
+    assert final.pop("step") in (3, 6)
+    assert final == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}
+    assert len(moved) > 2 and all("loss" in entry for entry in moved[:-1])
+    stored = json.loads((trained / "frequency_response.json").read_text(encoding="utf-8"))
+    (entry,) = stored["responses"]
+    assert entry["before"] != entry["after"] and len(entry["before"][1]) == len(stored["omega"])
+    assert (trained / "frequency_response.png").exists()
+    card = (trained / "README.md").read_text(encoding="utf-8")
+    assert "| Im A | " in card and "(frequency_response.png)" in card
+
+
+def test_resumed_run_counts_from_the_first_start(trained, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(trained, output)
+    shutil.rmtree(output / "checkpoint-6")
+    assert run("train", "--resume", "--output", output) == 0
+    for name in ("training_log.json", "frequency_response.json"):
+        first, second = (json.loads((folder / name).read_text(encoding="utf-8")) for folder in (trained, output))
+        if name == "training_log.json":
+            first, second = ([e for e in log if "relative_change_A_imag" in e][-1] for log in (first, second))
+        assert first == second
+
+
+def test_overwriting_a_run_removes_these_files_too(trained, table, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(trained, output)
+    flags = ["--set", "model.block=plain", "--output", output, "--overwrite-output"]
+    tiny = [*TINY[:4], *TINY[6:10], "--family", "selective", "--epochs", "1"]
+    assert run("train", "--dataset", table, *SPLIT, *tiny, *flags) == 0
+    assert not list(output.glob("frequency_response*"))
+
+
+def test_screen_json_and_pictures(capsys, trained, tmp_path):
+    before = {path.name: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+    output = tmp_path / "deep" / "report"
+    assert run("report", trained, "--rows", 10, "--batch-size", 4, "--output", output) == 0
+    printed = capsys.readouterr().out
+    for part in ("Complexity", "ψ²/√n", "Total variation", "α = 1", "has no selective scan", "Im A", "n = 24 training"):
+        assert part in printed
+    assert str(trained) not in printed
+    assert sorted(path.name for path in output.iterdir()) == FILES
+    found = json.loads((output / "report.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert (found["data"]["rows"], found["data"]["num_sequences"], found["data"]["split"]) == (10, 24, "train")
+    assert found["data"]["source"] == found["settings"]["data"]["dataset"] == "table.csv"
+    assert found["settings"]["checkpoint"] == "run" and found["settings"]["batch_size"] == 4
+    assert found["movement"]["A_imag"] > 0
+    assert str(trained.parent) not in json.dumps(found)
+    # Nothing of the checkpoint is touched without being asked for.
+    assert before == {path.name: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+
+
+def test_all_rows_give_tau_of_the_split(trained, tmp_path, monkeypatch):
+    """Rows, batches and padding are a matter of memory, not of the result."""
+    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    values = []
+    for number, size in enumerate((3, 100)):
+        output = tmp_path / str(number)
+        assert run("report", trained, "--split", "test", "--batch-size", size, "--output", output) == 0
+        values.append(json.loads((output / "report.json").read_text(encoding="utf-8")))
+    assert values[0]["data"]["rows"] == 8 and values[0]["data"]["num_sequences"] == 24
+    small, large = ([layer["tau"] for layer in found["complexity"]] for found in values)
+    assert small == pytest.approx(large, rel=1e-5)
+
+
+def test_card_section_is_added_on_demand_and_replaced(capsys, checkpoint):
+    card = checkpoint / "README.md"
+    before = card.read_text(encoding="utf-8")
+    assert run("report", checkpoint, "--rows", 4, "--output", checkpoint / "report", "--update-card") == 0
+    first = card.read_text(encoding="utf-8")
+    assert first.startswith(before.rstrip()) and first.count("## Theory report") == 1
+    for name in ("tau", "responses", "movement"):
+        assert f"](report/{name}.png)" in first
+    assert run("report", checkpoint, "--rows", 8, "--update-card") == 0
+    second = card.read_text(encoding="utf-8")
+    assert second.startswith(before.rstrip()) and second.count("## Theory report") == 1
+    assert "on 8 sequences" in second and "on 4 sequences" not in second and "](report/" not in second
+
+
+def test_pictures_of_the_run_outlive_a_report_beside_them(checkpoint):
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file()}
+    assert run("report", checkpoint, "--rows", 4, "--output", checkpoint, "--overwrite-output") == 0
+    assert before == {name: (checkpoint / name).read_bytes() for name in before}
+    assert {path.name for path in checkpoint.iterdir()} == {*before, *FILES}
+
+
+def test_card_that_cannot_take_the_section_is_refused_before_any_work(capsys, checkpoint):
+    (checkpoint / "README.md").write_text("<!-- hf-ssm report: begin -->")
+    assert "each once" in error_of(capsys, "report", checkpoint, "--dataset", "missing.csv", "--update-card")
+
+
+def test_output_that_is_not_empty(capsys, checkpoint, tmp_path):
+    output = tmp_path / "report"
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+    message = error_of(capsys, "report", checkpoint, "--dataset", "missing.csv", "--output", output)
+    assert "is not empty" in message and "--overwrite-output" in message
+    assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output") == 0
+    assert (output / "movement.png").exists()
+    (checkpoint / "training_log.json").unlink()
+    assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output") == 0
+    # A picture of the report that was replaced is not left beside the new one.
+    assert sorted(path.name for path in output.iterdir()) == sorted({*FILES, "notes.txt"} - {"movement.png"})
+    assert "no training_log.json" in capsys.readouterr().out
+    assert "is a file" in error_of(capsys, "report", checkpoint, "--output", output / "notes.txt")
+
+
+def test_nothing_is_half_written(capsys, checkpoint, tmp_path, monkeypatch):
+    output = tmp_path / "report"
+    assert run("report", checkpoint, "--rows", 4, "--output", output) == 0
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+
+    def broken(self: TheoryReport, folder: Path) -> list[Path]:
+        Path(folder, "tau.png").write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(TheoryReport, "save_pictures", broken)
+    message = error_of(capsys, "report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output")
+    assert message == "disk full"
+    assert before == {path.name: path.read_bytes() for path in output.iterdir()}
+
+
+def test_without_matplotlib(capsys, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    assert run("report", checkpoint, "--rows", 4, "--output", tmp_path / "report") == 0
+    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.json"]
+
+
+def test_tokenizer(capsys, checkpoint, table):
+    for path in checkpoint.glob("tokenizer*"):
+        path.unlink()
+    assert "has no tokenizer: give --tokenizer" in error_of(capsys, "report", checkpoint)
+    assert run("report", checkpoint, "--tokenizer", "dna", "--rows", 4) == 0
+
+
+def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
+    other = write_table(tmp_path / "other.csv", 10)
+    settings = checkpoint / "train_config.yaml"
+    content = yaml.safe_load(settings.read_text(encoding="utf-8"))
+    # Options of the run's own data, which other data would not understand.
+    content["data"] |= {"dataset": "planted-motifs", "num_train": 16}
+    settings.write_text(yaml.safe_dump(content))
+    fractions = ["--set", "data.validation_fraction=0.0", "--set", "data.test_fraction=0.0"]
+    assert run("report", checkpoint, "--dataset", other, *fractions) == 0
+    assert "on 10 sequences" in capsys.readouterr().out
+    settings.unlink()
+    assert "has no train_config.yaml that names its data: give --dataset" in error_of(capsys, "report", checkpoint)
+    assert run("report", checkpoint, "--dataset", other, *fractions) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "0"], "--rows must be positive, got 0"),
+        (["--batch-size", "-1"], "--batch-size must be positive, got -1"),
+        (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
+        (["--set", "model.hidden_size=8"], "a report has settings of the section data only"),
+        (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
+        (["--task", "casual-lm"], "did you mean 'causal-lm'?"),
+        (["--dataset", "missing.csv"], "missing.csv"),
+        (["--tokenizer", "dan"], "did you mean 'dna'?"),
+    ],
+)
+def test_mistyped_options(capsys, trained, arguments, message):
+    assert message in error_of(capsys, "report", trained, *arguments)
+
+
+def test_checkpoints_of_others(capsys, trained, tmp_path, table):
+    BertConfig(hidden_size=8, num_attention_heads=1).save_pretrained(tmp_path / "bert")
+    message = error_of(capsys, "report", tmp_path / "bert", "--dataset", table)
+    assert "is a 'bert' model, not one of hf_ssm" in message
+    message = error_of(capsys, "report", table, "--dataset", table)
+    assert "is a file: give the folder of a checkpoint" in message
+    assert "nowhere" in error_of(capsys, "report", tmp_path / "nowhere", "--dataset", table)
+    assert "--update-card needs a local folder" in error_of(capsys, "report", "user/name", "--update-card")
+
+
+@pytest.mark.parametrize("name", ["absent", "/absent", "./some/folder", ""])
+def test_checkpoint_that_is_not_there(capsys, name):
+    assert "is neither a folder nor the id of a Hub repository" in error_of(capsys, "report", name)
+
+
+def test_adapter_without_its_model(capsys, tmp_path, table):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "merge_and_unload" in error_of(capsys, "report", tmp_path, "--dataset", table)
+
+
+def test_interrupted(capsys, trained, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_ssm.training.inputs.load_data", interrupt)
+    assert run("report", trained) == 130
+    written = capsys.readouterr().err
+    # There is no such option here.
+    assert "interrupted" in written and "--resume" not in written
+
+
+def test_log_is_there_although_the_responses_fail(capsys, table, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("no responses")
+
+    monkeypatch.setattr("hf_ssm.training.run.frequency_responses", fail)
+    message = error_of(capsys, "train", "--dataset", table, *SPLIT, *TINY, "--output", tmp_path / "run")
+    assert message == "no responses" and (tmp_path / "run" / "training_log.json").is_file()
+
+
+def test_broken_weights(capsys, checkpoint):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    assert "the weights of" in error_of(capsys, "report", checkpoint)
+    model = AutoModelForSequenceClassification.from_config(hf_ssm.S4Config(hidden_size=8, num_hidden_layers=1))
+    model.model.save_pretrained(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["S4ForSequenceClassification"]}))
+    assert "it lacks classifier." in error_of(capsys, "report", checkpoint)
+
+
+def test_sequences_longer_than_the_model(capsys, tmp_path, table):
+    config = hf_ssm.HyenaConfig(hidden_size=8, num_hidden_layers=1, max_position_embeddings=12, filter_order=4)
+    hf_ssm.HyenaForCausalLM(config).save_pretrained(tmp_path / "hyena")
+    arguments = ["--dataset", table, "--tokenizer", "dna", "--rows", 4]
+    assert "--max-length 12" in error_of(capsys, "report", tmp_path / "hyena", *arguments)
+    assert run("report", tmp_path / "hyena", *arguments, "--max-length", 12) == 0
+
+
+def test_bare_backbone_and_plain_block(capsys, tmp_path, table):
+    config = hf_ssm.S4Config(hidden_size=8, num_hidden_layers=1, state_size=4)
+    hf_ssm.S4Model(config).save_pretrained(tmp_path / "bare")
+    plain = {"block": "plain", "num_labels": 1, "problem_type": "multi_label_classification", "state_size": 4}
+    config = hf_ssm.SelectiveSSMConfig(hidden_size=8, **plain)
+    torch.manual_seed(0)
+    hf_ssm.SelectiveSSMForSequenceClassification(config).save_pretrained(tmp_path / "plain")
+    for name, part in {"bare": "Total variation", "plain": "bound (27) on the gap, n = 32"}.items():
+        assert run("report", tmp_path / name, "--dataset", table, "--tokenizer", "dna", "--rows", 6) == 0
+        assert part in capsys.readouterr().out
+
+
+def test_signals(tmp_path, monkeypatch):
+    """A model of numbers: what it reads is scaled as in training, and there is no tokenizer."""
+    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    rows = [{"sequence": [float(i + t) for t in range(9)], "label": i % 2} for i in range(20)]
+    data = tmp_path / "signals.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    output = tmp_path / "run"
+    whole = [f"--set=data.{name}={value}" for name, value in SETTINGS_OF_SIGNALS.items()]
+    assert run("train", "--dataset", data, *whole, *TINY, "--output", output) == 0
+    assert run("report", output, "--output", tmp_path / "report") == 0
+    found = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    assert found["model"]["class"] == "S4ForSequenceClassification"
+    model = AutoModelForSequenceClassification.from_pretrained(output)
+    scaled = SignalFeatureExtractor.from_pretrained(output)([row["sequence"] for row in rows])
+    assert scaled["input_values"].std() == pytest.approx(1, rel=0.05)
+    with torch.no_grad():
+        expected = model(**scaled, output_tau=True).tau.tolist()
+    assert [layer["tau"] for layer in found["complexity"]] == pytest.approx(expected, rel=1e-4)
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("report", "--help")
+    text = capsys.readouterr().out
+    assert "--update-card" in text and "CHECKPOINT" in text

@@ -1,0 +1,328 @@
+"""`hf-ssm train` on images and numbers: what it leaves behind, and what it says to bad input."""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTimeSeriesPrediction,
+    AutoModelForTokenClassification,
+)
+
+from hf_ssm import cli
+from hf_ssm.data import SignalFeatureExtractor, load_sequences
+from hf_ssm.hub import push
+
+TINY = [
+    *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "training.disable_tqdm=true"),
+    *("--epochs", "1", "--batch-size", "16"),
+]
+# No checkpoint after each epoch: the model of the last step is kept.
+LONG = [
+    "--learning-rate",
+    "0.02",
+    "--set",
+    'training.eval_strategy="no"',
+    "--set",
+    "training.load_best_model_at_end=false",
+]
+HALVES = ["--set", "data.validation_fraction=0.25", "--set", "data.test_fraction=0.25"]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix; progress bars may come before it."""
+    assert run(*arguments) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+def write_digits(folder: Path, count: int = 64) -> Path:
+    """Idx files of 5 x 4 images in two classes, the second of them brighter."""
+    labels = np.arange(count) % 2
+    pixels = np.random.default_rng(0).integers(0, 128, (count, 5, 4)) + 127 * labels[:, None, None]
+    for name, array in {"images-idx3-ubyte": pixels, "labels-idx1-ubyte": labels}.items():
+        head = struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+        (folder / name).write_bytes(head + array.astype(np.uint8).tobytes())
+    return folder / "images-idx3-ubyte"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a two-epoch run on images with the regulariser; tests must not change it."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    flags = ["--family", "s4", "--set", "model.tau_weight=1e-4", "--set", "model.rescale_init=true", "--epochs", 2]
+    arguments = ["--set", "data.normalization=train", *flags, "--output", output]
+    assert run("train", "--dataset", digits, *HALVES, *TINY, *arguments) == 0
+    return output
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def signals(count: int = 48, ragged: bool = False) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(6 + (row % 3 if ragged else 0), 2)) for row in range(count)]
+
+
+def test_the_folder_holds_all_that_the_model_needs(finished):
+    files = {path.name for path in finished.iterdir()}
+    assert files >= {
+        *("config.json", "model.safetensors", "preprocessor_config.json", "README.md"),
+        *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
+    }
+    assert not [name for name in files if "tokenizer" in name]
+    config = json.loads((finished / "config.json").read_text())
+    assert config["num_input_channels"] == 1 and config["pad_token_id"] is None and config["rescaled"] is True
+    settings = yaml.safe_load((finished / "train_config.yaml").read_text())
+    assert settings["data"]["tokenizer"] is None and settings["data"]["normalization"] == "train"
+
+
+def test_the_reloaded_model_repeats_the_metrics(finished, digits):
+    """Loaded as a stranger would, and judged by hand on the pixels of the test split."""
+    model = AutoModelForSequenceClassification.from_pretrained(finished).eval()
+    extractor = SignalFeatureExtractor.from_pretrained(finished)
+    data = load_sequences(digits, validation_fraction=0.25, test_fraction=0.25)
+    train = np.array(data["train"]["sequence"][:])
+    assert (extractor.mean, extractor.std) == ([pytest.approx(train.mean())], [pytest.approx(train.std())])
+    pixels = torch.tensor(data["test"]["sequence"][:], dtype=torch.float32)[..., None]
+    labels = torch.tensor(data["test"]["label"][:])
+    with torch.no_grad():
+        found = model(**extractor(data["test"]["sequence"][:]), labels=labels)
+        by_hand = model(input_values=(pixels - train.mean()) / train.std()).logits
+    assert torch.allclose(found.logits, by_hand, atol=1e-5)
+    log = json.loads((finished / "training_log.json").read_text())
+    (test,) = [entry for entry in log if "test_accuracy" in entry]
+    assert (found.logits.argmax(-1) == labels).float().mean().item() == pytest.approx(test["test_accuracy"])
+    assert found.loss.item() == pytest.approx(test["test_loss"], rel=1e-5)
+
+
+def test_logits_are_equal_after_saving_again(finished, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(finished).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    values = torch.randn(3, 20, 1)
+    with torch.no_grad():
+        assert torch.equal(model(input_values=values).logits, again(input_values=values).logits)
+
+
+def test_the_card_tells_how_to_use_it(finished):
+    card = ModelCard.load(finished / "README.md")
+    assert card.data.pipeline_tag == "image-classification"
+    assert "AutoTokenizer" not in card.text and "biology" not in card.data.tags
+    code = card.text.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(finished))
+    found: dict[str, torch.Tensor] = {}
+    exec(code, found)
+    assert found["logits"].shape == (1, 2)
+
+
+def test_resume_goes_on_as_if_never_interrupted(finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    shutil.rmtree(output / "checkpoint-4")
+    (output / "model.safetensors").unlink()
+    assert run("train", "--resume", "--output", output) == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_overwriting_removes_the_extractor_of_the_old_run(finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    rows = [{"sequence": "ACGT" + "ACGT"[row % 4] * row, "label": row % 2} for row in range(40)]
+    table = write_rows(tmp_path / "a.jsonl", rows)
+    assert run("train", "--dataset", table, *TINY, "--output", output, "--overwrite-output") == 0
+    assert not (output / "preprocessor_config.json").exists() and (output / "tokenizer.json").exists()
+
+
+def test_fine_tuning_keeps_the_scale_of_the_checkpoint(finished, tmp_path):
+    brighter = write_digits(tmp_path, count=32)
+    arguments = ["--model", finished, "--epochs", 1, "--set", "training.disable_tqdm=true", *HALVES]
+    assert run("train", "--dataset", brighter, *arguments, "--output", tmp_path / "tuned") == 0
+    old, new = (SignalFeatureExtractor.from_pretrained(folder) for folder in (finished, tmp_path / "tuned"))
+    assert (old.mean, old.std) == (new.mean, new.std)
+
+
+class FakeHub:
+    """Stands in for `HfApi`."""
+
+    pushed: ClassVar[list[str]] = []
+
+    def whoami(self) -> dict[str, str]:
+        return {"name": "me"}
+
+    def create_repo(self, repo_id: str, **options: object) -> str:
+        return f"https://huggingface.co/{repo_id}"
+
+    def upload_folder(self, repo_id: str, folder_path: Path, **options: object) -> None:
+        self.pushed.extend(sorted(path.name for path in folder_path.glob("*.json")))
+
+
+@pytest.mark.parametrize("family", ["hyena", "selective"])
+def test_the_other_families_and_the_push(family, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "HfApi", FakeHub)
+    monkeypatch.setattr(FakeHub, "pushed", [])
+    where = ["--output", tmp_path / "run", "--push-to-hub", "me/digits"]
+    assert run("train", "--dataset", digits, "--family", family, *HALVES, *TINY, *where) == 0
+    assert {"config.json", "preprocessor_config.json"} <= set(FakeHub.pushed)
+    extractor = SignalFeatureExtractor.from_pretrained(tmp_path / "run")
+    assert (extractor.mean, extractor.std) == ([127.5], [127.5])
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config.get("max_position_embeddings", 20) == 20
+
+
+def test_signals_of_several_channels_and_lengths_are_cut_and_padded(tmp_path):
+    rows = [{"sequence": x.tolist(), "label": "ab"[row % 2]} for row, x in enumerate(signals(ragged=True))]
+    data = ["--dataset", write_rows(tmp_path / "a.jsonl", rows), "--max-length", 7, *HALVES]
+    assert run("train", *data, "--family", "hyena", *TINY, "--output", tmp_path / "run") == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["num_input_channels"] == 2 and config["max_position_embeddings"] == 7
+    assert config["label2id"] == {"a": 0, "b": 1}
+    assert ModelCard.load(tmp_path / "run" / "README.md").data.pipeline_tag is None
+    assert "torch.randn(7, 2)" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_classes_of_positions(tmp_path):
+    rows = [{"sequence": x.tolist(), "label": [-100, *(int(v > 0) for v in x[1:, 0])]} for x in signals(ragged=True)]
+    data = ["--dataset", write_rows(tmp_path / "a.jsonl", rows), "--task", "token-classification", *HALVES]
+    arguments = ["--family", "selective", *TINY, "--epochs", 30, *LONG]
+    assert run("train", *data, *arguments, "--output", tmp_path / "run") == 0
+    (test,) = [
+        entry for entry in json.loads((tmp_path / "run" / "training_log.json").read_text()) if "test_accuracy" in entry
+    ]
+    assert test["test_accuracy"] > 0.85
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
+    assert model(input_values=torch.randn(2, 6, 2)).logits.shape == (2, 6, 2)
+
+
+def test_classes_of_the_letters_of_a_text(tmp_path):
+    data = ["--dataset", "selective-copying", "--tokenizer", "byte", "--task", "token-classification"]
+    sizes = {"length": 12, "num_tokens": 3, "num_values": 3, "num_train": 32, "num_validation": 8, "num_test": 8}
+    options = [f"--set=data.{name}={value}" for name, value in sizes.items()]
+    assert run("train", *data, *options, *TINY, "--output", tmp_path / "run") == 0
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
+    assert model.config.num_labels == 3
+
+
+@pytest.mark.parametrize("kind", ["number", "positions", "vector"])
+def test_regression(kind, tmp_path):
+    """A linear function of the inputs; the error of one position must fall far below the variance of the targets."""
+    inputs = signals(count=80, ragged=kind == "positions")
+    labels = {
+        "number": lambda x: float(x[:, 0].mean()),
+        "positions": lambda x: (x[:, :1] - x[:, 1:]).ravel().tolist(),
+        "vector": lambda x: x.mean(axis=0).tolist(),
+    }[kind]
+    rows = [{"sequence": x.tolist(), "label": labels(x)} for x in inputs]
+    data = ["--dataset", write_rows(tmp_path / "a.jsonl", rows), "--task", "signal-regression", *HALVES]
+    arguments = ["--family", "s4", *TINY, "--epochs", 30 if kind == "positions" else 1, *LONG]
+    pooling = ["--set", "model.pooling=mean"] if kind == "vector" else []
+    assert run("train", *data, *arguments, *pooling, "--output", tmp_path / "run") == 0
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / "run").eval()
+    log = json.loads((tmp_path / "run" / "training_log.json").read_text())
+    (test,) = [entry for entry in log if "test_mse" in entry]
+    variance = np.var(np.concatenate([np.ravel(row["label"]) for row in rows]))
+    assert test["test_mse"] == pytest.approx(test["test_loss"], rel=0.05)
+    assert 0 < test["test_mae"] < 2 * test["test_mse"] ** 0.5
+    shape = {"number": (3, 1), "positions": (3, 6, 1), "vector": (3, 2)}[kind]
+    assert model(input_values=torch.randn(3, 6, 2)).logits.shape == shape
+    if kind == "positions":
+        assert test["test_mse"] < 0.5 * variance
+        extractor = SignalFeatureExtractor.from_pretrained(tmp_path / "run")
+        with torch.no_grad():
+            batch = extractor(inputs)
+            error = model(**batch).logits[..., 0] - (batch["input_values"][..., 0] - batch["input_values"][..., 1])
+        # Most rows were trained on: their error is below that of the test split.
+        assert error[batch["attention_mask"].bool()].square().mean() < 2 * test["test_mse"]
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert {result.metric_type for result in card.data.eval_results} == {"mse", "mae"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokenizer", "dna"], "data.tokenizer='dna' is for texts"),
+        (["--set", "data.reverse_complement=true"], "data.reverse_complement=True is for texts"),
+        (["--task", "causal-lm"], "predicts tokens, but "),
+        (["--task", "token-classification"], "the labels of "),
+        (["--set", "data.normalization=fix"], "did you mean 'fixed'?"),
+        (["--set", "data.targets=true"], "unknown key 'targets'"),
+        (["--set", "data.grayscal=true"], "did you mean 'grayscale'?"),
+        (
+            ["--set", "model.num_input_channels=3"],
+            "the model reads 3 channels of numbers but the data are 1 channel of",
+        ),
+        (["--set", "data.image_size=-1"], "image_size=-1: give the side"),
+        (["--set", "data.image_size=2.5"], "data.image_size must be of type int | None, got 2.5"),
+        (["--set", "data.sequence_column=null"], "data.sequence_column must be of type str, got None"),
+        (["--set", "data.validation_fraction=tenth"], "data.validation_fraction must be of type float, got 'tenth'"),
+        (["--set", "data.test_file=3"], "data.test_file must be of type str | "),
+        (["--set", "data.label_column=null"], "needs labels: name their column with data.label_column"),
+    ],
+)
+def test_bad_input(capsys, digits, tmp_path, arguments, message):
+    where = ["--output", tmp_path / "run"]
+    assert message in error_of(capsys, "train", "--dataset", digits, *TINY, *arguments, *where)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_text_does_not_read_images(capsys, digits, tmp_path):
+    rows = [{"sequence": "ACGT" + "A" * row, "label": row % 2} for row in range(40)]
+    table = write_rows(tmp_path / "a.jsonl", rows)
+    assert run("train", "--dataset", table, *TINY, "--output", tmp_path / "text") == 0
+    arguments = ["--dataset", digits, "--model", tmp_path / "text", "--output", tmp_path / "run"]
+    assert "has no preprocessor_config.json" in error_of(capsys, "train", *arguments)
+    found = error_of(capsys, "train", *arguments, "--set", "data.normalization=fixed")
+    assert "the model reads token ids but the data are 1 channel of numbers" in found
+
+
+def test_labels_that_do_not_fit(capsys, tmp_path):
+    def error(label, *arguments):
+        rows = [{"sequence": x.tolist(), "label": label(row)} for row, x in enumerate(signals())]
+        table = write_rows(tmp_path / "a.jsonl", rows)
+        return error_of(capsys, "train", "--dataset", table, *TINY, *arguments, "--output", tmp_path / "run")
+
+    regression = ["--task", "signal-regression"]
+    per_position = "5 labels for 6 positions; give one for each"
+    assert per_position in error(lambda row: [0, 1, 0, 1, row % 2], "--task", "token-classification")
+    assert per_position in error(lambda row: [0.5] * 5, *regression)
+    assert "lengths from 1 to 2" in error(lambda row: [0.5] * (1 + row % 2), *regression, "--set", "model.pooling=mean")
+    assert "has 3 outputs but the labels have 6" in error(
+        lambda row: [0.5] * 6, *regression, "--set", "model.pooling=mean", "--set", "model.num_labels=3"
+    )
+    assert "choose --task token-classification" in error(lambda row: [0, 1] * 3)
+    assert "0.5" in error(lambda row: row / 2)
+
+
+def test_text_where_numbers_belong(capsys, finished, tmp_path):
+    rows = [{"sequence": "ACGT" + "A" * row, "label": row % 2} for row in range(40)]
+    table = write_rows(tmp_path / "a.jsonl", rows)
+    where = ["--output", tmp_path / "run"]
+    found = error_of(capsys, "train", "--dataset", table, *TINY, "--set", "data.normalization=train", *where)
+    assert "is for images and numbers" in found
+    found = error_of(capsys, "train", "--dataset", table, *TINY, "--task", "signal-regression", *where)
+    assert "reads numbers, but" in found
+    found = error_of(capsys, "train", "--dataset", table, "--model", finished, "--tokenizer", "dna", *where)
+    assert "the model reads 1 channel of numbers but the data are token ids" in found
+    found = error_of(capsys, "train", "--dataset", table, "--model", finished, *where)
+    assert "has no tokenizer that can be loaded, and the data are texts" in found
