@@ -39,8 +39,8 @@ def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
     """The results, with the arguments and versions they came from, where `--output` says."""
     if args.output is None:
         return
-    arguments = {name: value for name, value in vars(args).items() if name != "output"}
+    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
     versions = {"hf_ssm": hf_ssm.__version__, **{name: version(name) for name in ("torch", "transformers")}}
     content = {"arguments": arguments, "versions": versions, "threads": torch.get_num_threads(), **results}
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -23,6 +23,6 @@ def test_planted_motifs(family: str, tmp_path: Path) -> None:
     assert f"{accuracy['both'][0]:.3f}" in done.stdout
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_settings_files_resolve(path: Path) -> None:
     resolve(read_settings_file(path), {"data": {"dataset": "some.csv"}})

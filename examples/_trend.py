@@ -1,0 +1,122 @@
+"""What the experiments on length share (Honarpisheh et al. 2025): the training recipe and the test for a trend."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through measurements.
+
+    Attributes:
+        slope: change of y per unit of x.
+        low, high: ends of its confidence interval.
+        p_value: chance of a slope at least as large in size where there is none, under normal errors.
+    """
+
+    slope: float
+    low: float
+    high: float
+    p_value: float
+
+
+def slope_with_confidence(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Trend:
+    """Least squares slope of y against x, with its interval from Student's t with n - 2 degrees of freedom.
+
+    Raises:
+        ValueError: fewer than 3 points, unequal numbers of x and y, all x equal, or a confidence outside (0, 1).
+    """
+    count = len(x)
+    if count != len(y) or count < 3 or len(set(x)) < 2 or not 0 < confidence < 1:
+        raise ValueError(
+            f"{count} values of x and {len(y)} of y, confidence={confidence}: give at least 3 points, not all at one "
+            "x, and a confidence between 0 and 1."
+        )
+    mean_x, mean_y = sum(x) / count, sum(y) / count
+    spread = sum((value - mean_x) ** 2 for value in x)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    residue = sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    error = math.sqrt(residue / (count - 2) / spread)
+    reach = error * float(stats.t.ppf((1 + confidence) / 2, count - 2))
+    p_value = 2 * float(stats.t.sf(abs(slope) / error, count - 2)) if error > 0 else float(slope == 0)
+    return Trend(slope, slope - reach, slope + reach, p_value)
+
+
+def collapse_penalty(logits: Tensor) -> Tensor:
+    """max(0, 10 (0.1 - std(σ(logits)))): keeps the outputs of a batch from becoming one value."""
+    return torch.clamp(10 * (0.1 - logits.sigmoid().std()), min=0)
+
+
+def train_recipe(
+    model: torch.nn.Module,
+    input_ids: Tensor,
+    labels: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float = 1e-2,
+    weight_decay: float = 1e-5,
+) -> list[float]:
+    """Train a model of one logit as the authors' published code does; the loss of every epoch.
+
+    Adam, cross-entropy plus `collapse_penalty`, gradients clipped to the norm 5; the rate is multiplied by 0.9 after
+    5 epochs in which the training loss did not fall by 1 %.
+
+    Args:
+        model: With a head whose logits are `(B, 1)`.
+        input_ids: `(n, L)`.
+        labels: `(n,)`, 0 or 1.
+        attention_mask: `(n, L)`; None: padding, if any, is read as tokens.
+        epochs: Passes over the rows, each in another order (drawn from torch's generator).
+        batch_size: Rows a step; the last step of an epoch may have fewer (a single row is left out, as it has no
+            spread).
+        learning_rate: Of all parameters, the first epochs'.
+        weight_decay: Of all parameters, added to the gradient as in Adam.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=5, threshold=0.01)
+    device = next(model.parameters()).device
+    losses = []
+    model.train()
+    for _ in range(epochs):
+        total, steps = 0.0, 0
+        for rows in torch.randperm(len(labels)).split(batch_size):
+            if len(rows) < 2:
+                continue
+            mask = None if attention_mask is None else attention_mask[rows].to(device)
+            logits = model(input_ids=input_ids[rows].to(device), attention_mask=mask).logits.squeeze(-1)
+            target = labels[rows].to(device, logits.dtype)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, target) + collapse_penalty(logits)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            total, steps = total + loss.item(), steps + 1
+        losses.append(total / steps)
+        scheduler.step(losses[-1])
+    return losses
+
+
+@torch.no_grad()
+def accuracy(
+    model: torch.nn.Module,
+    input_ids: Tensor,
+    labels: Tensor,
+    attention_mask: Tensor | None = None,
+    batch_size: int = 256,
+) -> float:
+    """Share of rows whose logit has the sign of the label; arguments as in `train_recipe`."""
+    model.eval()
+    device = next(model.parameters()).device
+    right = 0
+    for rows in torch.arange(len(labels)).split(batch_size):
+        mask = None if attention_mask is None else attention_mask[rows].to(device)
+        logits = model(input_ids=input_ids[rows].to(device), attention_mask=mask).logits.squeeze(-1)
+        right += int(((logits > 0).cpu() == (labels[rows] > 0)).sum())
+    return right / len(labels)

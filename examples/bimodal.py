@@ -1,0 +1,253 @@
+"""Gradient flow of one pole towards a bimodal transfer function: Yu et al. 2025, Section 4 and Figures 3 and 8.
+
+The target F has a large and a small mode, of heights 5 at s = -50 and 0.2 at s = 50, and a ripple 0.01 cos(9 s / 4) on
+[-2π, 2π]. The model is one pole at -1 + i w with a real residue, G(s) = Re ξ / (i s + 1 - i w) = ξ / (1 + (s - w)²).
+Position w and height ξ follow the gradient flow from (w(0), 3) until they stand still, for w(0) between the modes:
+
+- L²: of ∫ |F - G|² ds (Figure 3, middle);
+- eq. (7): of the H^β norm ∫ (1 + |s|)^{2β} |F - G|² ds with β = 2 (Figure 3, right, as the paper describes it);
+- eq. (9): w moves by the kernel K^(β) = (1 + |s|)^β ∂G/∂w of Theorem 2 applied to the L² residual; ξ moves as in L².
+
+The second table is Figure 8: modes at -75 (5) and 25 (0.2), no ripple, β from -2 to 2, by eqs. (7) and (9).
+
+What differs from the paper: it prints the pole as -1 - i w, whose mode is at -w; we put it at -1 + i w. The integral of
+eq. (7) diverges for β = 2 unless ξ = 5.2, and the paper does not say which frequencies it is taken over; here [-32π,
+32π], for all flows alike (trapezoidal rule, 64 nodes per 2π). Nor does it say which starts it draws; here all integers
+between the modes. The flow of eq. (9) is the gradient flow of no loss: it isolates what the theorem says of w.
+
+Needs scipy (the extra `test`), and matplotlib for the picture.
+
+    python examples/bimodal.py --output examples/results/bimodal.json --picture bimodal.png
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from _experiment import experiment_parser, print_table, write_results
+from scipy.integrate import solve_ivp
+
+from hf_ssm.ops.sobolev import sobolev_weight
+
+TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
+SPACING = 2 * np.pi / 64  # of the frequencies; far below the width of a mode, and the ripple ends on a node
+START_HEIGHT = 3.0
+END_TIME = 1e13  # every trajectory has come to rest by then
+PAPER_EDGE = 24.5
+EQUATIONS = {"eq. (7)": (2.0, 2.0), "eq. (9)": (1.0, 0.0)}  # powers of (1 + |s|)^β in the flow of w and of ξ
+COLOURS = {"large": "tab:green", "small": "tab:purple", "neither": "black"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Σ height / (1 + (s - position)²), and a ripple; the large mode first, the small one second."""
+
+    positions: tuple[float, float]
+    heights: tuple[float, float] = (5.0, 0.2)
+    ripple: float = 0.0
+
+    def response(self, frequencies: np.ndarray) -> np.ndarray:
+        """F at the frequencies, of their shape."""
+        modes = [height * mode(frequencies, at) for at, height in zip(self.positions, self.heights, strict=True)]
+        inside = np.abs(frequencies) <= 2 * np.pi
+        return sum(modes) + self.ripple * np.cos(9 / 4 * frequencies) * inside
+
+    def reached(self, position: float) -> str:
+        """Which mode a position is at: `"large"`, `"small"` or `"neither"`."""
+        distances = [abs(position - at) for at in self.positions]
+        return ("large", "small")[int(np.argmin(distances))] if min(distances) < 1 else "neither"
+
+
+NOISY = Target((-50.0, 50.0), ripple=0.01)
+SHIFTED = Target((-75.0, 25.0))
+
+
+def mode(frequencies: np.ndarray, position: float) -> np.ndarray:
+    """Re 1 / (i s - (-1 + i w)) = 1 / (1 + (s - w)²)."""
+    return 1 / (1 + (frequencies - position) ** 2)
+
+
+def grid(time_step: float = TIME_STEP) -> np.ndarray:
+    """The frequencies s from minus to plus Nyquist, `(nodes + 1,)`."""
+    return np.linspace(-np.pi / time_step, np.pi / time_step, _nodes(time_step) + 1)
+
+
+def weights(power: float, time_step: float = TIME_STEP) -> np.ndarray:
+    """(1 + |s|)^power times the spacing of the grid, `(nodes + 1,)`."""
+    half = sobolev_weight(_nodes(time_step), power, "radian", time_step).double().numpy()
+    return np.concatenate([half[:0:-1], half]) * SPACING
+
+
+def _nodes(time_step: float) -> int:
+    return round(2 * np.pi / (SPACING * time_step))
+
+
+class GradientFlow:
+    """d(w, ξ)/dτ for a target.
+
+    Args:
+        target: F.
+        order: β.
+        equation: One of `EQUATIONS`; with β = 0 all are the gradient flow of the L² loss.
+        time_step: π over the highest frequency.
+    """
+
+    def __init__(self, target: Target, order: float = 0.0, equation: str = "eq. (7)", time_step: float = TIME_STEP):
+        self.target = target
+        self.frequencies = grid(time_step)
+        self.response = target.response(self.frequencies)
+        self.weights = [weights(power * order, time_step) for power in EQUATIONS[equation]]
+
+    def __call__(self, time: float, point: np.ndarray) -> np.ndarray:
+        """The velocity at the point (w, ξ); it does not depend on the time."""
+        position, height = point
+        shape = mode(self.frequencies, position)
+        residual = self.response - height * shape
+        slope = 2 * height * (self.frequencies - position) * shape**2
+        return np.array(
+            [2 * np.sum(weight * residual * part) for weight, part in zip(self.weights, (slope, shape), strict=True)]
+        )
+
+    def trajectory(self, start: float) -> np.ndarray:
+        """(w, ξ) from (start, START_HEIGHT) to rest, `(steps, 2)`."""
+        # Heights relax within a few units of time, positions in millions: the flow is stiff.
+        solved = solve_ivp(self, (0, END_TIME), [start, START_HEIGHT], method="LSODA", rtol=1e-6, atol=1e-9)
+        if not solved.success:
+            raise RuntimeError(f"the flow from w = {start} did not come to its end: {solved.message}")
+        return solved.y.T
+
+    def destination(self, start: float) -> str:
+        """Which mode the trajectory ends at."""
+        return self.target.reached(self.trajectory(start)[-1, 0])
+
+    def edge(self, low: float, high: float, tolerance: float = 0.01) -> float:
+        """The start below which trajectories do not reach the small mode, by bisection.
+
+        Raises:
+            ValueError: `low` reaches the small mode, or `high` does not.
+        """
+        for start, expected in ((low, False), (high, True)):
+            if (self.destination(start) == "small") is not expected:
+                raise ValueError(f"the edge is not between {low} and {high}: from {start} it is {expected} already")
+        while high - low > tolerance:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.destination(middle) == "small" else (middle, high)
+        return (low + high) / 2
+
+
+def summary(flow: GradientFlow, starts: np.ndarray) -> dict[str, Any]:
+    """Where the starts go: shares per mode, and the start and end of those that reach neither."""
+    ends = [flow.trajectory(start)[-1] for start in starts]
+    reached = [flow.target.reached(end[0]) for end in ends]
+    count = Counter(reached)
+    stuck = [i for i, name in enumerate(reached) if name == "neither"]
+    return {
+        "share": {name: count[name] / len(starts) for name in COLOURS},
+        "stuck_from": [float(min(starts[stuck])), float(max(starts[stuck]))] if stuck else None,
+        "stuck_at": sorted({(round(float(ends[i][0]), 1) + 0.0, float(f"{ends[i][1]:.3g}")) for i in stuck}),
+        "reached": {f"{start:g}": name for start, name in zip(starts, reached, strict=True)},
+    }
+
+
+def starts_between(target: Target, count: int | None) -> np.ndarray:
+    """All integers between the modes, or `count` evenly spread starts."""
+    low, high = target.positions
+    return np.linspace(low, high, count or round(high - low) + 1)
+
+
+def noisy_target(count: int | None, tolerance: float) -> dict[str, Any]:
+    """Figure 3."""
+    flows = {
+        "L²": GradientFlow(NOISY),
+        **{f"β = 2, {name}": GradientFlow(NOISY, 2, name) for name in EQUATIONS},
+    }
+    results, rows = {}, []
+    for name, flow in flows.items():
+        found = summary(flow, starts_between(NOISY, count))
+        found["edge"] = flow.edge(8.0, 50.0, tolerance)
+        share = [f"{found['share'][mode_name]:.2f}" for mode_name in COLOURS]
+        stuck = "none" if found["stuck_from"] is None else "from {:g} to {:g}".format(*found["stuck_from"])
+        places = ", ".join(f"({w:g}, {xi:g})" for w, xi in found["stuck_at"])
+        rows.append([name, *share, stuck, places, f"{found['edge']:.2f}"])
+        results[name] = found
+    print("\nFigure 3: where the starts between -50 and 50 end, as shares")
+    header = ["flow", "at -50", "at 50", "stuck", "stuck starts", "stuck at (w, ξ)", "to 50 from w(0) ="]
+    print_table(header, rows)
+    smooth = GradientFlow(Target(NOISY.positions)).edge(0.0, 50.0, tolerance)
+    results["edge_without_ripple"] = smooth
+    print(
+        f"\nL²: to the right from w(0) = {results['L²']['edge']:.2f} ({smooth:.2f} without ripple); paper {PAPER_EDGE}."
+    )
+    print("Paper, right panel (β = 2): none stuck, and more at -50 than with L².")
+    results["eq. (7) by highest frequency"] = cuts = {}
+    for cut in (20, 32, 320):
+        cuts[f"{cut}π"] = GradientFlow(NOISY, 2, time_step=1 / cut).trajectory(0.0)[-1].tolist()
+    ends = "; ".join(f"({w:.1f}, {xi:.3g}) up to {cut}" for cut, (w, xi) in cuts.items())
+    print(f"By eq. (7), the start w(0) = 0 ends at (w, ξ) = {ends}.")
+    return results
+
+
+def shifted_target(count: int | None) -> dict[str, Any]:
+    """Figure 8."""
+    results: dict[str, Any] = {}
+    rows = []
+    for order in (-2, -1, 0, 1, 2):
+        found = {
+            name: summary(GradientFlow(SHIFTED, order, name), starts_between(SHIFTED, count)) for name in EQUATIONS
+        }
+        cells = [f"{part['share'][name]:.2f}" for part in found.values() for name in ("large", "neither")]
+        rows.append([order, *cells])
+        results[str(order)] = found
+    print("\nFigure 8: shares of the starts between -75 and 25 (paper: more at -75 with larger β, none stuck)")
+    print_table(["β", *(f"{name}: {where}" for name in EQUATIONS for where in ("at -75", "stuck"))], rows)
+    for name in EQUATIONS:
+        shares = [results[order][name]["share"]["large"] for order in results]
+        rising = all(before <= after for before, after in pairwise(shares))
+        print(f"{name}: the share at -75 {'never falls' if rising else 'does not always rise'} with β")
+    return results
+
+
+def draw(path: str, count: int | None) -> None:
+    """The target, and the trajectories of the three flows, as in Figure 3."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (first, *others) = pyplot.subplots(1, 4, figsize=(18, 4.2), layout="constrained")
+    first.semilogy(grid(), np.abs(NOISY.response(grid())), linewidth=0.8)
+    first.set(xlabel="s", ylabel="|F(is)|", title="target", xlim=(-80, 80))
+    flows = [GradientFlow(NOISY), *(GradientFlow(NOISY, 2, name) for name in EQUATIONS)]
+    for axes, flow, name in zip(others, flows, ["L²", *(f"β = 2, {name}" for name in EQUATIONS)], strict=True):
+        for start in starts_between(NOISY, count or 51):
+            path_taken = flow.trajectory(start)
+            axes.plot(*path_taken.T, color=COLOURS[NOISY.reached(path_taken[-1, 0])], linewidth=0.7)
+        axes.plot(NOISY.positions, NOISY.heights, "x", color="tab:red", markersize=10, markeredgewidth=2)
+        axes.set(xlabel="w", ylabel="ξ", title=name, yscale="log", xlim=(-60, 60))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of the script."""
+    parser = experiment_parser(__doc__.splitlines()[0])
+    parser.add_argument("--picture", help="draw the trajectories into this file")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print where the trajectories go, and write them down."""
+    args = build_parser().parse_args(argv)
+    count, tolerance = (3, 25.0) if args.tiny else (None, 0.01)
+    results = {"figure_3": noisy_target(count, tolerance), "figure_8": shifted_target(count)}
+    if args.picture is not None:
+        draw(args.picture, count)
+    write_results(args, {"paper": {"edge": PAPER_EDGE}, **results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Which stripes an image autoencoder lets pass: Yu et al. 2025, Section 6 (I) and Appendix H.1, Table 2 and Figure 4.
+
+A linear S4D layer without feed-through learns to reproduce images that are flattened row by row, so that horizontal
+stripes are a low frequency and vertical ones a high frequency. The trained model is then given stripes alone; its pass
+rate is the norm of the output (less the output for zeros, which holds the biases) over that of the input. Table 2 is
+the pass rate of horizontal over that of vertical stripes. It falls with α, which scales the initial frequencies of the
+state matrix, and with β, the order of the Sobolev filter (1 + |s|)^β.
+
+What differs from the paper (CelebA, 1,024 rows of 256, n = 128): the two photographs of scikit-learn, gray, in [-1, 1];
+512 pieces of 128 x 32 pixels, stretched to 512 rows (the paper stretches its faces, too); n = 64 and Δ = 1/640, so that
+the length in units of time (26), the frequency of the horizontal stripes (2.5) and the place of the vertical ones (at
+1,257, beyond the poles of α = 10) are like those that the paper's sizes have with the Δ = 1e-4 of its public script.
+The paper has about 10 cycles of stripes; here 8, ..., 12, as cosine and sine, all together. Each direction has an
+output matrix, as the real transfer function of eq. (3) belongs to a two-sided kernel; bilinear discretisation. The
+script filters with |s| = j / 10000; here s = ω / Δ, for eq. (8) with (2/Δ) tan(ω/2) is infinite at Nyquist. Three
+channels, as in the script; 300 steps of 4 images (there 20 epochs of 162,770), AdamW at 1e-2 (1e-3 for Δ, A, B; the
+script keeps Δ and A as they are), cosine schedule, no weight decay.
+
+Needs scikit-learn with Pillow (the extra `test`), and matplotlib for the picture.
+
+    python examples/denoising.py --output examples/results/denoising.json --picture denoising.png
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import torch
+from _experiment import experiment_parser, print_table, write_results
+from torch import Tensor
+from transformers import PrinterCallback
+
+from hf_ssm import S4Config, S4ForSignalRegression
+from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+
+SCALES = (0.1, 1.0, 10.0, 100.0)  # α
+ORDERS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # β
+CYCLES = (8, 9, 10, 11, 12)
+TINY = {"rows": 16, "columns": 32, "state_size": 4, "steps": 1, "seeds": 1, "num_images": 8}
+SHOWN = ((0.1, -1.0), (1.0, 0.0), (10.0, 0.5), (100.0, 1.0))  # (α, β) in the picture
+PAPER = (
+    (4.463e07, 2.409e06, 1.198e05, 4.613e03, 1.738e02),
+    (4.912e05, 2.124e05, 1.758e04, 9.595e02, 5.730e01),
+    (9.654e04, 7.465e03, 6.073e02, 5.699e01, 6.394e00),
+    (3.243e00, 3.745e-02, 3.801e-03, 7.299e-05, 5.963e-06),
+)
+
+
+def photographs() -> list[Tensor]:
+    """The two photographs of scikit-learn, gray, in [-1, 1], each `(427, 640)`.
+
+    Raises:
+        ImportError: scikit-learn, or Pillow which it reads pictures with, is not installed.
+    """
+    try:
+        from sklearn.datasets import load_sample_images
+
+        images = load_sample_images().images
+    except ImportError as error:
+        raise ImportError(
+            "The photographs come with scikit-learn, which reads them with Pillow: install both, for example by "
+            "`pip install 'hf_ssm[test]'` (in a checkout: `pip install -e '.[test]'`)."
+        ) from error
+    return [torch.tensor(np.asarray(image)).float().mean(dim=-1) / 127.5 - 1 for image in images]
+
+
+def crops(images: Sequence[Tensor], count: int, rows: int, columns: int, seed: int) -> Tensor:
+    """Pieces from anywhere in the images, `rows` / 4 high and stretched to `rows`, `(count, rows, columns)`."""
+    generator = torch.Generator().manual_seed(seed)
+    pieces = []
+    for index in range(count):
+        image = images[index % len(images)]
+        room = (image.shape[0] - rows // 4, image.shape[1] - columns)
+        if min(room) < 0:
+            raise ValueError(
+                f"pieces of {rows // 4} x {columns} do not fit into a photograph of {tuple(image.shape)}: "
+                "lower --rows or --columns"
+            )
+        top, left = (int(torch.randint(size + 1, (), generator=generator)) for size in room)
+        pieces.append(image[top : top + rows // 4, left : left + columns])
+    stretched = torch.nn.functional.interpolate(torch.stack(pieces).unsqueeze(1), size=(rows, columns), mode="bilinear")
+    return stretched.squeeze(1)
+
+
+def stripes(rows: int, columns: int, *, horizontal: bool) -> Tensor:
+    """Stripes of amplitude 1, a cosine and a sine for each of `CYCLES`, `(2 len(CYCLES), rows, columns)`."""
+    size = rows if horizontal else columns
+    phase = torch.arange(size) * (2 * torch.pi * torch.tensor(CYCLES).unsqueeze(1) / size)
+    waves = torch.cat([phase.cos(), phase.sin()])
+    return (waves.unsqueeze(2) if horizontal else waves.unsqueeze(1)).expand(-1, rows, columns)
+
+
+def flatten(images: Tensor) -> Tensor:
+    """Row by row, `(B, rows, columns)` to `(B, rows columns, 1)`."""
+    return images.reshape(len(images), -1, 1)
+
+
+def pass_rate(respond: Callable[[Tensor], Tensor], signals: Tensor) -> float:
+    """Norm of the output, less that for zeros, over the norm of the input.
+
+    Args:
+        respond: An affine map of `(B, L, 1)` to the same shape.
+        signals: `(B, L, 1)`; the norms are over all of them together.
+    """
+    change = respond(signals).double() - respond(torch.zeros_like(signals[:1])).double()
+    return float(change.norm() / signals.double().norm())
+
+
+def build_model(args: argparse.Namespace, scale: float, order: float) -> S4ForSignalRegression:
+    """A linear S4D layer with α = `scale` and β = `order`."""
+    config = S4Config(
+        hidden_size=3,
+        num_hidden_layers=1,
+        state_size=args.state_size,
+        num_input_channels=1,
+        num_labels=1,
+        bidirectional=True,
+        init="lin",
+        discretization="bilinear",
+        hidden_act="linear",
+        norm_type="none",
+        use_residual=False,
+        output_glu=False,
+        use_skip=False,
+        time_step_min=args.time_step,
+        time_step_max=args.time_step,
+        frequency_scale=scale,
+        sobolev_order=order,
+        sobolev_mode="zero_phase",
+        sobolev_frequency="radian",
+        initializer_range=3**-0.5,
+    )
+    return S4ForSignalRegression(config)
+
+
+def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Images are their own labels."""
+    images = flatten(torch.stack([row["image"] for row in rows]))
+    return {"input_values": images, "labels": images}
+
+
+def train(args: argparse.Namespace, images: Tensor, scale: float, order: float, seed: int) -> S4ForSignalRegression:
+    """A model that has learnt to reproduce the images."""
+    torch.manual_seed(seed)
+    model = build_model(args, scale, order)
+    with tempfile.TemporaryDirectory() as folder:
+        training = SSMTrainingArguments(
+            output_dir=folder,
+            max_steps=args.steps,
+            per_device_train_batch_size=4,
+            learning_rate=1e-2,
+            lr_scheduler_type="cosine",
+            weight_decay=0.0,
+            seed=seed,
+            logging_strategy="no",
+            save_strategy="no",
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            report_to=[],
+            use_cpu=True,
+        )
+        data = [{"image": image} for image in images]
+        trainer = SSMTrainer(model, training, train_dataset=data, data_collator=collate)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return model.eval()
+
+
+@torch.no_grad()
+def measure(model: S4ForSignalRegression, images: Tensor) -> dict[str, float]:
+    """Pass rates of both kinds of stripes, their ratio, and the error on images of the same size without stripes."""
+
+    def respond(signals: Tensor) -> Tensor:
+        return model(input_values=signals).logits
+
+    size = images.shape[1:]
+    low = pass_rate(respond, flatten(stripes(*size, horizontal=True)))
+    high = pass_rate(respond, flatten(stripes(*size, horizontal=False)))
+    error = (respond(flatten(images)) - flatten(images)).square().mean()
+    return {"horizontal": low, "vertical": high, "ratio": low / high, "mse": float(error)}
+
+
+def exceptions(table: Sequence[Sequence[float]]) -> dict[str, int]:
+    """How often a ratio does not fall from one α (row) or β (column) to the next."""
+    across = sum(after >= before for row in table for before, after in pairwise(row))
+    down = sum(after >= before for column in zip(*table, strict=True) for before, after in pairwise(column))
+    return {"β": across, "α": down}
+
+
+def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression], image: Tensor) -> None:
+    """An image with stripes of either kind, and what the models make of it, as in Figure 4."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows, columns = image.shape
+    noisy = [image + stripes(rows, columns, horizontal=horizontal)[2] for horizontal in (True, False)]
+    figure, panels = pyplot.subplots(2, 2 + len(models), figsize=(13, 5), layout="constrained")
+    for line, given in zip(panels, noisy, strict=True):
+        with torch.no_grad():
+            outputs = {
+                f"α = {scale:g}, β = {order:g}": model(input_values=flatten(given[None])).logits.view(rows, columns)
+                for (scale, order), model in models.items()
+            }
+        for axes, (title, shown) in zip(line, {"image": image, "input": given, **outputs}.items(), strict=True):
+            axes.imshow(shown.numpy(), cmap="gray", vmin=-1, vmax=1, aspect="auto")
+            axes.set(title=title, xticks=[], yticks=[])
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of the script."""
+    parser = experiment_parser(__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=512, help="height of an image, four times that of the piece")
+    parser.add_argument("--columns", type=int, default=32)
+    parser.add_argument("--time-step", type=float, default=1 / 640, help="Δ at first")
+    parser.add_argument("--state-size", type=int, default=64)
+    parser.add_argument("--num-images", type=int, default=512, help="images for training")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
+    parser.add_argument("--picture", help="draw an image with stripes and its outputs into this file")
+    return parser
+
+
+def report(found: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> dict[str, Any]:
+    """Print our Table 2 beside the paper's, and how monotone it is; the numbers of both."""
+    names = list(found)
+    flat = [[run["ratio"] for run in found[name]] for name in names]
+
+    def table(pick: Callable[[Sequence[float]], float]) -> list[list[float]]:
+        values = [pick(ratios) for ratios in flat]
+        return [values[start : start + len(ORDERS)] for start in range(0, len(values), len(ORDERS))]
+
+    means = table(statistics.geometric_mean)
+    print(f"\nPass rate of horizontal over vertical stripes, geometric mean of {seeds} seeds (paper's Table 2)")
+    cells = [
+        [f"{scale:g}", *(f"{ours:.3g} ({theirs:.3g})" for ours, theirs in zip(row, paper, strict=True))]
+        for scale, row, paper in zip(SCALES, means, PAPER, strict=True)
+    ]
+    print_table(["α", *(f"β = {order:g}" for order in ORDERS)], cells)
+    steps = {"β": len(SCALES) * (len(ORDERS) - 1), "α": len(ORDERS) * (len(SCALES) - 1)}
+    counted = {"mean": exceptions(means), "paper": exceptions(PAPER)}
+    for seed in range(seeds):
+        counted[f"seed {seed}"] = exceptions(table(lambda ratios, seed=seed: ratios[seed]))
+    for name, count in counted.items():
+        share = " and ".join(f"{count[axis]} of {steps[axis]} steps in {axis}" for axis in steps)
+        print(f"{name}: the ratio does not fall at {share}")
+    return {"ratio": means, "paper": PAPER, "exceptions": counted, "steps": steps}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train the grid, print the ratios beside the paper's and write them down."""
+    args = build_parser().parse_args(argv)
+    if args.tiny:
+        vars(args).update(TINY)
+    size = args.rows, args.columns
+    images = crops(photographs(), args.num_images, *size, seed=0)
+    others = crops(photographs(), 16, *size, seed=1)
+    found: dict[str, list[dict[str, float]]] = {}
+    shown = {}
+    for scale, order in product(SCALES, ORDERS):
+        found[f"α = {scale:g}, β = {order:g}"] = runs = []
+        for seed in range(args.seeds):
+            model = train(args, images, scale, order, seed)
+            runs.append(measure(model, others))
+            if seed == 0 and (scale, order) in SHOWN:
+                shown[scale, order] = model
+    results = report(found, args.seeds)
+    if args.picture is not None:
+        draw(args.picture, shown, others[0])
+    write_results(args, {**results, "runs": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What ListOps gives away without computing anything: the accuracy of two guesses, to be read beside a model's.
+
+The first guess is the answer that is most frequent in training, the second the answer that is most frequent in training
+among expressions of the same outermost operator (a maximum is often 9, a minimum 0).
+
+    python examples/listops_baseline.py
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from _experiment import experiment_parser, print_table, write_results
+from datasets import DatasetDict
+
+from hf_ssm.data import load_sequences
+from hf_ssm.tokenization import build_listops_tokenizer
+
+SHARED = "../shared/data"  # from the folder of the project
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = experiment_parser("Accuracy of two guesses on ListOps.")
+    parser.add_argument("--dataset", default=f"{SHARED}/listops_len95-105_train.tsv.gz")
+    parser.add_argument("--test-file", default=f"{SHARED}/listops_len95-105_test.tsv.gz")
+    args = parser.parse_args(argv)
+    columns = {"sequence_column": "Source", "label_column": "Target"}
+    data = load_sequences(args.dataset, test_file=args.test_file, validation_fraction=0.0, **columns)
+    found = {"most frequent answer": guess(data, False), "most frequent answer of the operator": guess(data, True)}
+    print_table(["guess", "test accuracy"], [[name, f"{value:.4f}"] for name, value in found.items()])
+    write_results(args, {"accuracy": found, "rows": {name: split.num_rows for name, split in data.items()}})
+
+
+def guess(data: DatasetDict, by_operator: bool) -> float:
+    """Share of test expressions whose value is the most frequent one in training (of the same first token)."""
+    tokenizer = build_listops_tokenizer()
+    kinds = {}
+    for name, split in data.items():
+        first = [ids[0] for ids in tokenizer(list(split["Source"]))["input_ids"]]
+        kinds[name] = first if by_operator else [0] * split.num_rows
+    counts = Counter(zip(kinds["train"], data["train"]["Target"], strict=True))
+    answers: dict[int, int] = {}
+    for (kind, answer), _ in counts.most_common():
+        answers.setdefault(kind, answer)
+    right = [answers.get(kind) == value for kind, value in zip(kinds["test"], data["test"]["Target"], strict=True)]
+    return sum(right) / len(right)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""How α and β change what an S4D model reads from images as sequences of pixels (Figure 5 of Yu et al. 2025).
+
+Gray images, pixel by pixel, row by row, into a small two-sided S4D-LegS model. α (`frequency_scale`) multiplies the
+frequencies at initialisation, β (`sobolev_order`) weights frequency s by (1 + |s|)^β (zero-phase, s in cycles per
+sample, as in the authors' published code). Test accuracy for each pair of the two; the paper shows the row β = 0, whose
+best α is 4, and the column α = 1, whose best β is -0.5, for "a smaller S4D model" on gray CIFAR-10 whose sizes it does
+not give. Its figure has no table, so that these two places are all there is to compare with.
+
+What differs by default, so that one CPU core can carry it: MNIST's 10,000 test images, cut by chance into 5,000 to
+train on and 5,000 to test, averaged to 14 x 14 pixels (196 positions); 2 layers of 32 channels and 16 states; 5 epochs;
+two seeds, of weights and order (the cut is the same). The last checkpoint is judged, as nothing is chosen by test rows
+but the best pair itself, which is read from the same table as in the paper.
+
+    python examples/sequential_images.py --output examples/results/sequential_images.json
+
+The paper's own data, on a GPU (the sizes are those of our image settings in `examples/lra`, made smaller):
+
+    python examples/sequential_images.py --dataset uoft-cs/cifar10 --sequence-column img --image-size 32 \\
+        --hidden-size 128 --layers 4 --state-size 64 --epochs 100 --seeds 3 \\
+        --output runs/sequential_images.json
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from transformers.utils import logging
+
+from hf_ssm.training.run import train
+from hf_ssm.training.settings import resolve
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist_t10k-images-idx3-ubyte.gz"
+# Where Figure 5 has its best α (at β = 0) and its best β (at α = 1).
+PAPER_ALPHA, PAPER_BETA = 4.0, -0.5
+TINY = {
+    **{"hidden_size": 4, "layers": 1, "state_size": 4, "image_size": 4, "test_fraction": 0.02, "epochs": 0.005},
+    **{"alphas": [1, 4], "betas": [-1, 0]},
+}
+
+Grid = dict[tuple[float, float], list[float]]
+
+
+def settings_of(args: argparse.Namespace, alpha: float, beta: float, seed: int) -> dict[str, dict[str, Any]]:
+    """The sections of the settings of one run."""
+    data: dict[str, Any] = {
+        "dataset": str(args.dataset),
+        "grayscale": True,
+        "image_size": args.image_size,
+        "validation_fraction": 0.0,
+        "test_fraction": args.test_fraction,
+        "normalization": "train",
+    }
+    if args.sequence_column is not None:
+        data["sequence_column"] = args.sequence_column
+    return {
+        "model": {
+            "family": "s4",
+            "hidden_size": args.hidden_size,
+            "num_hidden_layers": args.layers,
+            "state_size": args.state_size,
+            "bidirectional": True,
+            "frequency_scale": alpha,
+            "sobolev_order": beta,
+            "sobolev_mode": "zero_phase",
+            "sobolev_frequency": "normalized",
+        },
+        "data": data,
+        "training": {
+            "num_train_epochs": args.epochs,
+            "per_device_train_batch_size": 50,
+            "per_device_eval_batch_size": 250,
+            "learning_rate": args.learning_rate,
+            "seed": seed,
+            "disable_tqdm": True,
+        },
+    }
+
+
+def run_grid(args: argparse.Namespace) -> tuple[Grid, float]:
+    """Test accuracies of each (α, β), one for each seed; and the seconds of processor time of all."""
+    grid: Grid = {}
+    started = time.process_time()
+    for alpha in args.alphas:
+        for beta in args.betas:
+            grid[alpha, beta] = []
+            for seed in range(args.seeds):
+                settings = resolve(settings_of(args, alpha, beta, seed))
+                with tempfile.TemporaryDirectory() as folder:
+                    accuracy = train(settings, Path(folder)).results["test"]["accuracy"]
+                grid[alpha, beta].append(accuracy)
+            print(f"α = {alpha:g}, β = {beta:g}: {mean_and_deviation(grid[alpha, beta], 4)}", flush=True)
+    return grid, time.process_time() - started
+
+
+def best(grid: Grid, alpha: float | None = None, beta: float | None = None) -> tuple[float, float] | None:
+    """The pair of the best mean accuracy among those with this α and this β; None where there is no such pair."""
+    pairs = [pair for pair in grid if alpha in (None, pair[0]) and beta in (None, pair[1])]
+    return max(pairs, key=lambda pair: statistics.mean(grid[pair])) if pairs else None
+
+
+def spread(grid: Grid) -> float:
+    """The standard deviation over seeds that the pairs have in common; 0 where each has one seed."""
+    variances = [statistics.variance(values) for values in grid.values() if len(values) > 1]
+    return statistics.mean(variances) ** 0.5 if variances else 0.0
+
+
+def compare(grid: Grid, seeds: int) -> list[str]:
+    """What the table says beside the paper's figure."""
+    noise = spread(grid) * (2 / seeds) ** 0.5
+    told = [f"Standard deviation over seeds: {spread(grid):.4f}; of a difference of two means: {noise:.4f}."]
+    cuts = (
+        ("β = 0", "α", best(grid, beta=0.0), 0, PAPER_ALPHA),
+        ("α = 1", "β", best(grid, alpha=1.0), 1, PAPER_BETA),
+    )
+    for held, name, pair, index, paper in cuts:
+        if pair is None or (1.0, 0.0) not in grid:
+            continue
+        gain = statistics.mean(grid[pair]) - statistics.mean(grid[1.0, 0.0])
+        told.append(
+            f"At {held}, the best {name} is {pair[index]:g} (paper: {paper:g}), {gain:+.4f} from the default (1, 0)."
+        )
+    overall = best(grid)
+    assert overall is not None
+    told.append(f"The best pair is α = {overall[0]:g}, β = {overall[1]:g}: {statistics.mean(grid[overall]):.4f}.")
+    by_alpha = [best(grid, alpha=alpha) for alpha in sorted({pair[0] for pair in grid})]
+    told.append("Best β for each α: " + ", ".join(f"{pair[0]:g}: {pair[1]:g}" for pair in by_alpha if pair) + ".")
+    return told
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the grid, print it beside the paper's two places, write the results."""
+    parser = experiment_parser(__doc__.splitlines()[0])
+    parser.add_argument("--dataset", default=SHARED, help="idx file, folder of images or Hub id")
+    parser.add_argument("--sequence-column", help="column of the images of a Hub data set")
+    parser.add_argument("--image-size", type=int, default=14, help="side in pixels")
+    parser.add_argument("--test-fraction", type=float, default=0.5, help="where the data has no test split")
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.25, 1, 4, 16, 64])
+    parser.add_argument("--betas", type=float, nargs="+", default=[-1, -0.5, 0, 0.5, 1])
+    parser.add_argument("--hidden-size", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--state-size", type=int, default=16)
+    parser.add_argument("--epochs", type=float, default=5)
+    parser.add_argument("--learning-rate", type=float, default=1e-2)
+    parser.add_argument("--seeds", type=int, default=2, help="runs per pair")
+    args = parser.parse_args(argv)
+    if args.tiny:
+        vars(args).update(TINY)
+    logging.disable_progress_bar()
+    grid, seconds = run_grid(args)
+    args.dataset = Path(args.dataset).name if Path(args.dataset).exists() else args.dataset
+
+    print(f"\nTest accuracy on {args.dataset}, {args.seeds} seeds, {args.epochs:g} epochs")
+    header = ["α \\ β", *(f"{beta:g}" for beta in args.betas)]
+    print_table(
+        header,
+        [[f"{alpha:g}", *(mean_and_deviation(grid[alpha, beta]) for beta in args.betas)] for alpha in args.alphas],
+    )
+    told = compare(grid, args.seeds)
+    print("\n".join(told))
+    print(f"{seconds / 60:.1f} minutes of processor time")
+    rows = [{"alpha": alpha, "beta": beta, "accuracy": values} for (alpha, beta), values in grid.items()]
+    paper = {"best alpha at beta 0": PAPER_ALPHA, "best beta at alpha 1": PAPER_BETA}
+    write_results(args, {"accuracy": rows, "paper": paper, "findings": told, "processor_minutes": seconds / 60})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The settings files of the Long Range Arena: the papers' numbers, the commands of the README, and a step of each.
+
+What the runs read here has the formats of the real data, few rows, and small images.
+"""
+
+import argparse
+import json
+import random
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
+from transformers import AutoTokenizer
+
+from hf_ssm import cli
+from hf_ssm.cli import train as train_command
+from hf_ssm.data import hub
+from hf_ssm.training import run
+from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
+
+FOLDER = Path(__file__).parents[2] / "examples" / "lra"
+FILES = sorted(FOLDER.glob("*.yaml"))
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+# Depth, features, states, dropout, rate, batch, epochs, decay: Liu & Li 2024, Tables 3 and 4.
+LIU_LI = {
+    "listops": (6, 256, 4, 0, 0.01, 32, 40, 0.05),
+    "text": (6, 256, 4, 0, 0.01, 16, 32, 0.05),
+    "retrieval": (6, 256, 4, 0, 0.01, 64, 20, 0.05),
+    "image": (6, 512, 64, 0.1, 0.01, 50, 200, 0.05),
+    "pathfinder": (6, 256, 64, 0, 0.004, 64, 200, 0.05),
+    "pathx": (6, 256, 64, 0, 0.0005, 16, 50, 0.05),
+}
+# The same: Tables 7 and 8.
+SMALL = {
+    "listops": (4, 128, 64, 0, 0.01, 50, 40, 0.05),
+    "text": (4, 128, 64, 0, 0.01, 50, 50, 0),
+    "retrieval": (4, 96, 4, 0, 0.01, 64, 20, 0.05),
+    "image": (4, 128, 64, 0.1, 0.01, 50, 100, 0.05),
+    "pathfinder": (6, 128, 64, 0, 0.004, 64, 40, 0.01),
+    "pathx": (4, 96, 64, 0, 0.0005, 64, 50, 0.05),
+}
+# Depth, features, norm, pre-norm, α, rate, batch, epochs, decay, range of Δ: Yu et al. 2025, Table 4.
+YU = {
+    "listops": (8, 256, "batch", False, 3, 0.002, 50, 80, 0.05, 1e-3, 1.0),
+    "text": (6, 256, "batch", True, 5, 0.01, 32, 300, 0.05, 1e-3, 0.1),
+    "retrieval": (6, 128, "batch", True, 3, 0.004, 64, 40, 0.03, 1e-3, 0.1),
+    "image": (6, 512, "layer", False, 3, 0.01, 50, 1000, 0.01, 1e-3, 0.1),
+    "pathfinder": (6, 256, "batch", True, 3, 0.004, 64, 300, 0.03, 1e-3, 0.1),
+    "pathx": (6, 128, "batch", True, 5, 0.001, 20, 80, 0.03, 1e-4, 0.1),
+}
+
+
+def liu_li_values(settings: RunSettings) -> tuple[Any, ...]:
+    model, training = settings.model, settings.training
+    return (
+        *(model[name] for name in ("num_hidden_layers", "hidden_size", "state_size", "hidden_dropout")),
+        *(training[name] for name in ("learning_rate", "per_device_train_batch_size", "num_train_epochs")),
+        training["weight_decay"],
+    )
+
+
+def test_there_is_a_file_for_each_task_and_model() -> None:
+    assert [path.stem for path in FILES] == sorted(
+        f"{task}_{model}" for task in LIU_LI for model in ("s4", "s4d", "s4d_sobolev")
+    )
+
+
+@pytest.mark.parametrize("kernel", ["s4", "s4d"])
+@pytest.mark.parametrize("task", LIU_LI)
+def test_the_numbers_of_liu_and_li(task: str, kernel: str) -> None:
+    settings = resolve(read_settings_file(FOLDER / f"{task}_{kernel}.yaml"))
+    assert liu_li_values(settings) == LIU_LI[task]
+    assert settings.model["kernel_type"] == kernel
+    assert settings.model["rescale_init"] or settings.model["tau_weight"] > 0
+
+
+@pytest.mark.parametrize("task", YU)
+def test_the_numbers_of_yu_and_others(task: str) -> None:
+    settings = resolve(read_settings_file(FOLDER / f"{task}_s4d_sobolev.yaml"))
+    model, training = settings.model, settings.training
+    names = ("num_hidden_layers", "hidden_size", "norm_type", "norm_first", "frequency_scale")
+    found = (
+        *(model[name] for name in names),
+        *(training[name] for name in ("learning_rate", "per_device_train_batch_size", "num_train_epochs")),
+        training["weight_decay"],
+        model["time_step_min"],
+        model["time_step_max"],
+    )
+    assert found == YU[task]
+    assert (model["sobolev_trainable"], model["sobolev_order"], model["state_size"]) == (
+        True,
+        0,
+        2 if task == "listops" else 64,
+    )
+
+
+def commands() -> list[str]:
+    return re.findall(r"`hf-ssm train ([^`]*)`", README)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_of_the_readme(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parents[1])
+    parser = argparse.ArgumentParser()
+    train_command.add_train(parser)
+    arguments = parser.parse_args(shlex.split(command))
+    settings = train_command._settings(arguments)
+    task, kernel = arguments.config.stem.split("_")
+    assert liu_li_values(settings) == (SMALL if str(arguments.output) == "runs/small" else LIU_LI)[task]
+    assert settings.model["kernel_type"] == kernel
+
+
+def test_the_readme_names_every_task_twice() -> None:
+    assert len(commands()) == 2 * len(LIU_LI)
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small `lra/` in it, laid out as the released archive."""
+    root = tmp_path_factory.mktemp("arena")
+    rng = random.Random(0)
+    listops = root / "lra" / "listops-1000"
+    listops.mkdir(parents=True)
+    for split, count in (("train", 20), ("val", 10), ("test", 10)):
+        rows = [f"( ( ( [MAX {n % 10} ) 0 ) ] )\t{n % 10}" for n in range(count)]
+        (listops / f"basic_{split}.tsv").write_text("\n".join(["Source\tTarget", *rows]) + "\n")
+    pairs = root / "lra" / "tsv_data"
+    pairs.mkdir()
+    for split in ("train", "eval", "test"):
+        texts = ["".join(rng.choices('abc "é', k=20)) + "x" for _ in range(16)]
+        rows = [f"{n % 2}.0\tW{n}\tV{n}\t{texts[n]}\t{texts[n + 8]}" for n in range(8)]
+        (pairs / f"new_aan_pairs.{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    for size in (32, 128):
+        _write_pathfinder(root / "lra" / f"pathfinder{size}" / "curv_contour_length_14", rng)
+    return root
+
+
+def _write_pathfinder(folder: Path, rng: random.Random) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    (folder / "metadata").mkdir(parents=True)
+    (folder / "imgs" / "0").mkdir(parents=True)
+    lines = []
+    for n in range(20):
+        pixels = np.array([rng.randrange(256) for _ in range(64)], dtype=np.uint8).reshape(8, 8)
+        pillow.fromarray(pixels).save(folder / "imgs" / "0" / f"sample_{n}.png")
+        lines.append(f"imgs/0 sample_{n}.png {n} {n % 2} 1.8 6 2.0 5 2.5 15")
+    (folder / "metadata" / "0.npy").write_text("\n".join(lines) + "\n")
+
+
+def of_the_hub(source: str, *_: Any) -> DatasetDict:
+    """A few made-up rows with the splits and columns of the two data sets of the Hub."""
+    if source == "stanfordnlp/imdb":
+        features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+        labels = {"train": [0, 1] * 10, "test": [0, 1] * 4, "unsupervised": [-1] * 4}
+        return DatasetDict(
+            {
+                name: Dataset.from_dict(
+                    {"text": [f"film {name} {n}" for n in range(len(values))], "label": values}, features
+                )
+                for name, values in labels.items()
+            }
+        )
+    assert source == "uoft-cs/cifar10"
+    pillow = pytest.importorskip("PIL.Image")
+    features = Features({"img": Image(), "label": ClassLabel(num_classes=10)})
+    images = [
+        pillow.fromarray(np.random.default_rng(n).integers(0, 256, (4, 4, 3), dtype=np.uint8)) for n in range(150)
+    ]
+    rows = {"img": images, "label": [n % 10 for n in range(150)]}
+    whole = Dataset.from_dict(rows, features)
+    return DatasetDict(train=whole.select(range(100)), test=whole.select(range(100, 150)))
+
+
+TINY = {
+    "model": {"hidden_size": 4, "num_hidden_layers": 1},
+    "training": {
+        "max_steps": 1,
+        "per_device_train_batch_size": 8,
+        "disable_tqdm": True,
+        "load_best_model_at_end": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+    },
+}
+SPLITS = {
+    "listops": (20, 10, 10),
+    "text": (18, 2, 8),
+    "retrieval": (8, 8, 8),
+    "image": (90, 10, 50),
+    "pathfinder": (16, 2, 2),
+    "pathx": (16, 2, 2),
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_loads_its_data_and_trains(
+    path: Path, arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(arena)
+    monkeypatch.setattr(hub, "fetch", of_the_hub)
+    settings = resolve(read_settings_file(path), TINY)
+    result = run.train(settings, tmp_path / "out")
+    task = path.stem.split("_")[0]
+    assert tuple(result.splits.values()) == SPLITS[task]
+    assert result.steps == 1
+    config = result.model.config
+    assert config.num_labels == (10 if task in ("listops", "image") else 2)
+    assert config.num_input_channels == (1 if task in ("image", "pathfinder", "pathx") else None)
+    assert config.rescaled is bool(settings.model.get("rescale_init"))
+    assert 0 <= result.results["test"]["accuracy"] <= 1
+    assert np.isfinite(result.results["test"]["loss"])
+
+
+def test_the_command_and_its_card(arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(arena)
+    tiny = [
+        f"--set={section}.{key}={json.dumps(value)}"
+        for section, values in TINY.items()
+        for key, value in values.items()
+    ]
+    config = str(FOLDER / "retrieval_s4d.yaml")
+    assert cli.main(["train", "--config", config, *tiny, "--output", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "tsv_data" not in card  # local paths
+    assert "| data.pair_column | `text2` |" in card
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("a", "é")["input_ids"] == [97, 262, 195, 169]

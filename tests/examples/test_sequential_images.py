@@ -1,0 +1,53 @@
+"""The ablation over α and β: a tiny run, and what it reads from a table of accuracies."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def test_tiny_run(script: ModuleType, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    script.main(["--tiny", "--output", str(result), "--seeds", "1"])
+    content = json.loads(result.read_text())
+    assert [(row["alpha"], row["beta"]) for row in content["accuracy"]] == [(1, -1), (1, 0), (4, -1), (4, 0)]
+    assert all(0 <= accuracy <= 1 for row in content["accuracy"] for accuracy in row["accuracy"])
+    assert content["arguments"]["dataset"] == "mnist_t10k-images-idx3-ubyte.gz"
+    printed = capsys.readouterr().out
+    assert "| α \\ β | -1 | 0 |" in printed and "(paper: 4)" in printed
+    assert str(shared_data) not in result.read_text()
+
+
+def test_what_the_table_says(script: ModuleType) -> None:
+    grid = {
+        (1.0, -0.5): [0.5, 0.7],
+        (1.0, 0.0): [0.4, 0.4],
+        (4.0, -0.5): [0.9, 0.7],
+        (4.0, 0.0): [0.1, 0.3],
+    }
+    assert script.best(grid) == (4.0, -0.5)
+    assert script.best(grid, beta=0.0) == (1.0, 0.0)
+    assert script.best(grid, alpha=1.0) == (1.0, -0.5)
+    assert script.best(grid, alpha=2.0) is None
+    # Variances 0.02, 0, 0.02, 0.02; the difference of two means of two values has the same variance as one value.
+    assert script.spread(grid) == pytest.approx(0.015**0.5)
+    told = " ".join(script.compare(grid, 2))
+    assert f"of a difference of two means: {0.015**0.5:.4f}" in told
+    assert "At β = 0, the best α is 1 (paper: 4), +0.0000" in told
+    assert "At α = 1, the best β is -0.5 (paper: -0.5), +0.2000" in told
+    assert "The best pair is α = 4, β = -0.5: 0.8000." in told
+    assert "Best β for each α: 1: -0.5, 4: -0.5." in told
+
+
+def test_alpha_and_beta_reach_the_model(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Result:
+        results = {"test": {"accuracy": 0.5}}  # noqa: RUF012 - stands in for the result of a run
+
+    monkeypatch.setattr(script, "train", lambda settings, folder: seen.append(settings) or Result)
+    script.main(["--alphas", "2", "--betas", "-0.5", "--seeds", "2"])
+    models = [(run.model["frequency_scale"], run.model["sobolev_order"], run.training["seed"]) for run in seen]
+    assert models == [(2.0, -0.5, 0), (2.0, -0.5, 1)]
+    assert seen[0].model["sobolev_mode"] == "zero_phase" and seen[0].data["image_size"] == 14
