@@ -103,33 +103,42 @@ def best(grid: Grid, alpha: float | None = None, beta: float | None = None) -> t
     return max(pairs, key=lambda pair: statistics.mean(grid[pair])) if pairs else None
 
 
-def spread(grid: Grid) -> float:
-    """The standard deviation over seeds that the pairs have in common; 0 where each has one seed."""
-    variances = [statistics.variance(values) for values in grid.values() if len(values) > 1]
+def spread(grid: Grid, alpha: float) -> float:
+    """The standard deviation over seeds that the pairs with this α have in common; 0 where each has one seed.
+
+    α has one of its own, as large ones make training unsteady.
+    """
+    variances = [statistics.variance(values) for pair, values in grid.items() if pair[0] == alpha and len(values) > 1]
     return statistics.mean(variances) ** 0.5 if variances else 0.0
 
 
 def compare(grid: Grid, seeds: int) -> list[str]:
     """What the table says beside the paper's figure."""
-    noise = spread(grid) * (2 / seeds) ** 0.5
-    told = [f"Standard deviation over seeds: {spread(grid):.4f}; of a difference of two means: {noise:.4f}."]
+    alphas = sorted({alpha for alpha, _ in grid})
+    told = ["Standard deviation over seeds: " + ", ".join(f"{spread(grid, a):.4f} (α = {a:g})" for a in alphas) + "."]
     cuts = (
         ("β = 0", "α", best(grid, beta=0.0), 0, PAPER_ALPHA),
         ("α = 1", "β", best(grid, alpha=1.0), 1, PAPER_BETA),
     )
     for held, name, pair, index, paper in cuts:
-        if pair is None or (1.0, 0.0) not in grid:
-            continue
-        gain = statistics.mean(grid[pair]) - statistics.mean(grid[1.0, 0.0])
-        told.append(
-            f"At {held}, the best {name} is {pair[index]:g} (paper: {paper:g}), {gain:+.4f} from the default (1, 0)."
-        )
+        if pair is not None and (1.0, 0.0) in grid:
+            told.append(f"At {held}, the best {name} is {pair[index]:g} (paper: {paper:g}){_gain(grid, pair, seeds)}.")
     overall = best(grid)
     assert overall is not None
-    told.append(f"The best pair is α = {overall[0]:g}, β = {overall[1]:g}: {statistics.mean(grid[overall]):.4f}.")
-    by_alpha = [best(grid, alpha=alpha) for alpha in sorted({pair[0] for pair in grid})]
+    accuracy = f"{statistics.mean(grid[overall]):.4f}{_gain(grid, overall, seeds)}"
+    told.append(f"The best pair is α = {overall[0]:g}, β = {overall[1]:g}: {accuracy}.")
+    by_alpha = [best(grid, alpha=alpha) for alpha in alphas]
     told.append("Best β for each α: " + ", ".join(f"{pair[0]:g}: {pair[1]:g}" for pair in by_alpha if pair) + ".")
     return told
+
+
+def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
+    """The difference from the default pair, and its standard error; nothing for the default itself."""
+    if pair == (1.0, 0.0) or (1.0, 0.0) not in grid:
+        return ""
+    gain = statistics.mean(grid[pair]) - statistics.mean(grid[1.0, 0.0])
+    error = ((spread(grid, pair[0]) ** 2 + spread(grid, 1.0) ** 2) / seeds) ** 0.5
+    return f", {gain:+.4f} ± {error:.4f} (standard error) from the default (1, 0)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
