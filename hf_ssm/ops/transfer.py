@@ -14,7 +14,8 @@ import math
 import torch
 
 from hf_ssm.ops.discretize import check_discretization, zoh, zoh_dense
-from hf_ssm.ops.lti_kernel import _dense_kernel, _dplr_real, dplr_dense
+from hf_ssm.ops.dplr_kernel import dense_kernel
+from hf_ssm.ops.lti_kernel import _dplr_real, dplr_dense
 from hf_ssm.ops.sobolev import FREQUENCIES
 
 # Bytes of temporary tables and matrices at a time.
@@ -222,7 +223,7 @@ def _dense_response_on_grid(
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     wrapped = identity - torch.linalg.matrix_power(a_bar, period)
     b_bar = torch.linalg.solve(wrapped, b_bar.unsqueeze(-1)).squeeze(-1)
-    return torch.fft.rfft(_dense_kernel(a_bar, b_bar, c, period))
+    return torch.fft.rfft(dense_kernel(a_bar, b_bar, c, period))
 
 
 def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from hf_ssm.ops.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.hippo import initial_eigenvalues, legs_matrix, legs_nplr
+from hf_ssm.ops.kernels import use_kernels
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti_kernel import (
     diagonal_kernel,
@@ -24,6 +26,12 @@ from hf_ssm.ops.lti_kernel import (
 RULES = {"zoh": zoh, "bilinear": bilinear}
 DENSE_RULES = {"zoh": zoh_dense, "bilinear": bilinear_dense}
 LENGTHS = (1, 2, 3, 17, 64, 101)
+
+
+@pytest.fixture(autouse=True)
+def fast_kernels() -> Iterator[None]:
+    with use_kernels("torch"):
+        yield
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
