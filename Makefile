@@ -2,11 +2,13 @@
 #   make demo    trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test    runs the tests
 #   make lint    checks style, format and types
+#   make bench   times us against others, and counts instructions (minutes)
 # Another interpreter: make test PYTHON=python3.12. Another place for the environment: VENV=/path.
 
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_OUTPUT ?= runs/demo
+BENCH_OUTPUT ?= runs/bench
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -29,6 +31,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Us and each peer in one process; one section: make bench BENCH_ARGS="scan --repetitions 3"
+.PHONY: bench
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(BIN)/python benchmarks/speed.py --output "$(BENCH_OUTPUT)/speed.json" $(BENCH_ARGS)
+	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
 
 clean:
 	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache

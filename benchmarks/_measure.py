@@ -1,0 +1,170 @@
+"""Measuring contenders against each other: agreement, times taken in turn, ratios of paired repetitions."""
+
+import gc
+import importlib.metadata
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What is timed: a call without arguments that returns its results, or nothing where there is nothing to compare.
+Call = Callable[[], tuple[Tensor, ...]]
+
+# A contender that took this many seconds once is neither called again to see how long it takes, nor twice in a turn.
+_SLOW = 10.0
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "mambapy", "kernels", "mamba_ssm", "causal_conv1d")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was measured in each repetition."""
+
+    section: str
+    what: str
+    quantity: str
+    values: Sequence[float]
+    unit: str = ""
+
+    @property
+    def middle(self) -> tuple[float, float, float]:
+        """Lower quartile, median, upper quartile."""
+        if len(self.values) == 1:
+            return (self.values[0],) * 3
+        low, median, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, median, high
+
+    def as_dict(self) -> dict[str, Any]:
+        low, median, high = self.middle
+        named = {"section": self.section, "what": self.what, "quantity": self.quantity, "unit": self.unit}
+        return {**named, "median": median, "low": low, "high": high, "values": list(self.values)}
+
+    def __str__(self) -> str:
+        low, median, high = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in self.middle)
+        spread = f" ({low} to {high})" if len(self.values) > 1 else ""
+        unit = f" {self.unit}" if self.unit else ""
+        return f"| {self.what} | {self.quantity} | {median}{unit}{spread} | {len(self.values)} |"
+
+
+TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---|---|---|"
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """The machine and the versions of what ran on it."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "processor": models[0] if models else platform.processor(),
+        "architecture": platform.machine(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }
+
+
+def _timed(call: Call, number: int) -> tuple[float, tuple[Tensor, ...]]:
+    """Seconds per call of `number` calls, and the last result."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(number):
+        result = call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / number, result
+
+
+def _check_one(names: tuple[str, str], expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> None:
+    first, name = names
+    if len(expected) != len(found):
+        raise RuntimeError(f"{name} returned {len(found)} results, {first} {len(expected)}")
+    for number, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if a.shape != b.shape:
+            raise RuntimeError(f"result {number} of {name} has shape {tuple(b.shape)}, of {first} {tuple(a.shape)}")
+        if not a.is_floating_point() and not a.is_complex():
+            if not torch.equal(a, b):
+                raise RuntimeError(f"result {number} of {name} is not that of {first}")
+            continue
+        kind = torch.complex128 if a.is_complex() else torch.float64
+        error, largest = (a.to(kind) - b.to(kind)).abs().max().item(), a.to(kind).abs().max().item()
+        # NaN is no agreement.
+        if not error <= tolerance * largest:
+            raise RuntimeError(
+                f"result {number} of {name} differs from that of {first} by {error:.3g}, the largest value being "
+                f"{largest:.3g}: at most {tolerance:g} of that is agreement"
+            )
+
+
+def check_agreement(contenders: Mapping[str, Call], tolerance: float) -> dict[str, float]:
+    """Call each contender once and compare its results with those of the first.
+
+    Args:
+        contenders: Calls by name; one that returns an empty tuple is only called.
+        tolerance: Largest difference allowed, as a part of the largest value; integers must be equal.
+
+    Returns:
+        Seconds of the calls, first calls that they are.
+
+    Raises:
+        RuntimeError: Results differ.
+    """
+    (first, call), *others = contenders.items()
+    taken, expected = _timed(call, 1)
+    seconds = {first: taken}
+    for name, other in others:
+        seconds[name], found = _timed(other, 1)
+        if found:
+            _check_one((first, name), expected, found, tolerance)
+    return seconds
+
+
+def race(
+    contenders: Mapping[str, Call], first_calls: Mapping[str, float], repetitions: int, turn: float
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender in each repetition; within one, they take turns.
+
+    Args:
+        contenders: Calls by name.
+        first_calls: Seconds of a first call of each, as `check_agreement` returns them.
+        repetitions: How often each has its turn; who begins, changes.
+        turn: Seconds that a turn lasts at least: short calls are repeated, and their mean is the turn's time.
+    """
+    numbers = {}
+    for name, call in contenders.items():
+        seconds = first_calls[name] if first_calls[name] > _SLOW else _timed(call, 1)[0]
+        numbers[name] = max(1, math.ceil(turn / max(seconds, 1e-9)))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    # Garbage of one contender must not be collected in the turn of the next; what was there before is not searched.
+    gc.freeze()
+    try:
+        for repetition in range(repetitions):
+            shift = repetition % len(names)
+            for name in names[shift:] + names[:shift]:
+                gc.collect()
+                times[name].append(_timed(contenders[name], numbers[name])[0])
+    finally:
+        gc.unfreeze()
+    return times
+
+
+def ratios(times: Mapping[str, Sequence[float]], above: Sequence[str], below: Sequence[str]) -> list[float]:
+    """`Σ above / Σ below` within each repetition."""
+    tops, bottoms = (zip(*(times[name] for name in names), strict=True) for names in (above, below))
+    return [sum(top) / sum(bottom) for top, bottom in zip(tops, bottoms, strict=True)]

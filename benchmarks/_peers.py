@@ -1,0 +1,63 @@
+"""What others do: transformers' selective scan, the listing of S4D, a convolution by torch.fft.
+
+Dimensions: `B` batch, `L` length, `D` channels, `N` states, `H` conjugate pairs.
+"""
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+MAMBAPY_MISSING = "mambapy is not installed, its rows are left out: pip install 'hf_ssm[bench]'"
+
+
+def has_mambapy() -> bool:
+    # transformers takes its loop without a word where mambapy is missing.
+    return importlib.util.find_spec("mambapy") is not None
+
+
+def transformers_scan(inputs: dict[str, Tensor], use_mambapy: bool = False) -> Tensor:
+    """The scan that `MambaForCausalLM` calls, on its own layout: `u`, `delta`, `z` `(B, D, L)`, `B`, `C` `(B, N, L)`.
+
+    On CUDA the kernel of mamba_ssm, where transformers finds one; else a loop over positions, or mambapy's scan.
+    """
+    u, delta, A, B, C, D, z, bias = (inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"))
+    y: Tensor = mamba_selective_scan(u, delta, A, B, C, D, z, bias, delta_softplus=True, use_mambapy=use_mambapy)
+    return y
+
+
+def listed_s4d_kernel(a: Tensor, c: Tensor, dt: Tensor, length: int) -> Tensor:
+    """`(D, L)` of `a`, `c` `(D, H)`, `dt` `(D,)`: the Vandermonde product with all its entries, zero-order hold.
+
+    Source: Gu et al. 2022 (S4D), Listing 1, with their eq. (4) for the input weights.
+    """
+    step = a * dt.unsqueeze(-1)
+    exponents = step.unsqueeze(-1) * torch.arange(length, device=a.device)
+    weights = c * (torch.exp(step) - 1) / a
+    return 2 * torch.einsum("dh,dhl->dl", weights, torch.exp(exponents)).real
+
+
+def fft_convolution(u: Tensor, kernel: Tensor) -> Tensor:
+    """Causal convolution of `u` `(B, D, L)` with `kernel` `(D, L)` on `2 L` points, differentiated by autograd."""
+    length = u.shape[-1]
+    spectrum = torch.fft.rfft(u.float(), n=2 * length) * torch.fft.rfft(kernel, n=2 * length)
+    return torch.fft.irfft(spectrum, n=2 * length)[..., :length].to(u.dtype)
+
+
+def matrix_products(rows: int, hidden: int, states: int, layers: int, vocabulary: int) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and weights of all linear maps of a Mamba model with the usual ratios, `rows` being `B L`."""
+    inner, rank = 2 * hidden, -(-hidden // 16)
+    block = [(hidden, 2 * inner), (inner, rank + 2 * states), (rank, inner), (inner, hidden)]
+    shapes = [*(block * layers), (hidden, vocabulary)]
+    return [(torch.randn(rows, fan_in), torch.randn(fan_out, fan_in)) for fan_in, fan_out in shapes]
+
+
+def multiply_and_differentiate(products: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """Each product, and the gradients of both its factors; returns nothing."""
+    for x, weight in products:
+        y = F.linear(x, weight)
+        torch.mm(y, weight)
+        torch.mm(y.t(), x)
+    return ()

@@ -1,0 +1,175 @@
+"""The benchmark of speed runs in its tiny setting, refuses contenders that differ, and measures what it says."""
+
+import importlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SECTIONS = ["scan", "training", "decoding", "lti", "convolution", "growth", "long"]
+
+
+@pytest.fixture
+def load(monkeypatch) -> Callable[[str], ModuleType]:
+    """`load(name)`: a module of the folder of benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def memory(load) -> ModuleType:
+    module = load("_memory")
+    if not module.can_measure("cpu"):
+        pytest.skip("peak memory cannot be measured here")
+    return module
+
+
+def test_tiny(tmp_path, load) -> None:
+    output = tmp_path / "new" / "speed.json"
+    command = [sys.executable, BENCHMARKS / "speed.py", "--tiny", "--repetitions", "3", "--output", output]
+    environment = {**os.environ, "HF_SSM_KERNELS": "auto"}
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    machine = found["machine"]
+    assert machine["versions"]["torch"] == torch.__version__
+    assert (machine["device"], machine["architecture"]) == ("CPU", platform.machine())
+    results = found["results"]
+    assert list(dict.fromkeys(row["section"] for row in results)) == SECTIONS[: 7 if memory_is_measured(load) else 6]
+    for row in results:
+        assert row["low"] <= row["median"] <= row["high"]
+        assert len(row["values"]) == (1 if "peak memory" in row["what"] + row["quantity"] else 3)
+        # No seconds from a machine that others share.
+        assert row["unit"] in ("", "MB")
+    quantities = {(row["section"], row["quantity"]) for row in results}
+    expected = [("scan", "transformers / ours"), ("decoding", "transformers / ours"), ("lti", "S4D listing / ours")]
+    expected += [
+        ("convolution", "torch.fft / ours"),
+        ("growth", "L = 128 / L = 32"),
+        ("scan", "ours, plain torch / ours"),
+    ]
+    expected += [("training", "ours / matrix products"), ("scan", "ours / (arithmetic + memory)")]
+    assert quantities.issuperset(expected)
+    table = [line for line in done.stdout.splitlines() if re.match(r"\| (?!what)", line)]
+    assert len(table) == len(results)
+    assert ("is not installed" in done.stdout) is (machine["versions"]["mambapy"] is None)
+    assert (("scan", "transformers with mambapy / ours") in quantities) is (machine["versions"]["mambapy"] is not None)
+
+
+def memory_is_measured(load) -> bool:
+    return load("_memory").can_measure("cpu")
+
+
+def test_an_unknown_section_is_an_error(load, capsys) -> None:
+    with pytest.raises(SystemExit):
+        load("speed").main(["scan", "scam"])
+    assert "no section scam: there are scan, training" in capsys.readouterr().err
+
+
+OURS = torch.tensor([1.0, -2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("peer", "message"),
+    [
+        ((OURS + 0.01,), r"result 0 of peer differs from that of ours by 0\.01, the largest value being 4"),
+        ((OURS[:2],), r"result 0 of peer has shape \(2,\), of ours \(3,\)"),
+        ((OURS * torch.tensor([1.0, float("nan"), 1.0]),), r"differs .* by nan"),
+        ((OURS, OURS), r"peer returned 2 results, ours 1"),
+    ],
+)
+def test_contenders_that_differ_are_refused(load, peer, message) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        load("_measure").check_agreement({"ours": lambda: (OURS,), "peer": lambda: peer}, 1e-3)
+
+
+def test_agreement_is_relative_and_exact_for_integers(load) -> None:
+    check = load("_measure").check_agreement
+    taken = check({"ours": lambda: (OURS,), "peer": lambda: (OURS + 0.0039,), "floor": lambda: ()}, 1e-3)
+    assert list(taken) == ["ours", "peer", "floor"]
+    with pytest.raises(RuntimeError, match=r"result 0 of peer is not that of ours"):
+        check({"ours": lambda: (torch.tensor([5, 6]),), "peer": lambda: (torch.tensor([5, 7]),)}, 1.0)
+
+
+def test_no_numbers_of_contenders_that_differ(load, monkeypatch) -> None:
+    speed = load("speed")
+    wrong = speed.Contest({"ours": lambda: (OURS,), "peer": lambda: (-OURS,)})
+    monkeypatch.setitem(speed.CONTESTS, "wrong", lambda: wrong)
+    bench = speed.Bench("cpu", 3, True, print)
+    with pytest.raises(RuntimeError, match=r"peer differs"):
+        bench.times("section", "what", "wrong", {})
+    assert bench.rows == []
+
+
+def test_ratios_are_peer_over_ours_and_ours_over_the_floor(load) -> None:
+    speed = load("speed")
+    contest = speed.Contest(dict.fromkeys(("ours", "peer", "a", "b"), tuple), floor=("a", "b"))
+    times = {"ours": [1.0, 2.0], "peer": [3.0, 8.0], "a": [0.25, 0.5], "b": [0.25, 0.5]}
+    rows = speed.contenders_to_rows("section", "what", contest, times, absolute=False)
+    assert [(row.quantity, row.values) for row in rows] == [("peer / ours", [3.0, 4.0]), ("ours / (a + b)", [2.0, 2.0])]
+    absolute = speed.contenders_to_rows("section", "what", contest, times, absolute=True)[2]
+    assert (absolute.quantity, absolute.values, absolute.unit) == ("ours", [1000.0, 2000.0], "ms")
+
+
+def test_the_middle_half(load) -> None:
+    row = load("_measure").Row("section", "forward", "peer / ours", [9.0, 1.0, 1.1, 1.2, 1.3])
+    assert row.middle == (1.1, 1.2, 1.3)
+    assert str(row) == "| forward | peer / ours | 1.2 (1.1 to 1.3) | 5 |"
+
+
+def test_contenders_take_turns_and_short_ones_are_repeated(load) -> None:
+    measure, seen = load("_measure"), []
+    contenders = {name: lambda name=name: (seen.append(name), ())[1] for name in "abc"}
+    times = measure.race(contenders, dict.fromkeys("abc", 0.0), 3, turn=0.0)
+    assert "".join(seen) == "abc" + "abc" + "bca" + "cab"
+    assert all(len(values) == 3 and min(values) >= 0 for values in times.values())
+    seen.clear()
+    measure.race({"a": contenders["a"]}, {"a": 0.0}, 1, turn=1e-3)
+    assert len(seen) > 10
+
+
+def test_growth_is_time_per_token_over_that_of_the_shortest(load, monkeypatch) -> None:
+    speed = load("speed")
+    monkeypatch.setitem(speed.CONTESTS, "some", lambda length: speed.Contest({"ours": tuple}))
+    monkeypatch.setattr(speed, "race", lambda *args: {"L = 10": [1.0, 2.0], "L = 40": [8.0, 8.0]})
+    bench = speed.Bench("cpu", 2, True, lambda row: None)
+    bench.growth("some", "some", [10, 40], {})
+    assert [(row.quantity, row.values) for row in bench.rows] == [("L = 40 / L = 10", [2.0, 1.0])]
+
+
+def test_an_allocation_is_seen(memory) -> None:
+    """200 MB, kept or given back within the call; and the record does not stay where it was."""
+    for call in (lambda: torch.ones(50_000_000), lambda: torch.ones(50_000_000).sum()):
+        assert memory.measure(call)["extra"] == pytest.approx(200e6, rel=0.05)
+        assert memory.measure(lambda: torch.ones(1000))["extra"] < 10e6
+
+
+def test_memory_in_a_process_of_its_own(memory, monkeypatch) -> None:
+    sizes = {"batch": 4, "channels": 64, "length": 16384, "backward": False}
+    found = memory.measure_apart("convolution", "torch.fft", sizes, {**sizes, "batch": 1, "length": 1024})
+    # In units of the input: the padded spectrum is 2 of them, as is the product and its inverse transform.
+    unit = 4 * 64 * 16384 * 4
+    assert 4 * unit < found["extra"] < 10 * unit
+    assert found["total"] > found["extra"] + 100e6
+    failed = subprocess.CompletedProcess([], 1, "", "KeyError: 'nobody'")
+    monkeypatch.setattr(memory.subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(RuntimeError, match=r"peak memory of nobody in convolution: exit 1\nKeyError"):
+        memory.measure_apart("convolution", "nobody", sizes, sizes)
+
+
+def test_the_matrix_products_are_those_of_the_model(load) -> None:
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=48, num_hidden_layers=3, vocab_size=60))
+    expected = [tuple(part.weight.shape) for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    products = load("_peers").matrix_products(7, 48, 16, 3, 60)
+    assert sorted(tuple(weight.shape) for _, weight in products) == sorted(expected)
+    assert all(x.shape == (7, weight.shape[1]) for x, weight in products)
