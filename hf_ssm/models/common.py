@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.modules.block import Block, build_norm
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.decoding import step_of_blocks
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.mixers import OutputProjection
+from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 
@@ -223,6 +225,10 @@ class SSMModel(SSMPreTrainedModel):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and what each layer gives, the last after the final norm; and τ."""
         dtype = hidden_states.dtype
+        if states is not None:
+            stepped = step_of_blocks(self.layers, self.norm, hidden_states, mask, states)
+            if stepped is not None:
+                return [hidden_states, *stepped], []
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             hidden_states, tau = layer(hidden_states, mask, output_tau, None if states is None else states[index])
@@ -305,12 +311,14 @@ class SSMModel(SSMPreTrainedModel):
         return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
 
     def _look_up(self, input_ids: Tensor) -> Tensor:
-        size = len(self.embed_tokens.weight)
-        if not torch.compiler.is_compiling() and (input_ids.min() < 0 or input_ids.max() >= size):
-            raise ValueError(
-                f"`input_ids` holds ids from {input_ids.min().item()} to {input_ids.max().item()}, but the vocabulary "
-                f"has {size}: use the model's own tokenizer, or `resize_token_embeddings`."
-            )
+        if not torch.compiler.is_compiling():
+            size = self.embed_tokens.weight.shape[0]
+            least, greatest = (bound.item() for bound in input_ids.aminmax())
+            if least < 0 or greatest >= size:
+                raise ValueError(
+                    f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {size}: use the model's "
+                    "own tokenizer, or `resize_token_embeddings`."
+                )
         return self.embed_tokens(input_ids)
 
     def _project(self, input_values: Tensor) -> Tensor:

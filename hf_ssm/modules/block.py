@@ -1,4 +1,4 @@
-"""The residual block around a mixer, its norms and its MLP.
+"""The residual block around a mixer, and its MLP.
 
 Legend: `B` batch, `L` length, `D` hidden size.
 """
@@ -10,49 +10,10 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.state import LayerState
 
-__all__ = ["MLP", "Block", "MaskedBatchNorm", "build_norm"]
-
-
-class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps."""
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        if mask is None or not self.training:
-            return super().forward(hidden_states.flatten(0, 1)).view_as(hidden_states)
-        output = hidden_states.new_zeros(hidden_states.shape)
-        output[mask] = super().forward(hidden_states[mask])
-        return output
-
-
-class _LayerNorm(nn.LayerNorm):
-    """Layer norm that takes (and does not need) the mask."""
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(hidden_states)
-
-
-class _RMSNorm(nn.RMSNorm):
-    """RMS norm that takes (and does not need) the mask."""
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(hidden_states)
-
-
-class _NoNorm(nn.Module):
-    """Takes the place of a norm."""
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return hidden_states
-
-
-def build_norm(config) -> nn.Module:
-    """The norm of a configuration, called with `(B, L, D)` and the mask."""
-    if config.norm_type == "none":
-        return _NoNorm()
-    kind = {"batch": MaskedBatchNorm, "layer": _LayerNorm, "rms": _RMSNorm}[config.norm_type]
-    return kind(config.hidden_size, eps=config.layer_norm_epsilon)
+__all__ = ["MLP", "Block"]
 
 
 class MLP(nn.Module):

@@ -1,16 +1,18 @@
 """Sequence mixers: the gated long convolutions of Hyena, the state space layer of S4, the selective scan.
 
 Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B, L, D)` and, on request, returns the
-mean τ of its long convolutions or scans. Padding is zeroed in front of everything that mixes positions. With a memory
+mean τ of its long convolutions or scans. Padding is read as zeros by everything that mixes positions. With a memory
 (`state`) the input goes on where the memory ends.
 """
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.plain import is_plain
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
@@ -23,17 +25,24 @@ def _masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ShortConvolution(nn.Conv1d):
-    """Depth-wise convolution of `(B, L, D)`, from a memory on where there is one."""
+    """Depth-wise convolution of the tokens of `(B, L, D)`, from a memory on where there is one; zero at padding."""
 
     def __init__(self, channels: int, taps: int, *, bias: bool = True, bidirectional: bool = False):
         super().__init__(channels, channels, taps, groups=channels, bias=bias)
         self.bidirectional = bidirectional
 
-    def forward(self, inputs: Tensor, state: LayerState | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        state: LayerState | None = None,
+        mask: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
         weight = self.weight.squeeze(1)
         if state is None:
-            return short_conv(inputs, weight, self.bias, bidirectional=self.bidirectional)
-        output, state.tensors["short_conv"] = short_conv_extend(inputs, state.get("short_conv"), weight, self.bias)
+            return short_conv(inputs, weight, self.bias, self.bidirectional, activation, mask)
+        memory = state.get("short_conv")
+        output, state.tensors["short_conv"] = short_conv_extend(inputs, memory, weight, self.bias, activation, mask)
         return output
 
 
@@ -61,13 +70,12 @@ class HyenaMixer(nn.Module):
         output_tau: bool = False,
         state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        streams = _masked(self.in_proj(hidden_states), mask)
-        *gates, value = self.short_filter(streams, state).chunk(self.order + 1, dim=-1)
+        # All streams are zero at padding, and so is each product with one.
+        *gates, value = self.short_filter(self.in_proj(hidden_states), state, mask).chunk(self.order + 1, dim=-1)
         kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau) if state is None else None
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
-            # The bias of the short convolution is not zero at padding, hence the mask once more.
-            gated = _masked(value * gate, mask)
+            gated = value * gate
             if state is None:
                 value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
                 taus.append(tau)
@@ -159,11 +167,14 @@ class SelectiveMixer(nn.Module):
         return output if self.out_proj is None else self.out_proj(output), tau
 
     def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate."""
+        """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
+
+        At padding, the input of the convolution means nothing, and that of the block "plain" is zero.
+        """
         if self.in_proj is None:
             return _masked(hidden_states, mask), None
         inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
-        return _masked(inputs, mask), gate
+        return inputs, gate
 
     def scan_inputs(
         self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
@@ -172,6 +183,6 @@ class SelectiveMixer(nn.Module):
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
-        convolved = self.activation(convolution(inputs, state))
-        # The bias of the convolution is not zero at padding, hence the mask once more.
-        return _masked(convolved, mask)
+        if is_plain(self.activation, nn.SiLU, SiLUActivation):
+            return convolution(inputs, state, mask, "silu")
+        return _masked(self.activation(convolution(inputs, state, mask)), mask)

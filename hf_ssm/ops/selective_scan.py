@@ -22,11 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
+from hf_ssm.ops import kernels
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.chunked_scan import LOG2_E, ChunkedScan
+from hf_ssm.ops.cpu.calling import is_plain_call
+from hf_ssm.ops.cpu.decoding import scan_step
+from hf_ssm.ops.cpu.selective_scan import fused_selective_scan
 
 # The most states that mamba_ssm's CUDA kernel takes.
 _HUB_KERNEL_STATES = 256
+# A step of which the softplus is 0 in every type, float16 included.
+_NO_STEP = -1e4
 
 
 class _Arguments(NamedTuple):
@@ -89,6 +95,33 @@ def _check(args: _Arguments, axes: str = "batch, length", state: str = "initial_
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
 
 
+def _check_mask(args: _Arguments, mask: Tensor | None) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be of type torch.bool, true at the positions that count, got {mask.dtype}")
+    if mask.shape != args.u.shape[:2]:
+        expected = tuple(args.u.shape[:2])
+        raise ValueError(f"mask must have shape (batch, length) = {expected}, got {tuple(mask.shape)}")
+
+
+def _without(masked: Tensor | None, args: _Arguments) -> _Arguments:
+    """The arguments with zeros along the sequence where it is masked, so that nothing of there spreads."""
+    if masked is None:
+        return args
+    along = (name for name in ("u", "delta", "B", "C", "z") if getattr(args, name) is not None)
+    return args._replace(**{name: getattr(args, name).masked_fill(masked, 0) for name in along})
+
+
+def _masked(mask: Tensor | None) -> Tensor | None:
+    """`(B, L)` true at what counts -> `(B, L, 1)` true at what does not."""
+    return None if mask is None else ~mask.unsqueeze(-1)
+
+
+def _zero(t: Tensor, masked: Tensor | None) -> Tensor:
+    return t if masked is None else t.masked_fill(masked, 0)
+
+
 def _step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
     delta = delta if delta_bias is None else delta + delta_bias
     return F.softplus(delta) if delta_softplus else delta
@@ -124,21 +157,25 @@ def selective_scan_reference(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    mask: Tensor | None = None,
 ) -> Any:
     """`selective_scan` as the plain loop over positions; same arguments."""
     args = _Arguments(u, delta, A, B, C, D, z, delta_bias, initial_state)
     _check(args)
-    out_dtype = u.dtype
-    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
+    _check_mask(args, mask)
+    out_dtype, masked = u.dtype, _masked(mask)
+    u, delta, A, B, C, D, z, delta_bias, state = _without(masked, args).cast(args.dtype)
     state = A.new_zeros(len(u), *A.shape) if state is None else state
     d = _step_sizes(delta, delta_bias, delta_softplus)
     rows = []
     for t in range(u.shape[1]):
-        state = torch.exp(d[:, t, :, None] * A) * state + (d[:, t] * u[:, t])[:, :, None] * B[:, t, None]
+        after = torch.exp(d[:, t, :, None] * A) * state + (d[:, t] * u[:, t])[:, :, None] * B[:, t, None]
+        state = after if masked is None else torch.where(masked[:, t, None], state, after)
         rows.append(_contract(C[:, t, None], state))
     y = torch.stack(rows, dim=1)
     y = y if D is None else y + D * u
     y = y if z is None else y * z * torch.sigmoid(z)
+    y = _zero(y, masked)
     return (y.to(out_dtype), state) if return_last_state else y.to(out_dtype)
 
 
@@ -152,11 +189,12 @@ def _rows(t: Tensor) -> Tensor:
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
 
 
-def _chunked_scan(args: _Arguments, delta_softplus: bool) -> tuple[Tensor, Tensor]:
+def _chunked_scan(args: _Arguments, delta_softplus: bool, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The output and the last state, on any device."""
-    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
+    masked = _masked(mask)
+    u, delta, A, B, C, D, z, delta_bias, state = _without(masked, args).cast(args.dtype)
     state = A.new_zeros(len(u), *A.shape) if state is None else state
-    d = _step_sizes(delta, delta_bias, delta_softplus)
+    d = _zero(_step_sizes(delta, delta_bias, delta_softplus), masked)
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     rows = (_rows(A).t(), _rows(B), _rows(2 * C.conj() if paired else C), _rows(state).transpose(1, 2))
@@ -165,7 +203,14 @@ def _chunked_scan(args: _Arguments, delta_softplus: bool) -> tuple[Tensor, Tenso
         y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
     last = last.transpose(1, 2)
     last = torch.complex(*last.chunk(2, dim=-1)) if paired else last
-    return _skip_and_gate(y, u, D, z).to(args.u.dtype), last.contiguous()
+    return _zero(_skip_and_gate(y, u, D, z), masked).to(args.u.dtype), last.contiguous()
+
+
+def _fused_scan(args: _Arguments, delta_softplus: bool, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The compiled kernel of a CPU."""
+    *tensors, state = args.cast(args.dtype)
+    y, last = fused_selective_scan(tuple(tensors), state, mask, delta_softplus)
+    return y.to(args.u.dtype), last
 
 
 @use_kernel_func_from_hub_with_fallback("selective_scan_fn", "mamba_ssm")
@@ -188,22 +233,27 @@ def hub_selective_scan(
     return (y.transpose(1, 2), last) if return_last_state else y.transpose(1, 2)
 
 
-def _hub_scan(args: _Arguments, delta_softplus: bool) -> tuple[Tensor, Tensor]:
+def _hub_scan(args: _Arguments, delta_softplus: bool, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`hub_selective_scan` with what its kernel asks for: one type along the sequence, float32 for the rest."""
-    u, delta, A, B, C, D, z, bias, _ = args
+    masked = _masked(mask)
+    u, delta, A, B, C, D, z, bias, _ = _without(masked, args)
+    if masked is not None and not delta_softplus and bias is not None:
+        delta, bias = delta + bias, None
+    if masked is not None:
+        delta = delta.masked_fill(masked, _NO_STEP if delta_softplus else 0)
     dtype = reduce(torch.promote_types, (t.dtype for t in (u, delta, B, C, z) if t is not None))
     u, delta, B, C = (t.to(dtype).transpose(1, 2) for t in (u, delta.expand_as(u), B, C))
     z = None if z is None else z.to(dtype).transpose(1, 2)
     D = None if D is None else D.float()
     bias = None if bias is None else bias.float().expand(len(A)).contiguous()
     y, last = hub_selective_scan(u, delta, A.float(), B, C, D, z, bias, delta_softplus, return_last_state=True)
-    return y.transpose(1, 2).to(args.u.dtype), last
+    return _zero(y.transpose(1, 2), masked).to(args.u.dtype), last
 
 
 def _uses_hub_kernel(args: _Arguments) -> bool:
     """Whether mamba_ssm's CUDA kernel can take these arguments."""
     simple = args.state is None and not args.A.is_complex() and args.A.shape[1] <= _HUB_KERNEL_STATES
-    return simple and args.u.device.type == "cuda" and args.dtype == torch.float32
+    return simple and kernels.hub(args.u.device) and args.dtype == torch.float32
 
 
 def selective_scan(
@@ -218,13 +268,15 @@ def selective_scan(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
+    mask: Tensor | None = None,
 ) -> Any:
     """The selective scan of the module's head, differentiable once in every argument.
 
-    On a CPU, and wherever the CUDA kernel does not apply, the sequence is run in chunks: the backward keeps the states
-    at their boundaries only and recomputes the others, so that nothing of `B L D N` numbers is ever held. On CUDA,
-    with real states that start from zero, transformers' `selective_scan_fn` of mamba_ssm is called (its kernel has no
-    gradient through the last state, so it is passed by where that gradient is due).
+    On a CPU with numba a compiled kernel runs. Elsewhere, and wherever the CUDA kernel does not apply, the sequence is
+    run in chunks. Both keep the states at some boundaries only for the backward and recompute the others, so that
+    nothing of `B L D N` numbers is ever held. On CUDA, with real states that start from zero, transformers'
+    `selective_scan_fn` of mamba_ssm is called (its kernel has no gradient through the last state, so it is passed by
+    where that gradient is due). See `hf_ssm.ops.kernels` for the choice.
 
     Args:
         u: Input `(B, L, D)`, `L >= 1`.
@@ -238,20 +290,38 @@ def selective_scan(
         delta_softplus: Whether the softplus is taken of `delta + delta_bias`.
         initial_state: State before the first position `(B, D, N)`, default zero.
         return_last_state: Whether to return the state after the last position too.
+        mask: `(B, L)`, bool, default none. A masked position (false) is as though it were not there: the state stays
+            as it is across it, `y` is 0 there and so are the gradients, whatever stands at it.
 
     Returns:
         `y` `(B, L, D)` in the dtype of `u`, or `(y, last_state)` with `last_state` `(B, D, N)` in the dtype of the
         arithmetic: float64 if anything given is double, else float32 (complex with complex `A`).
 
     Raises:
-        ValueError: Shapes do not fit, the sequence is empty, or complex and real arguments are mixed.
+        ValueError: Shapes or types do not fit, the sequence is empty, or complex and real arguments are mixed.
     """
+    if kernels.reference():
+        tensors = u, delta, A, B, C, D, z, delta_bias
+        return selective_scan_reference(*tensors, delta_softplus, initial_state, return_last_state, mask)
     args = _Arguments(u, delta, A, B, C, D, z, delta_bias, initial_state)
     _check(args)
+    _check_mask(args, mask)
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
-    scan = _hub_scan if _uses_hub_kernel(args) and not (learns and return_last_state) else _chunked_scan
-    y, last = scan(args, delta_softplus)
+    if _uses_hub_kernel(args) and not (learns and return_last_state):
+        scan = _hub_scan
+    elif kernels.compiled(u.device):
+        scan = _fused_scan
+    else:
+        scan = _chunked_scan
+    y, last = scan(args, delta_softplus, mask)
     return (y, last) if return_last_state else y
+
+
+def _steps_compiled(*tensors: Tensor | None) -> bool:
+    """Whether the compiled step can take these tensors; of complex states it knows nothing."""
+    given = [t for t in tensors if t is not None]
+    simple = all(kernels.compiled(t.device) and not t.is_complex() for t in given)
+    return simple and is_plain_call(*given)
 
 
 def selective_scan_step(
@@ -291,6 +361,9 @@ def selective_scan_step(
     out_dtype = u.dtype
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     d = _step_sizes(delta, delta_bias, delta_softplus)
+    if _steps_compiled(u, d, A, B, C, state, D, z):
+        y, state = scan_step(u, d.expand_as(u), A, B, C, state, D, z)
+        return y.to(out_dtype), state
     state = torch.addcmul((d * u).unsqueeze(-1) * B.unsqueeze(1), _decay(d.unsqueeze(-1), A), state)
     return _skip_and_gate(_contract(C.unsqueeze(1), state), u, D, z).to(out_dtype), state
 

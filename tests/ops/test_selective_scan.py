@@ -1,5 +1,5 @@
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 from hf_ssm.ops import chunked_scan
 from hf_ssm.ops import selective_scan as module
+from hf_ssm.ops.kernels import use_kernels
 from hf_ssm.ops.selective_scan import scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 
 BATCH, CHANNELS, STATES = 3, 4, 3
@@ -21,6 +22,18 @@ STEPWISE = ("u", "delta", "B", "C", "z")
 LENGTHS = (1, 2, 3, 4, 5, 16, 17, 130)
 COMPLEX = pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 SHARED = pytest.mark.parametrize("shared", [False, True], ids=["per_channel", "shared_step"])
+
+BOTH = pytest.mark.parametrize("implementation", ["torch", "numba"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The chunked scan, or what `BOTH` asks for."""
+    choice = getattr(request, "param", "torch")
+    if choice == "numba":
+        pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+    with use_kernels(choice):
+        yield
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -75,6 +88,7 @@ def assert_all_close(actual: Inputs, expected: Inputs, tolerance: float = 1e-10)
         torch.testing.assert_close(actual[name], value, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
 
 
+@BOTH
 @SHARED
 @COMPLEX
 @pytest.mark.parametrize("length", LENGTHS)
@@ -93,6 +107,7 @@ def test_short_chunks_and_blocks_of_one_sequence(monkeypatch, length, is_complex
 OPTIONS = ("D", "z", "delta_bias", "initial_state")
 
 
+@BOTH
 @pytest.mark.parametrize("left_out", [c for n in range(5) for c in itertools.combinations(OPTIONS, n)])
 @pytest.mark.parametrize("softplus", [False, True])
 def test_every_option_on_and_off(left_out, softplus):
@@ -101,6 +116,7 @@ def test_every_option_on_and_off(left_out, softplus):
         assert_parity(inputs, softplus, last)
 
 
+@BOTH
 def test_options_that_are_off_are_none():
     inputs = scan_inputs(7)
     bare = {name: inputs[name] for name in ("u", "delta", "A", "B", "C")}
@@ -108,6 +124,7 @@ def test_options_that_are_off_are_none():
     assert torch.equal(selective_scan(**bare), explicit)
 
 
+@BOTH
 @COMPLEX
 def test_positive_state_matrix_is_not_clamped(is_complex):
     inputs = scan_inputs(20, is_complex)
@@ -116,12 +133,14 @@ def test_positive_state_matrix_is_not_clamped(is_complex):
     assert selective_scan(**inputs, delta_softplus=True).abs().max() > 1e3
 
 
+@BOTH
 def test_one_bias_per_channel_makes_a_shared_step_one_per_channel():
     inputs = scan_inputs(9, shared=True)
     inputs["delta_bias"] = randn(CHANNELS).requires_grad_()
     assert_parity(inputs)
 
 
+@BOTH
 def test_the_formula_written_out():
     inputs = {name: value.detach() for name, value in scan_inputs(2).items()}
     actual, last = selective_scan(**inputs, delta_softplus=True, return_last_state=True)
@@ -136,6 +155,7 @@ def test_the_formula_written_out():
     torch.testing.assert_close(last[0], state, rtol=1e-12, atol=1e-12)
 
 
+@BOTH
 def test_complex_states_are_half_of_a_real_system():
     # With both conjugates written out, the plain sum over 2 N states is real and is the output.
     inputs = {name: value.detach() for name, value in scan_inputs(6, is_complex=True).items()}
@@ -152,6 +172,7 @@ def test_complex_states_are_half_of_a_real_system():
     torch.testing.assert_close(y, expected.real, rtol=1e-12, atol=1e-12)
 
 
+@BOTH
 @COMPLEX
 @SHARED
 def test_float32_accuracy(is_complex, shared):
@@ -165,6 +186,7 @@ def test_float32_accuracy(is_complex, shared):
         assert (actual[name] - value).abs().max() < tolerance, name
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
     half = scan_inputs(33, dtype=dtype)
@@ -180,6 +202,7 @@ def test_half_precision_is_computed_in_float32(dtype):
         torch.testing.assert_close(value.grad, single[name].grad.to(dtype))
 
 
+@BOTH
 @COMPLEX
 @pytest.mark.parametrize("double", ["u", "delta", "A", "z", "initial_state"])
 def test_one_double_makes_the_arithmetic_double(double, is_complex):
@@ -191,6 +214,7 @@ def test_one_double_makes_the_arithmetic_double(double, is_complex):
         assert last.dtype == (torch.complex128 if is_complex else torch.float64)
 
 
+@BOTH
 @SHARED
 @COMPLEX
 def test_gradcheck(is_complex, shared):
@@ -206,6 +230,7 @@ def test_gradcheck(is_complex, shared):
     assert torch.autograd.gradcheck(scan, [t.requires_grad_() for t in inputs.values()])
 
 
+@BOTH
 @COMPLEX
 @pytest.mark.parametrize("wanted", list(scan_inputs(1)))
 def test_gradient_of_one_input_only(wanted, is_complex):
@@ -218,6 +243,7 @@ def test_gradient_of_one_input_only(wanted, is_complex):
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
+@BOTH
 def test_loss_on_the_last_state_alone():
     inputs = scan_inputs(6)
     grads = [
@@ -227,6 +253,7 @@ def test_loss_on_the_last_state_alone():
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
+@BOTH
 def test_second_derivative_is_refused():
     inputs = scan_inputs(5)
     (grad,) = torch.autograd.grad(selective_scan(**inputs).pow(2).sum(), inputs["A"], create_graph=True)
@@ -284,6 +311,7 @@ def test_without_gradients_no_boundary_states_are_made(monkeypatch):
     assert kept.numel == boundaries
 
 
+@BOTH
 @SHARED
 @COMPLEX
 def test_steps_equal_the_scan(is_complex, shared):
@@ -325,6 +353,7 @@ def test_step_is_pure_and_keeps_types():
     torch.testing.assert_close(selective_scan_step(**bare), with_zero)
 
 
+@BOTH
 @COMPLEX
 @pytest.mark.parametrize("cut", [1, 6, 19])
 def test_two_parts_equal_the_whole(cut, is_complex):
@@ -343,6 +372,7 @@ def test_two_parts_equal_the_whole(cut, is_complex):
     assert_all_close(outputs_and_gradients(in_two, inputs), outputs_and_gradients(selective_scan, inputs))
 
 
+@BOTH
 @COMPLEX
 @pytest.mark.parametrize("name", ["u", "delta", "B", "C", "z"])
 def test_nan_in_one_position_reaches_what_depends_on_it(name, is_complex):
@@ -355,6 +385,7 @@ def test_nan_in_one_position_reaches_what_depends_on_it(name, is_complex):
     assert torch.equal(bad, expected)
 
 
+@BOTH
 @COMPLEX
 @pytest.mark.parametrize("name", ["A", "D", "delta_bias", "initial_state"])
 def test_nan_in_what_all_positions_share_reaches_them_all(name, is_complex):
@@ -365,6 +396,7 @@ def test_nan_in_what_all_positions_share_reaches_them_all(name, is_complex):
     assert not y[:, :, :-1].isnan().any()
 
 
+@BOTH
 def test_inputs_need_not_be_contiguous():
     inputs = scan_inputs(20)
     views = {k: v.transpose(0, -1).contiguous().transpose(0, -1) for k, v in inputs.items()}
@@ -374,6 +406,7 @@ def test_inputs_need_not_be_contiguous():
     assert actual["last_state"].is_contiguous()
 
 
+@BOTH
 def test_an_empty_batch_passes():
     inputs = {k: v if k in ("A", "D", "delta_bias") else v[:0] for k, v in scan_inputs(5).items()}
     y, last = selective_scan(**inputs, return_last_state=True)
@@ -381,6 +414,7 @@ def test_an_empty_batch_passes():
     y.sum().backward()
 
 
+@BOTH
 @COMPLEX
 def test_autocast_changes_nothing(is_complex):
     inputs = scan_inputs(20, is_complex, dtype=torch.float32)
@@ -394,6 +428,7 @@ def test_autocast_changes_nothing(is_complex):
         assert torch.equal(selective_scan_step(**step)[0], expected_step[0])
 
 
+@BOTH
 def test_parity_with_transformers():
     inputs = scan_inputs(50, dtype=torch.float32)
     del inputs["initial_state"]
@@ -447,6 +482,7 @@ def test_cpu_never_asks_the_hub(monkeypatch):
     selective_scan(**{k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"})
 
 
+@pytest.mark.parametrize("implementation", ["auto"], indirect=True)
 def test_what_the_hub_kernel_takes():
     def ask(device: str = "cuda", **changes: Any) -> bool:
         with FakeTensorMode():
@@ -465,6 +501,8 @@ def test_what_the_hub_kernel_takes():
     assert not ask(A=((4, 3), torch.complex64))
     assert not ask(u=((2, 5, 4), torch.float64))
     assert not ask(state=((2, 4, 3), torch.float32))
+    with use_kernels("torch"):
+        assert not ask()
 
 
 @SHARED
@@ -582,6 +620,7 @@ def test_errors_of_the_step_and_the_matrix():
 
 
 # Of torch's own tracing of autograd functions.
+@BOTH
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_compiles_as_one_graph(is_complex):

@@ -1,0 +1,100 @@
+"""`torch.compile` on whole models: one graph without breaks, with the outputs and gradients of the model itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hf_ssm.ops.kernels import use_kernels
+
+# torch's own compiler makes an instance of each autograd function that it traces, and warns of it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*should not be instantiated:DeprecationWarning")
+
+CAUSAL = [
+    ("S4", {}),
+    ("S4", {"kernel_type": "s4"}),
+    ("S4", {"sobolev_order": 1.0, "sobolev_frequency": "bilinear"}),
+    ("Hyena", {}),
+    ("Hyena", {"filter_type": "sinusoid", "hyena_order": 3}),
+    ("Hyena", {"filter_type": "s4d"}),
+    ("SelectiveSSM", {}),
+    ("SelectiveSSM", {"complex_state": True}),
+    ("SelectiveSSM", {"block": "plain"}),
+    ("SelectiveSSM", {"sobolev_order": 0.5}),
+]
+TWO_SIDED = [
+    ("S4", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
+    ("Hyena", {"bidirectional": True}),
+    ("SelectiveSSM", {"bidirectional": True}),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    # The references are loops that a compiler would unroll.
+    with use_kernels("auto"):
+        yield
+    torch._dynamo.reset()
+
+
+def loss_and_gradients(call: Any, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    loss = call(**batch).loss
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
+
+
+def assert_one_graph(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    mask = torch.ones_like(batch["input_ids"])
+    mask[0, :3] = 0
+    batch = batch | {"attention_mask": mask}
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found, expected = (loss_and_gradients(call, model, batch) for call in (compiled, model))
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * (1 + other.abs().max().item()))
+
+
+@pytest.mark.parametrize(("family", "flags"), CAUSAL)
+def test_causal_models_compile_as_one_graph(make_model, make_batch, family, flags):
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, use_cache=False, **flags).train()
+    assert_one_graph(model, make_batch("ForCausalLM"))
+
+
+@pytest.mark.parametrize(("family", "flags"), TWO_SIDED)
+def test_two_sided_models_compile_as_one_graph(make_model, make_batch, family, flags):
+    model = make_model(family, "ForSequenceClassification", num_hidden_layers=1, **flags).train()
+    assert_one_graph(model, make_batch("ForSequenceClassification"))
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+def test_without_compiled_kernels_too(make_model, make_batch, family):
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, use_cache=False)
+    with use_kernels("torch"):
+        assert_one_graph(model, make_batch("ForCausalLM"))
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+def test_a_compiled_model_generates_the_same_tokens(make_model, family):
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, vocab_size=12)
+    prompt = torch.randint(0, 12, (2, 6))
+    expected = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    model.compile(backend="aot_eager")
+    assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), expected)
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+def test_another_length_is_no_other_graph(make_model, family):
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, use_cache=False)
+    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
+    counts = []
+    for length in (9, 13, 30):
+        tokens = torch.randint(0, 12, (2, length))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
+        counts.append(graphs.frame_count)
+    assert counts[0] > 0
+    assert counts == counts[:1] * 3

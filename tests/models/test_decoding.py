@@ -1,0 +1,264 @@
+"""Decoding by the kernel of all blocks: the same as by each block, and only where nothing else is asked for."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+
+import hf_ssm.models.common as common
+from hf_ssm.ops.kernels import use_kernels
+
+ELIGIBLE = {
+    "plain-norms": {},
+    "biases": {"use_bias": True},
+    "no-biases": {"use_conv_bias": False, "use_skip": False},
+    "layer-norm": {"norm_type": "layer"},
+    "no-norm": {"norm_type": "none", "initializer_range": 0.1},
+    "norm-behind": {"norm_first": False},
+    "layer-norm-behind": {"norm_first": False, "norm_type": "layer"},
+    "no-residual": {"use_residual": False},
+    "residual-as-computed": {"residual_in_fp32": False},
+    "raw": {"state_matrix": "raw"},
+    "odd-sizes": {"hidden_size": 9, "intermediate_size": 21, "state_size": 5, "conv_kernel": 3, "time_step_rank": 2},
+    "one-tap": {"conv_kernel": 1},
+    "untied": {"tie_word_embeddings": False},
+}
+NOT_ELIGIBLE = {
+    "complex": {"complex_state": True},
+    "filter": {"sobolev_order": 1.0},
+    "other-activation": {"hidden_act": "gelu"},
+    "batch-norm": {"norm_type": "batch"},
+    "block-plain": {"block": "plain"},
+}
+
+
+@pytest.fixture(autouse=True)
+def compiled_kernels() -> Iterator[None]:
+    with use_kernels("numba"):
+        yield
+
+
+@pytest.fixture
+def stepped(monkeypatch) -> list[bool]:
+    """Of each forward pass with a cache, whether the kernel served."""
+    calls = []
+    original = common.step_of_blocks
+
+    def spy(*arguments: Any) -> Any:
+        found = original(*arguments)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(common, "step_of_blocks", spy)
+    return calls
+
+
+def one_by_one(model: Any, ids: torch.Tensor, prompt: int = 4, **arguments: Any) -> list[torch.Tensor]:
+    """Logits of a prompt and of the single tokens that follow."""
+    with torch.no_grad():
+        output = model(ids[:, :prompt], use_cache=True)
+        logits = [output.logits[:, -1]]
+        for token in ids[:, prompt:].split(1, dim=1):
+            output = model(token, past_key_values=output.past_key_values, **arguments)
+            logits.append(output.logits[:, -1])
+    return logits
+
+
+def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
+    return torch.randint(0, 12, (batch, length))
+
+
+@pytest.mark.parametrize("name", ELIGIBLE)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_same_as_block_by_block(make_model, stepped, name, batch):
+    model = make_model("SelectiveSSM", "ForCausalLM", **ELIGIBLE[name])
+    ids = tokens(batch)
+    found = one_by_one(model, ids)
+    assert stepped == [False] + [True] * 5
+    with use_kernels("torch"):
+        expected = one_by_one(model, ids)
+    assert not any(stepped[6:])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NOT_ELIGIBLE)
+def test_other_models_go_block_by_block(make_model, stepped, name):
+    model = make_model("SelectiveSSM", "ForCausalLM", **NOT_ELIGIBLE[name])
+    one_by_one(model, tokens())
+    assert not any(stepped)
+
+
+def test_generated_tokens_are_the_same(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM", vocab_size=40)
+    prompt = torch.randint(0, 40, (2, 5))
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    for more in ({}, {"num_beams": 3}):
+        stepped.clear()
+        found = model.generate(prompt, **arguments, **more)
+        assert sum(stepped) == 11
+        with use_kernels("torch"):
+            assert torch.equal(found, model.generate(prompt, **arguments, **more))
+
+
+def test_all_hidden_states_are_there(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    cache = model(tokens(), use_cache=True).past_key_values
+    token = tokens(length=1)
+    with torch.no_grad():
+        found = model(token, past_key_values=copy.deepcopy(cache), output_hidden_states=True).hidden_states
+        with use_kernels("torch"):
+            expected = model(token, past_key_values=cache, output_hidden_states=True).hidden_states
+    assert stepped == [False, True, False]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def disturbances() -> dict[str, Any]:
+    """Functions of a model that change what it does."""
+
+    def hook(path: str) -> Any:
+        return lambda model: model.get_submodule(path).register_forward_hook(lambda *_: None)
+
+    def pre_hook(path: str) -> Any:
+        return lambda model: model.get_submodule(path).register_forward_pre_hook(lambda *_: None)
+
+    def replaced_forward(model: Any) -> None:
+        projection = model.model.layers[1].mixer.in_proj
+        projection.forward = lambda inputs: 2 * nn.functional.linear(inputs, projection.weight)
+
+    def parametrized(model: Any) -> None:
+        nn.utils.parametrizations.weight_norm(model.model.layers[0].mixer.out_proj)
+
+    def replaced_module(model: Any) -> None:
+        class Doubled(nn.Linear):
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return 2 * super().forward(inputs)
+
+        model.model.layers[0].mixer.scan.x_proj.__class__ = Doubled
+
+    def dropout(model: Any) -> None:
+        model.model.layers[1].dropout = nn.Dropout(0.5).train()
+
+    def double(model: Any) -> None:
+        model.double()
+
+    return {
+        "hook-block": hook("model.layers.1"),
+        "hook-activation": hook("model.layers.0.mixer.activation"),
+        "hook-norm": hook("model.norm"),
+        "pre-hook-scan": pre_hook("model.layers.1.mixer.scan"),
+        "forward": replaced_forward,
+        "parametrization": parametrized,
+        "class": replaced_module,
+        "dropout": dropout,
+        "double": double,
+    }
+
+
+@pytest.mark.parametrize("name", disturbances())
+@pytest.mark.parametrize("when", ["before", "while decoding"])
+def test_whoever_disturbs_a_block_is_heard(make_model, stepped, name, when):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    if when == "before":
+        disturbances()[name](model)
+    with torch.no_grad():
+        cache = model(tokens(), use_cache=True).past_key_values
+        model(tokens(length=1), past_key_values=cache)
+        if when != "before":
+            assert stepped.pop()
+            disturbances()[name](model)
+        model(tokens(length=1), past_key_values=cache)
+    assert not any(stepped)
+
+
+def test_new_weights_are_read(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens()
+
+    def changed() -> list[torch.Tensor]:
+        model.load_state_dict(before)
+        with torch.no_grad():
+            output = model(ids, use_cache=True)
+            model(ids[:, :1], past_key_values=output.past_key_values)
+            found = []
+            model.model.layers[0].mixer.scan.A_log.add_(0.3)
+            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
+            mixer = model.model.layers[1].mixer
+            mixer.in_proj.weight = nn.Parameter(2 * mixer.in_proj.weight)
+            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
+            mixer.out_proj.bias = nn.Parameter(torch.ones(8))
+            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
+            mixer.out_proj.bias = None
+        return found
+
+    before = copy.deepcopy(model.state_dict())
+    found = changed()
+    assert stepped == [False] + [True] * 4
+    with use_kernels("torch"):
+        torch.testing.assert_close(found, changed(), rtol=1e-4, atol=1e-5)
+
+
+# peft asks transformers by an old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_an_adapter_is_not_passed_by(make_model, stepped):
+    peft = pytest.importorskip("peft")
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    config = peft.LoraConfig(target_modules=["in_proj", "x_proj"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    one_by_one(adapted, tokens())
+    assert not any(stepped)
+    # Merged, the layers are still those of the adapter; unloaded they are plain again.
+    one_by_one(adapted.merge_and_unload(), tokens())
+    assert any(stepped)
+
+
+def test_gradients_padding_autocast_and_half_precision_go_block_by_block(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens()
+    output = model(ids, use_cache=True)
+    assert model(ids[:, :1], past_key_values=output.past_key_values).logits.requires_grad
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        one_by_one(model, ids)
+    one_by_one(model.bfloat16(), ids)
+    assert not any(stepped)
+
+
+def test_many_rows_go_block_by_block(make_model, stepped):
+    one_by_one(make_model("SelectiveSSM", "ForCausalLM"), tokens(batch=9))
+    assert not any(stepped)
+
+
+def test_copies_and_pieces_go_on_by_themselves(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens(batch=1, length=12)
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        model(ids[:, 4:5], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        for token in ids[:, 6:9].split(1, dim=1):
+            model(token, past_key_values=cache)
+        # A longer piece, then a single token, from the copy, which nothing has changed.
+        model(ids[:, 5:11], past_key_values=copied)
+        found = model(ids[:, 11:], past_key_values=copied).logits
+        assert stepped[-1]
+        expected = model(ids, use_cache=False).logits[:, -1:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_mode_and_back(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens(batch=1, length=8)
+    with torch.inference_mode():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        model(ids[:, 4:5], past_key_values=cache)
+    with torch.no_grad():
+        model(ids[:, 5:6], past_key_values=cache)
+    assert stepped == [False, True, True]
+    model(ids[:, 6:7], past_key_values=cache).logits.sum().backward()
+    with torch.no_grad():
+        found = model(ids[:, 7:], past_key_values=cache).logits
+        torch.testing.assert_close(found, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,136 @@
+"""One position by the compiled kernels, against plain torch."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+
+from hf_ssm.ops.cpu.decoding import BlockOptions, BlocksStep, BlockWeights, blocks_step_reference
+from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.selective_scan import selective_scan_step
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
+
+
+def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    # Not too large, as after a matrix.
+    return torch.randn(*shape, dtype=dtype) / max(1, shape[-1]) ** 0.5
+
+
+def weights(size, channels, states, rank, taps, norm, biases, logarithmic, dtype) -> BlockWeights:
+    def maybe(*shape: int, wanted: bool = True) -> torch.Tensor | None:
+        return randn(*shape, dtype=dtype) if wanted else None
+
+    A = randn(channels, states, dtype=dtype)
+    return BlockWeights(
+        norm_weight=maybe(size, wanted=norm != "none"),
+        norm_bias=maybe(size, wanted=norm == "layer"),
+        in_weight=randn(2 * channels, size, dtype=dtype),
+        in_bias=maybe(2 * channels, wanted=biases),
+        conv_weight=randn(channels, 1, taps, dtype=dtype),
+        conv_bias=maybe(channels, wanted=biases),
+        x_weight=randn(rank + 2 * states, channels, dtype=dtype),
+        dt_weight=randn(channels, rank, dtype=dtype),
+        dt_bias=randn(channels, dtype=dtype),
+        A=A if logarithmic else -A.abs(),
+        skip=maybe(channels, wanted=biases),
+        out_weight=randn(size, channels, dtype=dtype),
+        out_bias=maybe(size, wanted=biases),
+    )
+
+
+def check(batch, shape, norm, flags, dtype, tolerance) -> None:
+    """Two blocks over three positions."""
+    biases, norm_first, residual, logarithmic, channels_innermost = flags
+    size, channels, states, _, taps = shape
+    blocks = [weights(*shape, norm, biases, logarithmic, dtype) for _ in range(2)]
+    options = BlockOptions(norm, 1e-5, norm_first, residual, logarithmic)
+    final = blocks[1].norm_weight, blocks[1].norm_bias
+    step = BlocksStep(blocks, options, final)
+    pasts = [randn(batch, channels, taps - 1, dtype=dtype) for _ in blocks]
+    if channels_innermost:
+        pasts = [past.transpose(1, 2).contiguous().transpose(1, 2) for past in pasts]
+    memories = pasts, [randn(batch, channels, states, dtype=dtype) for _ in blocks]
+    found = expected = None, *memories
+    for _ in range(3):
+        hidden = torch.randn(batch, size, dtype=dtype)
+        before = found[1:]
+        copies = [[t.clone() for t in memory] for memory in before]
+        found = step(hidden, *before)
+        torch.testing.assert_close(list(before), copies, rtol=0, atol=0)
+        expected = blocks_step_reference(hidden, *expected[1:], blocks, options, final)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@given(
+    batch=st.integers(1, 3),
+    # Hidden size, channels, states, rank, taps.
+    shape=st.tuples(*(st.integers(1, largest) for largest in (70, 70, 35, 20, 5))),
+    norm=st.sampled_from(["none", "layer", "rms"]),
+    flags=st.tuples(*[st.booleans()] * 5),
+)
+def test_two_blocks_over_three_positions(batch, shape, norm, flags):
+    check(batch, shape, norm, flags, torch.float64, 1e-11)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms"])
+def test_two_blocks_in_single_precision(norm):
+    check(2, (64, 128, 16, 4, 4), norm, (True,) * 5, torch.float32, 1e-5)
+
+
+@given(
+    batch=st.integers(1, 3),
+    channels=st.integers(1, 40),
+    states=st.integers(1, 35),
+    flags=st.tuples(*[st.booleans()] * 4),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_the_step_of_the_scan(batch, channels, states, flags, dtype):
+    with_skip, with_gate, shared, softplus = flags
+    precise = torch.promote_types(dtype, torch.float32)
+    arguments = {
+        "u": torch.randn(batch, channels).to(dtype),
+        "delta": torch.randn(batch, 1 if shared else channels).to(dtype),
+        "A": torch.randn(channels, states, dtype=precise),
+        "B": torch.randn(batch, states).to(dtype),
+        "C": torch.randn(batch, states).to(dtype),
+        "state": torch.randn(batch, channels, states, dtype=precise),
+        "D": torch.randn(channels, dtype=precise) if with_skip else None,
+        # Rows that lie apart, as those of a part of a projection do.
+        "z": torch.randn(batch, 2 * channels).to(dtype)[:, channels:] if with_gate else None,
+        "delta_softplus": softplus,
+    }
+    with use_kernels("numba"):
+        y, state = selective_scan_step(**arguments)
+    with use_kernels("torch"):
+        expected = selective_scan_step(**arguments)
+    assert y.dtype == dtype
+    tolerance = TOLERANCE[precise] if dtype != torch.bfloat16 else 1e-2
+    torch.testing.assert_close(y, expected[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(state, expected[1], rtol=TOLERANCE[precise], atol=TOLERANCE[precise])
+
+
+def test_nan_stays_in_its_row():
+    blocks = [weights(20, 24, 5, 3, 4, "rms", True, True, torch.float32)]
+    step = BlocksStep(blocks, BlockOptions("rms", 1e-5, True, True, True), (blocks[0].norm_weight, None))
+    hidden = torch.randn(3, 20)
+    hidden[1, 7] = torch.nan
+    outputs, (past,), (state,) = step(hidden, [torch.zeros(3, 24, 3)], [torch.zeros(3, 24, 5)])
+    for tensor in (outputs[0], past, state):
+        assert tensor[1].isnan().any()
+        assert not tensor[[0, 2]].isnan().any()
+
+
+def test_what_does_not_fit_is_refused():
+    blocks = [weights(20, 24, 5, 3, 4, "rms", True, True, torch.float32)]
+    options = BlockOptions("rms", 1e-5, True, True, True)
+    with pytest.raises(ValueError, match=r"x_weight must have shape \(13, 24\), got \(12, 24\)"):
+        BlocksStep([blocks[0]._replace(x_weight=torch.zeros(12, 24))], options)
+    step = BlocksStep(blocks, options)
+    memories = [torch.zeros(2, 24, 3)], [torch.zeros(2, 24, 5)]
+    with pytest.raises(ValueError, match=r"hidden must have 20 numbers for each row, got \(2, 3, 20\)"):
+        step(torch.zeros(2, 3, 20), *memories)
+    with pytest.raises(ValueError, match=r"states must have shape \(1, 24, 5\), got \[\(2, 24, 5\)\]"):
+        step(torch.zeros(1, 20), [memories[0][0][:1]], memories[1])

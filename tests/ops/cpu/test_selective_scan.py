@@ -1,0 +1,380 @@
+"""The compiled selective scan: values and gradients against the reference, and all that an operator must bear with."""
+
+import math
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+
+from hf_ssm.ops.cpu import scan_tiles, vector
+from hf_ssm.ops.cpu import selective_scan as operator
+from hf_ssm.ops.cpu.selective_scan import _backward, _forward
+from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
+
+NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
+ALONG = ("u", "delta", "B", "C", "z")
+OPTIONS = ("D", "z", "delta_bias", "initial_state", "mask")
+
+
+@pytest.fixture(autouse=True)
+def implementation() -> Iterator[None]:
+    with use_kernels("numba"):
+        yield
+
+
+def scan_inputs(
+    batch: int = 2,
+    length: int = 37,
+    channels: int = 21,
+    states: int = 5,
+    is_complex: bool = False,
+    shared: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """All arguments of a scan, the sequences as parts of wider tensors, as projections give them; a third masked."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int, pairs: bool = False) -> torch.Tensor:
+        kind = torch.complex128 if pairs and is_complex else torch.float64
+        return torch.randn(*shape, dtype=kind, generator=generator)
+
+    steps = 1 if shared else channels
+    A = -4 * torch.rand(channels, states, dtype=torch.float64, generator=generator) - 0.01
+    u, z = randn(batch, length, 2 * channels).chunk(2, dim=-1)
+    _, B, C = randn(batch, length, 3 + 2 * states, pairs=True).split([3, states, states], dim=-1)
+    tensors = {
+        "u": u,
+        "delta": randn(batch, length, steps) - 0.5,
+        "A": torch.complex(A, 3 * randn(channels, states)) if is_complex else A,
+        "B": B,
+        "C": C,
+        "D": randn(channels),
+        "z": z,
+        "delta_bias": randn(steps),
+        "initial_state": randn(batch, channels, states, pairs=True),
+    }
+    # A conversion would make the views whole.
+    inputs = {k: v if dtype == torch.float64 else _rounded(v, dtype) for k, v in tensors.items()}
+    return inputs | {"mask": torch.rand(batch, length, generator=generator) < 0.7}
+
+
+def _rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    kind = dtype.to_complex() if t.is_complex() else dtype
+    wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 3, dtype=kind)
+    wide[..., 1:-2] = t.to(kind)
+    return wide[..., 1:-2]
+
+
+def learning(inputs: dict[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Leaves that require their gradients, of the given type or as they are."""
+    leaves = {}
+    for name, value in inputs.items():
+        if name == "mask" or value is None:
+            leaves[name] = value
+            continue
+        kind = dtype.to_complex() if dtype is not None and value.is_complex() else dtype
+        leaves[name] = (value if kind is None else value.to(kind)).detach().requires_grad_()
+    return leaves
+
+
+def outputs_and_gradients(scan: Any, inputs: dict[str, Any], softplus: bool = True) -> dict[str, torch.Tensor]:
+    y, last = scan(**inputs, delta_softplus=softplus, return_last_state=True)
+    generator = torch.Generator().manual_seed(99)
+    kinds = torch.float64, torch.complex128 if last.is_complex() else torch.float64
+    cotangents = [
+        torch.randn(t.shape, dtype=kind, generator=generator).to(t.dtype)
+        for t, kind in zip((y, last), kinds, strict=True)
+    ]
+    names = [name for name in NAMES if inputs.get(name) is not None]
+    grads = torch.autograd.grad((y, last), [inputs[name] for name in names], cotangents)
+    return {"y": y, "last_state": last} | dict(zip(names, grads, strict=True))
+
+
+def assert_parity(inputs: dict[str, Any], softplus: bool, tolerance: float) -> None:
+    actual = outputs_and_gradients(selective_scan, learning(inputs), softplus)
+    expected = outputs_and_gradients(selective_scan_reference, learning(inputs, torch.float64), softplus)
+    for name, value in expected.items():
+        error = (actual[name] - value).abs().max() / (1e-3 + value.abs().max())
+        assert error < tolerance, (name, float(error))
+
+
+@settings(max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    length=st.one_of(st.sampled_from([1, 15, 16, 17, 32]), st.integers(1, 70)),
+    channels=st.one_of(st.sampled_from([1, 16, 17, 32, 33, 80]), st.integers(1, 40)),
+    states=st.one_of(st.sampled_from([1, 4, 16]), st.integers(1, 9)),
+    is_complex=st.booleans(),
+    shared=st.booleans(),
+    double=st.booleans(),
+    softplus=st.booleans(),
+    left_out=st.sets(st.sampled_from(OPTIONS)),
+    seed=st.integers(0, 1000),
+)
+def test_values_and_gradients(batch, length, channels, states, is_complex, shared, double, softplus, left_out, seed):
+    dtype = torch.float64 if double else torch.float32
+    inputs = scan_inputs(batch, length, channels, states, is_complex, shared, dtype, seed)
+    if not softplus:
+        # Steps of either sign let the states grow; the smaller, the less.
+        inputs |= {"delta": inputs["delta"] * 0.05, "delta_bias": inputs["delta_bias"] * 0.05}
+    inputs |= dict.fromkeys(left_out)
+    assert_parity(inputs, softplus, 1e-12 if double else 5e-5)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
+def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
+    inputs = scan_inputs(is_complex=is_complex, dtype=torch.float64)
+    inputs["mask"][1] = False
+    inputs["mask"][1, [3, 20]] = True
+    bad = {k: v.masked_fill(~inputs["mask"][..., None], math.nan) if k in ALONG else v for k, v in inputs.items()}
+    bad["u"].masked_fill_(bad["u"].isnan(), math.inf)
+    with use_kernels(kernels):
+        actual = outputs_and_gradients(selective_scan, learning(bad))
+    for b, seen in enumerate(inputs["mask"]):
+        alone = {k: v[b : b + 1] if k in (*ALONG, "initial_state") else v for k, v in inputs.items() if k != "mask"}
+        alone |= {k: alone[k][:, seen] for k in ALONG}
+        y, last = selective_scan_reference(**alone, delta_softplus=True, return_last_state=True)
+        torch.testing.assert_close(actual["y"][b, seen], y[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual["last_state"][b], last[0], rtol=1e-12, atol=1e-12)
+    expected = outputs_and_gradients(selective_scan_reference, learning(inputs))
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10, msg=name)
+        if name in ("y", *ALONG):
+            assert (value[~inputs["mask"]] == 0).all(), name
+
+
+@pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
+def test_all_masked_and_none_masked(kernels):
+    inputs = scan_inputs()
+    with use_kernels(kernels):
+        none, every = torch.zeros(2, 37, dtype=torch.bool), torch.ones(2, 37, dtype=torch.bool)
+        y, last = selective_scan(**(inputs | {"mask": none}), return_last_state=True, delta_softplus=True)
+        assert (y == 0).all()
+        torch.testing.assert_close(last, inputs["initial_state"], rtol=0, atol=0)
+        actual, expected = (selective_scan(**(inputs | {"mask": m}), delta_softplus=True) for m in (every, None))
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_errors_of_the_mask():
+    inputs = scan_inputs()
+    for scan in (selective_scan, selective_scan_reference):
+        with pytest.raises(ValueError, match=r"mask must have shape \(batch, length\) = \(2, 37\), got \(2, 36\)"):
+            scan(**(inputs | {"mask": inputs["mask"][:, 1:]}))
+        with pytest.raises(ValueError, match=r"mask must be of type torch.bool, .*, got torch.int64"):
+            scan(**(inputs | {"mask": inputs["mask"].long()}))
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("wanted", NAMES)
+def test_gradient_of_one_input_only(wanted, is_complex):
+    inputs = scan_inputs(is_complex=is_complex, shared=True, dtype=torch.float64)
+    grads = []
+    for scan in (selective_scan, selective_scan_reference):
+        leaf = inputs[wanted].detach().clone().requires_grad_()
+        y, last = scan(**(inputs | {wanted: leaf}), delta_softplus=True, return_last_state=True)
+        grads.append(torch.autograd.grad(y.square().sum() + last.abs().sum(), leaf)[0])
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_no_digit_depends_on_the_number_of_threads(is_complex, shared):
+    inputs = learning(scan_inputs(3, 50, 200, 6, is_complex, shared))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            results.append(outputs_and_gradients(selective_scan, inputs))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        for name, value in result.items():
+            assert torch.equal(value, results[0][name]), name
+
+
+def test_views_of_projections_are_not_copied(monkeypatch):
+    inputs = scan_inputs()
+    inputs["u"] = inputs["u"].contiguous()
+    copies = []
+    original = torch.Tensor.contiguous
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda t, *a, **k: copies.append(t.shape) or original(t, *a, **k))
+    selective_scan(**(inputs | {"mask": None}), delta_softplus=True)
+    assert (2, 37, 21) not in copies
+    assert (2, 37, 5) not in copies
+
+
+def test_the_operators_pass_torchs_own_checks():
+    for is_complex in (False, True):
+        tensors = learning(scan_inputs(2, 20, 17, 3, is_complex))
+        args = *(tensors[name] for name in NAMES), tensors["mask"], True, True
+        torch.library.opcheck(_forward, args)
+        bare = *(tensors[name] for name in NAMES[:5]), None, None, None, None, None, False, True
+        torch.library.opcheck(_forward, bare)
+        *_, starts = _forward(*args)
+        given = [t.detach() for t in args[:8]]
+        grads = torch.ones(2, 20, 17), None, *given, tensors["mask"], starts.detach(), True, [True] * 9
+        torch.library.opcheck(_backward, grads)
+        torch.library.opcheck(_backward, (*grads[:-1], [False, True] * 4 + [False]))
+
+
+# Of torch's own tracing of autograd functions.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_compiles_as_one_graph_with_gradients(is_complex, dynamic):
+    compiled = torch.compile(selective_scan, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for length in (20, 33):
+        inputs = learning(scan_inputs(length=length, is_complex=is_complex))
+        actual = outputs_and_gradients(compiled, inputs)
+        for name, value in outputs_and_gradients(selective_scan, inputs).items():
+            torch.testing.assert_close(actual[name], value, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_gradient_checkpointing():
+    inputs = learning(scan_inputs())
+
+    def again(**given: Any) -> Any:
+        return checkpoint(lambda: selective_scan(**given), use_reentrant=False)
+
+    expected = outputs_and_gradients(selective_scan, inputs)
+    for name, value in outputs_and_gradients(again, inputs).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_peak_of_what_is_kept_for_the_backward():
+    inputs = learning(scan_inputs(2, 256, 64, 16) | {"mask": None})
+    saved: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        saved[t.untyped_storage().data_ptr()] = t.numel()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        selective_scan(**inputs)
+    own = {t.untyped_storage().data_ptr() for t in inputs.values() if t is not None}
+    # The states before each 16 positions: with 16 states as many numbers as the input has.
+    assert sum(size for at, size in saved.items() if at not in own) == inputs["u"].numel()
+    with torch.no_grad():
+        *_, starts = _forward(*(inputs[name] for name in NAMES), None, True, False)
+    assert starts.numel() == 0
+
+
+def _in_child(queue: Any, inputs: dict[str, Any]) -> None:
+    queue.put({k: v.detach().numpy() for k, v in outputs_and_gradients(selective_scan, learning(inputs)).items()})
+
+
+# Python warns of forks beside threads from 3.12 on: the pool's own end with the fork.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_computes_the_same():
+    inputs = scan_inputs(channels=100)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = {k: v.detach() for k, v in outputs_and_gradients(selective_scan, learning(inputs)).items()}
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_in_child, args=(queue, inputs))
+        child.start()
+        actual = queue.get(timeout=60)
+        child.join(timeout=60)
+        assert child.exitcode == 0
+    finally:
+        torch.set_num_threads(before)
+    for name, value in expected.items():
+        assert torch.equal(torch.from_numpy(actual[name]), value), name
+
+
+class _Scans(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return selective_scan(**scan_inputs(seed=index), delta_softplus=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_workers_of_a_data_loader():
+    data = _Scans()
+    expected = [data[i] for i in range(4)]
+    for actual, value in zip(DataLoader(data, batch_size=None, num_workers=2), expected, strict=True):
+        assert torch.equal(actual, value)
+
+
+def test_python_threads_at_once():
+    inputs = [scan_inputs(channels=100, seed=seed) for seed in range(6)]
+    expected = [outputs_and_gradients(selective_scan, learning(given)) for given in inputs]
+    results: dict[int, Any] = {}
+
+    def work(i: int) -> None:
+        for _ in range(3):
+            results[i] = outputs_and_gradients(selective_scan, learning(inputs[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, value in enumerate(expected):
+        for name in value:
+            assert torch.equal(results[i][name], value[name]), name
+
+
+class _Scan(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.A = torch.nn.Parameter(-torch.rand(20, 4, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, u: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return selective_scan(u, u, self.A, B, B, delta_softplus=True)
+
+
+def _one_of_two(rank: int, meeting: str, u: torch.Tensor, B: torch.Tensor) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    model = _Scan()
+    parallel = DistributedDataParallel(model)
+    parallel(u[rank : rank + 1], B[rank : rank + 1]).sum().backward()
+    (both,) = torch.autograd.grad(model(u, B).sum(), model.A)
+    torch.testing.assert_close(model.A.grad, both / 2)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_two_processes_of_gloo(tmp_path):
+    context = multiprocessing.get_context("fork")
+    inputs = torch.randn(2, 30, 20), torch.randn(2, 30, 4)
+    given = [(rank, str(tmp_path / "meet"), *inputs) for rank in range(2)]
+    processes = [context.Process(target=_one_of_two, args=args, daemon=True) for args in given]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_importing_the_operator_imports_no_numba():
+    script = "import sys, hf_ssm.ops.selective_scan; print('numba' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_sizes_that_are_written_twice():
+    # The operator's module cannot import them: they stand beside numba.
+    sizes = scan_tiles.TILE, vector.LANES, scan_tiles.GROUP
+    assert sizes == (operator._TILE, operator._LANES, operator._GROUP)
