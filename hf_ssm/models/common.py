@@ -123,6 +123,17 @@ class SSMPreTrainedModel(PreTrainedModel):
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(*args, **kwargs)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the first of the weights lie that are not on the device "meta"."""
+        # transformers walks through the modules for it, and `generate` asks twice for each token.
+        backbone: Any = getattr(self, self.base_model_prefix, self)
+        for name in ("embed_tokens", "input_projection"):
+            first = getattr(backbone._modules.get(name), "weight", None)
+            if isinstance(first, Tensor) and first.device.type != "meta":
+                return first.device
+        return super().device
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (SequenceOperator, LongFilter)):

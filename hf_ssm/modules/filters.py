@@ -18,6 +18,10 @@ from hf_ssm.ops.transfer import diagonal_response, dplr_response, sinusoid_respo
 
 __all__ = ["ImplicitFilter", "LongFilter", "SinusoidFilter", "StateSpaceFilter", "build_filter"]
 
+# Longer kernels are computed piece by piece, by so many positions or taps, lest what leads to them takes several times
+# their memory.
+_POSITIONS, _TAPS = 1 << 16, 1 << 22
+
 
 class LongFilter(nn.Module):
     """Base: a kernel of any length for each of `channels` channels, in one or two directions."""
@@ -28,7 +32,10 @@ class LongFilter(nn.Module):
         self.directions = directions
 
     def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The kernel of shape `(K, C, length)`, computed in `dtype`, or in that of the parameters if it is better."""
+        """The kernel of shape `(K, C, length)`, computed in `dtype`, or in that of the parameters if it is better.
+
+        It is the caller's, who may change it in place.
+        """
         raise NotImplementedError
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -238,23 +245,38 @@ class ImplicitFilter(LongFilter):
                 f"The input has {length} positions, but the implicit filter is defined on "
                 f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
             )
+        if length <= _POSITIONS:
+            return self._taps(0, length, dtype)
+        # The same pieces with and without gradients, so that the digits are the same too.
+        bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
+        if torch.is_grad_enabled():
+            return torch.cat([self._taps(start, stop, dtype) for start, stop in bounds], dim=-1)
+        first = self._taps(*bounds[0], dtype)
+        kernel = first.new_empty(*first.shape[:-1], length)
+        kernel[..., : first.shape[-1]] = first
+        for start, stop in bounds[1:]:
+            kernel[..., start:stop] = self._taps(start, stop, dtype)
+        return kernel
+
+    def _taps(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """The taps from lag `start` to `stop`, `(K, C, stop - start)`."""
         frequency = self._precise(self.frequency, dtype)
-        hidden, time = self._positions(length, frequency)
+        hidden, time = self._positions(start, stop, frequency)
         *inner, last = range(len(self.sizes) - 1)
         for layer in inner:
             weight, bias = (self._precise(self.get_parameter(f"{name}_{layer}"), dtype) for name in ("weight", "bias"))
             hidden = torch.sin(frequency * (hidden @ weight.T + bias))
         output = self._precise(self.get_parameter(f"weight_{last}"), dtype)
-        kernel = (hidden @ output.T).T.unflatten(0, (self.directions, self.channels))
+        kernel = (output @ hidden.T).unflatten(0, (self.directions, self.channels))
         return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self(self.longest, torch.float64).flatten(0, 1)
         return taps_response(omega, taps if rows is None else taps[rows])
 
-    def _positions(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
-        steps = torch.arange(length, device=like.device, dtype=like.dtype).unsqueeze(-1)
+        steps = torch.arange(start, stop, device=like.device, dtype=like.dtype).unsqueeze(-1)
         time = steps / max(self.longest - 1, 1)
         bands = (self.embedding_size - 1) // 2
         frequencies = self._shifted(torch.linspace(1e-4, bands - 1, bands, device=like.device, dtype=like.dtype))
@@ -301,7 +323,14 @@ class SinusoidFilter(LongFilter):
 
     def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (c1, c2), (a1, a2) = (self._precise(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
-        kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
+        if torch.is_grad_enabled() or len(c1) * length <= _TAPS:
+            kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
+        else:
+            kernel = c1.new_empty(len(c1), length)
+            size = max(1, _TAPS // length)
+            parts = (slice(start, start + size) for start in range(0, len(c1), size))
+            for part in parts:
+                kernel[part] = sinusoid_kernel(c1[part], c2[part], a1[part], a2[part], self.window, length)
         return kernel.unflatten(0, (self.directions, self.channels))
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:

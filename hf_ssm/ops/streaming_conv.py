@@ -209,9 +209,10 @@ class StreamingConvolution:
     def _extend_at_once(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
         first = self.length
         kernel = self._first_taps(first + u.shape[1], taps, u)
-        self._append(u)
+        u = self._append(u)
         self._pending = None
-        return self._convolve_history(kernel, first)
+        # The first piece as without a stream, to the last digit.
+        return self._convolve_history(kernel, first) if first else long_conv(u, kernel)
 
     def _extend_in_windows(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
         outputs, done = [], 0

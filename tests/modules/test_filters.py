@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_ssm import HyenaConfig
+from hf_ssm.modules import filters
 from hf_ssm.modules.filters import LongFilter, build_filter
 from hf_ssm.ops.transfer import frequency_grid
 
@@ -64,3 +65,29 @@ def test_the_response_is_in_double_precision_also_of_single_weights(kind):
         response = filter.response(omega)
     assert response.dtype == torch.complex128
     torch.testing.assert_close(response, summed(filter, omega), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("kind", ["implicit", "sinusoid"])
+def test_long_kernels_come_in_pieces(monkeypatch, kind, gradient):
+    filter = made(kind)
+    expected = filter(40, torch.float64)
+    monkeypatch.setattr(filters, "_POSITIONS", 7)
+    monkeypatch.setattr(filters, "_TAPS", 80)
+    with torch.set_grad_enabled(gradient):
+        found = filter(40, torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    if gradient:
+        cotangent = torch.randn_like(expected)
+        wanted = [p for p in filter.parameters() if p.requires_grad]
+        pairs = zip(*(torch.autograd.grad(k, wanted, cotangent) for k in (found, expected)), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_pieces_have_the_same_digits_with_and_without_gradients(monkeypatch):
+    filter = made("implicit").float()
+    monkeypatch.setattr(filters, "_POSITIONS", 7)
+    with torch.no_grad():
+        expected = filter(40)
+    assert torch.equal(filter(40), expected)

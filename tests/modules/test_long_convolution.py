@@ -112,3 +112,20 @@ def test_rescaling_refuses_a_tau_it_cannot_divide_by(value: float) -> None:
     module.rescaling = []
     with pytest.raises(ValueError, match="needs a positive, finite τ"):
         module(torch.full((3, LENGTH, CHANNELS), value, dtype=torch.float64), module.kernels(LENGTH))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_skip_is_added_to_the_first_tap_of_the_forward_direction(gradient: bool) -> None:
+    module = build(directions=2)
+    with torch.set_grad_enabled(gradient):
+        kernels, bare = module.kernels(LENGTH), module.filter(LENGTH)
+    assert kernels.requires_grad == gradient
+    expected = bare.detach().clone()
+    expected[0, :, 0] += module.D.detach()
+    assert torch.equal(kernels, expected)
+    if gradient:
+        cotangent = torch.randn_like(kernels)
+        (skip,) = torch.autograd.grad(kernels, module.D, cotangent, retain_graph=True)
+        torch.testing.assert_close(skip, cotangent[0, :, 0])
+        found, plain = (torch.autograd.grad(k, module.filter.C, cotangent)[0] for k in (kernels, bare))
+        torch.testing.assert_close(found, plain)

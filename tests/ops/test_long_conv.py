@@ -1,8 +1,33 @@
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hf_ssm.ops.long_conv import long_conv, long_conv_reference, next_fast_len
+from hf_ssm.ops import long_conv as module
+from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.long_conv import kernel_spectrum, long_conv, long_conv_reference, next_fast_len
+
+
+@contextlib.contextmanager
+def small_blocks() -> Iterator[None]:
+    """Blocks of two rows and two channels at the most, and no direct form."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEWEST_CHANNELS", 2)
+        patch.setattr(module, "_FEWEST_SAMPLES", 1)
+        patch.setattr(module, "_MOST_SAMPLES", 4 * 64)
+        patch.setattr(module, "_DIRECT", 0)
+        yield
+
+
+@pytest.fixture
+def transforms() -> Iterator[None]:
+    """The transforms whatever `HF_SSM_KERNELS` says, for what is theirs alone."""
+    with use_kernels("torch"):
+        yield
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -76,6 +101,7 @@ def test_gradient_of_one_input_only(wanted):
     assert inputs[1 - wanted].grad is None
 
 
+@pytest.mark.usefixtures("transforms")
 def test_second_derivative_is_refused():
     u, kernel = randn(1, 5, 2).requires_grad_(), randn(2, 4, seed=1)
     (grad,) = torch.autograd.grad(long_conv(u, kernel).pow(2).sum(), u, create_graph=True)
@@ -108,6 +134,228 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_inputs_need_not_be_contiguous():
     u = randn(3, 2, 9).permute(1, 2, 0)
     torch.testing.assert_close(long_conv(u, randn(3, 4)), long_conv(u.contiguous(), randn(3, 4)))
+
+
+def gradients(function, inputs: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
+    """The output, and the gradients of the inputs that are wanted."""
+    leaves = [t.detach().clone().requires_grad_(w) for t, w in zip(inputs, wanted, strict=True)]
+    y = function(*leaves)
+    cotangent = randn(*y.shape, seed=9).to(y.dtype)
+    chosen = [leaf for leaf in leaves if leaf.requires_grad]
+    return [y, *torch.autograd.grad(y, chosen, cotangent, allow_unused=True, materialize_grads=True)]
+
+
+shapes = st.tuples(*(st.integers(low, high) for low, high in ((1, 3), (1, 40), (1, 5), (1, 50), (0, 50))))
+
+
+@pytest.mark.usefixtures("transforms")
+@settings(max_examples=60)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    wanted=st.sampled_from([(True, True, True), (True, False, False), (False, True, False), (False, False, True)]),
+    blocked=st.booleans(),
+)
+def test_random_shapes_match_the_reference(shape, dtype, wanted, blocked):
+    batch, length, channels, taps, back = shape
+    inputs = [randn(batch, length, channels).to(dtype), randn(channels, taps, seed=1)]
+    inputs[1] = inputs[1].to(torch.promote_types(dtype, torch.float32))
+    if back:
+        inputs.append(randn(channels, back, seed=2).to(inputs[1].dtype))
+    flags = list(wanted[: len(inputs)])
+    with small_blocks() if blocked else contextlib.nullcontext():
+        found = gradients(long_conv, inputs, flags) if any(flags) else [long_conv(*inputs)]
+    exact = [t.double() for t in inputs]
+    expected = gradients(long_conv_reference, exact, flags) if any(flags) else [long_conv_reference(*exact)]
+    assert found[0].dtype == dtype
+    for one, other in zip(found, expected, strict=True):
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(one.dtype, torch.finfo(one.dtype).eps)
+        # A cotangent in half precision is rounded too.
+        tolerance = max(tolerance, 2 * torch.finfo(dtype).eps if dtype.itemsize == 2 else 0)
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("length", [8, 9, 300])
+def test_the_form_changes_with_the_length_and_no_value_does(length):
+    inputs = [randn(2, length, 3), randn(3, length, seed=1)]
+    found = gradients(long_conv, inputs, [True, True])
+    for one, other in zip(found, gradients(long_conv_reference, inputs, [True, True]), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.usefixtures("transforms")
+def test_short_inputs_take_no_transform(monkeypatch):
+    monkeypatch.setattr(torch.fft, "rfft", None)
+    gradients(long_conv, [randn(2, 8, 3), randn(3, 20, seed=1)], [True, True])
+    gradients(long_conv, [randn(2, 4, 3), randn(3, 20, seed=1), randn(3, 20, seed=2)], [True, True, True])
+    with pytest.raises(TypeError):
+        long_conv(randn(2, 9, 3), randn(3, 20, seed=1))
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("back", [False, True])
+def test_gradcheck_of_the_blocks(back):
+    inputs = [randn(3, 5, 3), randn(3, 7, seed=1), *([randn(3, 3, seed=2)] if back else [])]
+    with small_blocks():
+        assert torch.autograd.gradcheck(long_conv, [t.requires_grad_() for t in inputs])
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("length", [6, 70])
+@pytest.mark.parametrize("where", ["u", "kernel", "grad"])
+def test_nan_stays_in_its_row_and_channel(length, where):
+    u, kernel, grad = randn(5, length, 5), randn(5, length, seed=1), randn(5, length, 5, seed=2)
+    place = {"u": u[1, :, 2], "kernel": kernel[2], "grad": grad[1, :, 2]}[where]
+    place[length // 2] = torch.nan
+    leaves = [u.requires_grad_(), kernel.requires_grad_()]
+    with small_blocks() if length > 8 else contextlib.nullcontext():
+        y = long_conv(*leaves)
+        grad_u, grad_kernel = torch.autograd.grad(y, leaves, grad)
+    bad_u = torch.zeros(5, 5, dtype=torch.bool)
+    bad_u[slice(None) if where == "kernel" else 1, 2] = True
+    bad_kernel = torch.arange(5) == 2
+    none = torch.zeros_like(bad_u)
+    assert torch.equal(y.isnan().any(1), none if where == "grad" else bad_u)
+    assert torch.equal(grad_u.isnan().any(1), none if where == "u" else bad_u)
+    assert torch.equal(grad_kernel.isnan().any(1), bad_kernel & (where != "kernel"))
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("length", [5, 40])
+def test_any_layout_of_memory(length):
+    u, kernel, grad = randn(4, length, 6), randn(6, length, seed=1), randn(4, length, 6, seed=2)
+    expected = gradients(long_conv, [u, kernel], [True, True])
+    u = u.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    kernel = torch.stack([kernel, kernel], dim=-1)[..., 0].T.contiguous().T
+    y = long_conv(u.requires_grad_(), kernel.requires_grad_())
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, expected[0], rtol=0, atol=1e-12)
+    expanded = grad[:, :1].expand(-1, length, -1)
+    found = torch.autograd.grad(y, [u, kernel], expanded, retain_graph=True)
+    for one, other in zip(found, torch.autograd.grad(y, [u, kernel], expanded.contiguous()), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("transforms")
+def test_an_empty_batch_has_zero_gradients():
+    for length in (4, 40):
+        y, grad_u, grad_kernel = gradients(long_conv, [randn(0, length, 3), randn(3, 7, seed=1)], [True, True])
+        assert y.shape == grad_u.shape == (0, length, 3)
+        assert torch.equal(grad_kernel, torch.zeros(3, 7, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("transforms")
+def test_the_backward_keeps_the_inputs_and_the_spectrum_of_the_kernel_alone():
+    u, kernel = randn(8, 100, 4).requires_grad_(), randn(4, 100, seed=1).requires_grad_()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        long_conv(u, kernel)
+        assert sorted(t.shape for t in kept) == [(4, 101), (8, 100, 4)]
+        assert any(t.data_ptr() == u.data_ptr() for t in kept)
+        kept.clear()
+        long_conv(u, kernel.detach())
+        assert [t.shape for t in kept] == [(4, 101)]
+        kept.clear()
+        long_conv(u.detach(), kernel)
+        assert [t.shape for t in kept] == [u.shape]
+
+
+@pytest.mark.usefixtures("transforms")
+def test_scratch_does_not_grow_with_the_batch(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_SAMPLES", 1 << 14)
+    largest = 0
+    rfft = torch.fft.rfft
+
+    def watched(*args, **kwargs):
+        nonlocal largest
+        spectrum = rfft(*args, **kwargs)
+        largest = max(largest, spectrum.numel())
+        return spectrum
+
+    monkeypatch.setattr(torch.fft, "rfft", watched)
+    for batch in (1, 16):
+        gradients(long_conv, [randn(batch, 512, 16), randn(16, 512, seed=1)], [True, True])
+        assert largest <= 16 * 513
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("length", [6, 33])
+@pytest.mark.parametrize("back", [None, 5])
+def test_a_known_spectrum_changes_no_bit(length, back):
+    inputs = [randn(2, length, 3), randn(3, 20, seed=1), *([] if back is None else [randn(3, back, seed=2)])]
+    spectrum = kernel_spectrum(*inputs[1:], length=length, dtype=torch.float64)
+    assert (spectrum is None) == (length == 6 and back is None)
+    plain = gradients(long_conv, inputs, [True] * len(inputs))
+    given_one = gradients(lambda *args: long_conv(*args, spectrum=spectrum), inputs, [True] * len(inputs))
+    with torch.no_grad():
+        assert torch.equal(long_conv(*inputs), plain[0])
+    assert all(torch.equal(*pair) for pair in zip(plain, given_one, strict=True))
+
+
+@pytest.mark.usefixtures("transforms")
+def test_a_spectrum_of_other_sizes_is_refused():
+    u, kernel = randn(2, 33, 3), randn(3, 20, seed=1)
+    spectrum = kernel_spectrum(kernel, length=40, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"spectrum must be of shape \(3, 28\).* got \(3, 31\)"):
+        long_conv(u, kernel, spectrum=spectrum)
+    with pytest.raises(ValueError, match=r"complex128, got .*complex64"):
+        long_conv(u, kernel, spectrum=kernel_spectrum(kernel.float(), length=33))
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("length", [6, 40])
+def test_the_operators_keep_the_rules_of_operators(length):
+    u, kernel = randn(2, length, 3).requires_grad_(), randn(3, 5, seed=1).requires_grad_()
+    back = randn(3, 4, seed=2).requires_grad_()
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for arguments in ((u, kernel, None, None), (u, kernel, back, None)):
+        torch.library.opcheck(torch.ops.hf_ssm.long_conv.default, arguments, test_utils=tests)
+    detached = [t.detach() for t in (u, u, kernel)]
+    torch.library.opcheck(
+        torch.ops.hf_ssm.long_conv_backward.default,
+        (*detached, None, None, 5, 0, torch.float64),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_as_one_graph(dynamic):
+    torch._dynamo.reset()
+    graphs = 0
+
+    def counted(graph, inputs):
+        nonlocal graphs
+        graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    compiled = torch.compile(long_conv, backend=counted, fullgraph=True, dynamic=dynamic)
+    for length in (10, 14, 33) if dynamic else (10,):
+        inputs = [randn(2, length, 3), randn(3, length, seed=1)]
+        found, expected = (gradients(f, inputs, [True, True]) for f in (compiled, long_conv))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert graphs == 1
+
+
+@pytest.mark.parametrize("length", [7, 40])
+def test_autocast_does_not_reach_it(length):
+    inputs = [randn(2, length, 3).float(), randn(3, length, seed=1).float()]
+    expected = gradients(long_conv, inputs, [True, True])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gradients(long_conv, inputs, [True, True])
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_the_reference_serves_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.fft, "rfft", None)
+    u, kernel = randn(1, 30, 2).requires_grad_(), randn(2, 30, seed=1)
+    with use_kernels("reference"):
+        (grad,) = torch.autograd.grad(long_conv(u, kernel).pow(2).sum(), u, create_graph=True)
+        grad.sum().backward()
+        assert long_conv(u.detach().bfloat16(), kernel.float()).dtype == torch.bfloat16
 
 
 def test_errors():
