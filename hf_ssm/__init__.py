@@ -32,6 +32,9 @@ _MODELS = {
 }
 _LAZY = {
     **_MODELS,
+    "MaskingProbe": "hf_ssm.probes",
+    "MaskingResult": "hf_ssm.probes",
+    "MaskingResults": "hf_ssm.probes",
     "ParameterMovement": "hf_ssm.analysis.movement",
     "SSMCache": "hf_ssm.models.cache",
     "SSMTrainer": "hf_ssm.training",

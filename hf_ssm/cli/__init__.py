@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from hf_ssm import __version__
 from hf_ssm.cli.convert import add_convert, run_convert
+from hf_ssm.cli.probe import add_probe, run_probe
 from hf_ssm.cli.report import add_report, run_report
 from hf_ssm.cli.spectrum import add_spectrum, run_spectrum
 from hf_ssm.cli.train import add_demo, add_train, run_demo, run_train
@@ -41,12 +42,24 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Calla
         add_spectrum,
         run_spectrum,
     ),
+    "probe": (
+        "which tokens a checkpoint needs: masks them one after the other, first those that matter least, and draws "
+        "how long the prediction holds, and by which letters.",
+        add_probe,
+        run_probe,
+    ),
     "convert": (
         "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
         "transformers' Mamba as a causal language model.",
         add_convert,
         run_convert,
     ),
+}
+
+# What to do after an interruption.
+_GOING_ON = {
+    run_train: "; `hf-ssm train --resume --output DIR` goes on",
+    run_probe: "; the same command goes on with what is in --output",
 }
 
 
@@ -56,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.function(args)
     except KeyboardInterrupt:
-        mend = "; `hf-ssm train --resume --output DIR` goes on" if args.function is run_train else ""
-        print(f"\nhf-ssm: interrupted{mend}", file=sys.stderr)
+        print(f"\nhf-ssm: interrupted{_GOING_ON.get(args.function, '')}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError) as error:
         if args.debug:

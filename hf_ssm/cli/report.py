@@ -5,15 +5,18 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_MEND,
     SEED,
+    add_checkpoint_options,
+    add_data_options,
+    add_output_options,
     check_fit,
-    check_tokenizer,
+    check_positive,
     chosen_rows,
-    data_assignments,
+    data_settings,
     file_of,
     load_config,
     load_model,
@@ -22,45 +25,18 @@ from hf_ssm.cli.checkpoints import (
 
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
-    from hf_ssm.training.settings import RunSettings
 
-# Settings of a run that say how any data are read, not which data.
-_OF_ANY_DATA = ("max_length",)
-_TASKS = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForSignalRegression": "signal-regression",
-    "ForCausalLM": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-}
 _ROWS, _BATCH_SIZE = 256, 32
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
-    parser.add_argument(
-        "--dataset", metavar="SOURCE", help="as in `hf-ssm train`; default: that of CHECKPOINT/train_config.yaml"
-    )
-    parser.add_argument("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: that of CHECKPOINT")
-    parser.add_argument("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
+    add_checkpoint_options(parser)
+    add_data_options(parser, "train", _ROWS, "measure")
     parser.add_argument("--task", metavar="NAME", help="how the data are read; default: by the model's head")
-    parser.add_argument("--split", metavar="NAME", default="train", help="train (default), validation or test")
-    parser.add_argument(
-        "--rows", metavar="N", type=int, default=_ROWS, help=f"sequences to measure, drawn by chance (default {_ROWS})"
-    )
     parser.add_argument(
         "--batch-size", metavar="N", type=int, default=_BATCH_SIZE, help=f"sequences at a time (default {_BATCH_SIZE})"
     )
-    parser.add_argument(
-        "--set",
-        metavar="data.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other data setting",
-    )
-    parser.add_argument("--output", metavar="DIR", type=Path, help="folder for report.json and the pictures")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace the report in --output")
+    add_output_options(parser, "report.json and the pictures")
     parser.add_argument(
         "--update-card",
         action="store_true",
@@ -75,11 +51,11 @@ def run_report(args: argparse.Namespace) -> None:
 
     _check_options(args)
     config = load_config(args.checkpoint)
-    settings = _settings(args, config)
+    settings = data_settings(args, config, "a report", args.task)
     data = load_data(settings)
-    rows = chosen_rows(data, args.split, args.rows)
+    rows = chosen_rows(data.splits, args.split, args.rows)
     model = load_model(args.checkpoint, config)
-    check_fit(model.config, data)
+    check_fit(model.config, data.longest)
     starts = range(0, len(rows), args.batch_size)
     parts = [rows.select(range(start, min(start + args.batch_size, len(rows)))) for start in starts]
     report = theory_report(
@@ -109,9 +85,7 @@ def _check_options(args: argparse.Namespace) -> None:
     from hf_ssm.hub.card import check_section
     from hf_ssm.training.folder import check_output
 
-    for name in ("rows", "batch_size"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
+    check_positive(args, "rows", "batch_size")
     if args.update_card and not Path(args.checkpoint).is_dir():
         raise ValueError(
             f"--update-card needs a local folder, and {args.checkpoint!r} is none: leave it out, or download the "
@@ -121,36 +95,6 @@ def _check_options(args: argparse.Namespace) -> None:
         check_section(args.checkpoint)
     if args.output is not None:
         check_output(args.output, args.overwrite_output, OVERWRITE_MEND)
-
-
-def _settings(args: argparse.Namespace, config: Any) -> "RunSettings":
-    """The data of the run that made the checkpoint, of the options and the assignments, the later winning."""
-    from hf_ssm.training import folder
-    from hf_ssm.training import settings as run_settings
-
-    path = file_of(args.checkpoint, folder.SETTINGS_NAME)
-    run = {} if path is None else run_settings.read_settings_file(path)
-    stored = dict(run.get("data") or {})
-    if args.dataset is not None and args.dataset != stored.get("dataset"):
-        stored = {key: value for key, value in stored.items() if key in _OF_ANY_DATA}
-    if not args.dataset and not stored.get("dataset"):
-        raise ValueError(f"{args.checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
-    # The checkpoint brings its own of these.
-    stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
-    task = args.task or (run.get("model") or {}).get("task") or _task_of_head(config)
-    given = {"dataset": args.dataset, "tokenizer": args.tokenizer, "max_length": args.max_length}
-    options = {key: value for key, value in given.items() if value is not None}
-    assignments = data_assignments(args.assignments, "a report")
-    model = {"checkpoint": args.checkpoint, "task": task}
-    resolved = run_settings.resolve({"data": stored}, {"model": model, "data": options}, {"data": assignments})
-    check_tokenizer(args.checkpoint, config, resolved)
-    return resolved
-
-
-def _task_of_head(config: Any) -> str:
-    name = (config.architectures or [""])[0]
-    bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
-    return next((task for head, task in _TASKS.items() if name.endswith(head)), bare)
 
 
 def _movement(checkpoint: str) -> dict[str, float]:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_MEND,
+    add_data_options,
+    add_output_options,
     check_fit,
+    check_positive,
     check_tokenizer,
     chosen_rows,
     data_assignments,
@@ -45,28 +48,14 @@ _OF_CONFIG: dict[str, tuple[str, type, str]] = {
 
 def add_spectrum(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="as in `hf-ssm train --dataset`; labels are not needed")
-    parser.add_argument("--tokenizer", metavar="NAME", help="as in `hf-ssm train`")
-    parser.add_argument("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
     parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
-    parser.add_argument("--split", metavar="NAME", default="train", help="train (default), validation or test")
-    parser.add_argument(
-        "--rows", metavar="N", type=int, default=_ROWS, help=f"sequences to read, drawn by chance (default {_ROWS})"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="data.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other data setting",
-    )
+    add_data_options(parser, "train", _ROWS, "read")
     parser.add_argument(
         "--model", metavar="CHECKPOINT", help="also the spectra of what each layer of this folder or Hub id reads"
     )
     for option, (_, kind, help_text) in _OF_CONFIG.items():
         parser.add_argument(option, metavar=option.rpartition("-")[2].upper(), type=kind, help=help_text)
-    parser.add_argument("--output", metavar="DIR", type=Path, help=f"folder for {SPECTRUM_NAME} and {PICTURE_NAME}")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace what is in --output")
+    add_output_options(parser, f"{SPECTRUM_NAME} and {PICTURE_NAME}")
 
 
 def run_spectrum(args: argparse.Namespace) -> None:
@@ -101,8 +90,7 @@ def _check_options(args: argparse.Namespace) -> None:
     """What can be refused before any work."""
     from hf_ssm.training.folder import check_output
 
-    if args.rows < 1:
-        raise ValueError(f"--rows must be positive, got {args.rows}")
+    check_positive(args, "rows")
     for option in _OF_CONFIG:
         if args.model is not None and getattr(args, option[2:].replace("-", "_")) is not None:
             raise ValueError(f"{option} and --model: the checkpoint brings its own; leave one of the two out")
@@ -148,7 +136,7 @@ def _load(settings: "RunSettings", split: str, count: int) -> tuple["RunData", s
     data = load_sequences(source, **arguments)
     check_column("sequence_column", column, data["train"].column_names, "the data")
     raw = RunData(data, SignalFeatureExtractor(), None, None, "", limit, {})
-    rows = DatasetDict({split: chosen_rows(raw, split, count)})
+    rows = DatasetDict({split: chosen_rows(data, split, count)})
     if not is_signal(data["train"].features[column]):
         tokenizer = load_tokenizer(settings)
         tokens = tokenize(rows, tokenizer, column, None, limit, arguments.get("pair_column"))
@@ -225,7 +213,7 @@ def _layer_spectra(checkpoint: str, data: "RunData", batches: list[dict[str, Any
     from hf_ssm.analysis.recording import record_operators
 
     config = load_config(checkpoint)
-    check_fit(config, data)
+    check_fit(config, data.longest)
     records = record_operators(load_model(checkpoint, config), batches, num_frequencies=count)
     spectra: dict[str, torch.Tensor] = {}
     for record in records:

@@ -1,5 +1,7 @@
 """What a model looks at."""
 
 from hf_ssm.probes.attention import attention_matrix
+from hf_ssm.probes.masking import MaskingProbe
+from hf_ssm.probes.results import MaskingResult, MaskingResults
 
-__all__ = ["attention_matrix"]
+__all__ = ["MaskingProbe", "MaskingResult", "MaskingResults", "attention_matrix"]

@@ -1,0 +1,20 @@
+"""Run by `accelerate launch` in two processes: probes four sequences and checks that both get all results."""
+
+import sys
+
+import torch
+
+import hf_ssm
+
+torch.manual_seed(0)
+config = hf_ssm.S4Config(hidden_size=8, state_size=8, initializer_range=0.4)
+probe = hf_ssm.MaskingProbe(hf_ssm.S4ForSequenceClassification(config), hf_ssm.build_dna_tokenizer())
+texts = ["ACGTA", "GGCAT", "TTACG", "CATGA"]
+together = probe.run(texts, output=sys.argv[1], progress=False)
+assert together.indices == [0, 1, 2, 3], together.indices
+for text, result in zip(texts, together, strict=True):
+    assert result.tokens_text == list(text)
+    # Evaluated by itself, without the other process.
+    again = probe.evaluate(text, result.order)
+    torch.testing.assert_close(again, result.probabilities, rtol=1e-5, atol=1e-7)
+torch.distributed.destroy_process_group()

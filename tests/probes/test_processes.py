@@ -1,0 +1,63 @@
+"""Two processes share the sequences of a run, and one joins what they found."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from hf_ssm.probes import MaskingResults
+from hf_ssm.probes.resuming import Company, Store
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_two_processes_find_what_one_finds(tmp_path):
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    output = tmp_path / "probe.safetensors"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, "--main_process_port", free_port(), str(HERE / "shared_worker.py"), str(output)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert MaskingResults.load(output).indices == [0, 1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["probe.safetensors"]
+
+
+class Second(Company):
+    """The second of two processes, without the first."""
+
+    def __init__(self):
+        self.index, self.count = 1, 2
+
+    def wait(self):
+        pass
+
+
+def test_parts_of_an_interrupted_run_are_taken_in(tmp_path, make_model, monkeypatch):
+    from hf_ssm.probes import MaskingProbe, masking
+    from hf_ssm.tokenization import build_dna_tokenizer
+
+    output, texts = tmp_path / "probe[1].safetensors", ["ACGT", "GGCA", "TTAC"]
+    probe = MaskingProbe(make_model("S4", "ForSequenceClassification"), build_dna_tokenizer())
+    monkeypatch.setattr(masking, "Company", Second)
+    monkeypatch.setattr(Store, "join", lambda store: store.finished)
+    assert list(probe.run(texts, output=output, progress=False)) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["probe[1].safetensors.part-1-of-2"]
+    monkeypatch.undo()
+    asked, search = [], masking.search
+    monkeypatch.setattr(masking, "search", lambda evaluator, *rest: asked.append(1) or search(evaluator, *rest))
+    assert probe.run(texts, output=output, progress=False).indices == [0, 1, 2]
+    assert len(asked) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert MaskingResults.load(output).indices == [0, 1, 2]
+
+
+def test_the_share_of_a_process_is_every_nth():
+    assert Second().share([0, 3, 4, 7, 9]) == [3, 7]

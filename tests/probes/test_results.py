@@ -1,0 +1,137 @@
+"""Results: their numbers by hand, and their way through a file."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_ssm.probes import MaskingResult, MaskingResults
+
+
+def make(order=(2, 0, 3), probabilities=(0.9, 0.95, 0.6, 0.1), **changes):
+    values = {
+        "input_ids": torch.tensor([7, 1, 8, 9]),
+        "order": torch.tensor(order),
+        "probabilities": torch.tensor(probabilities, dtype=torch.float64),
+        "target": {"kind": "class", "label": 1},
+        "strategy": "exact",
+        "mask": "n",
+        "evaluations": 7,
+        "tokens": 28,
+        "tokens_text": ["A", "[SEP]", "C", "G"],
+    }
+    return MaskingResult(**(values | changes))
+
+
+def assert_same(found, expected):
+    for name in ("input_ids", "order", "probabilities"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+    for name in ("target", "strategy", "mask", "evaluations", "tokens", "tokens_text"):
+        assert getattr(found, name) == getattr(expected, name)
+
+
+def test_area_is_the_mean_along_the_curve():
+    assert make().area == pytest.approx(((0.9 + 0.95) / 2 + (0.95 + 0.6) / 2 + (0.6 + 0.1) / 2) / 3)
+    assert make(probabilities=(1.0, 1.0, 1.0, 1.0)).area == 1
+
+
+@pytest.mark.parametrize(("threshold", "left"), [(0.05, 0), (0.5, 1), (0.7, 2), (0.92, 3), (0.99, 3)])
+def test_tokens_left_ends_where_the_curve_first_falls(threshold, left):
+    assert make().tokens_left(threshold) == left
+
+
+def test_tokens_left_does_not_wait_for_the_curve_to_come_back():
+    assert make(probabilities=(0.9, 0.2, 0.9, 0.9)).tokens_left(0.5) == 3
+
+
+def test_survivors_and_importance():
+    result = make()
+    assert result.survivors(2).tolist() == [3, 0]
+    assert result.survivors(0).tolist() == []
+    assert result.importance[[0, 2, 3]].tolist() == pytest.approx([2 / 3, 1 / 3, 1])
+    assert math.isnan(result.importance[1])
+    with pytest.raises(ValueError, match=r"`count`=4: 3 tokens were masked"):
+        result.survivors(4)
+
+
+def test_agreement_of_orders_and_areas():
+    same, reversed_ = make(), make(order=(3, 0, 2), probabilities=(0.9, 0.5, 0.4, 0.1))
+    assert same.agreement(same) == {"spearman": 1.0, "area_difference": 0.0}
+    found = same.agreement(reversed_)
+    assert found["spearman"] == -1
+    assert found["area_difference"] == pytest.approx(same.area - reversed_.area)
+    shifted = make(order=(0, 2, 3))
+    assert same.agreement(shifted)["spearman"] == pytest.approx(0.5)
+    with pytest.raises(ValueError, match=r"`other` is of another sequence"):
+        same.agreement(make(input_ids=torch.tensor([7, 1, 8, 8])))
+    with pytest.raises(ValueError, match=r"`other` has 1 results, this one 2"):
+        MaskingResults([same, same]).agreement(MaskingResults([same]))
+
+
+def test_mean_curve_meets_curves_of_different_lengths():
+    longer = make(order=(0, 1, 2, 3), probabilities=(1.0, 0.8, 0.6, 0.4, 0.2), input_ids=torch.tensor([7, 8, 8, 9]))
+    shorter = make(order=(2, 0), probabilities=(0.8, 0.4, 0.0))
+    shares, mean, spread = MaskingResults([longer, shorter]).mean_curve(3)
+    assert shares.tolist() == [0, 0.5, 1]
+    assert mean.tolist() == pytest.approx([0.9, 0.5, 0.1])
+    assert spread.tolist() == pytest.approx([0.2 / 2**0.5] * 3)
+    assert MaskingResults([shorter]).mean_curve(5)[1].tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+    with pytest.raises(ValueError, match=r"0 results"):
+        MaskingResults([]).mean_curve()
+
+
+def test_a_file_gives_back_every_value(tmp_path):
+    results = [make(), make(order=(0,), probabilities=(0.3, 1 / 3), tokens_text=None, input_ids=torch.tensor([5, 5]))]
+    saved = MaskingResults(results, {"model": "abc"}, [4, 9])
+    saved.save(tmp_path / "new" / "probe.safetensors")
+    loaded = MaskingResults.load(tmp_path / "new" / "probe.safetensors")
+    assert len(loaded) == 2 and loaded.settings == saved.settings and loaded.indices == [4, 9]
+    for found, expected in zip(loaded, results, strict=True):
+        assert_same(found, expected)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["probe.safetensors"]
+    with pytest.raises(ValueError, match=r"holds the results of 2 sequences"):
+        MaskingResult.load(tmp_path / "new" / "probe.safetensors")
+
+
+def test_one_result_and_none_have_files_too(tmp_path):
+    make().save(tmp_path / "one")
+    assert_same(MaskingResult.load(tmp_path / "one"), make())
+    MaskingResults([]).save(tmp_path / "none")
+    assert len(MaskingResults.load(tmp_path / "none")) == 0
+
+
+def test_files_that_are_not_ours_are_refused(tmp_path):
+    path = tmp_path / "probe.safetensors"
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        MaskingResults.load(path)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="holds no masking results"):
+        MaskingResults.load(path)
+    path.write_bytes(b"not a tensor in sight")
+    with pytest.raises(ValueError, match="is no file of masking results, or is not whole"):
+        MaskingResults.load(path)
+    make().save(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="is no file of masking results, or is not whole"):
+        MaskingResults.load(path)
+    save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
+    with pytest.raises(ValueError, match="by a later hf_ssm"):
+        MaskingResults.load(path)
+
+
+def test_slices_keep_settings_and_numbers():
+    results = MaskingResults([make(), make(), make()], {"mask": "n"}, [1, 3, 5])
+    assert results[1:].indices == [3, 5] and results[1:].settings == {"mask": "n"}
+
+
+def test_a_dataset_has_a_row_for_each_sequence():
+    dataset = MaskingResults([make(), make()]).to_dataset()
+    assert len(dataset) == 2
+    row = dataset[0]
+    assert row["order"] == [2, 0, 3] and row["tokens"] == ["A", "[SEP]", "C", "G"]
+    assert json.loads(row["target"]) == {"kind": "class", "label": 1}
+    assert row["area"] == make().area and math.isnan(row["importance"][1])
+    assert make().to_dataset().column_names == dataset.column_names

@@ -1,0 +1,215 @@
+"""The searches against plain loops, one forward pass for each variant."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+)
+
+from hf_ssm.probes import MaskingProbe
+from hf_ssm.tokenization import build_dna_tokenizer
+
+MASK, ZERO = 3, None
+
+
+def forward(model, ids, masked, mask_id):
+    """Logits of one sequence, batch of one."""
+    ids = torch.tensor(ids)
+    if mask_id is None:
+        embedded = model.get_input_embeddings()(ids).clone()
+        embedded[sorted(masked)] = 0
+        return model(inputs_embeds=embedded.unsqueeze(0)).logits[0]
+    ids[sorted(masked)] = mask_id
+    return model(input_ids=ids.unsqueeze(0)).logits[0]
+
+
+def plain_exact(value, candidates):
+    """The double loop of Nishikawa & Suzuki: `value(masked)` is called for every candidate of every step."""
+    order, curve = [], [value(set())]
+    left = sorted(candidates)
+    while left:
+        values = [value({*order, place}) for place in left]
+        best = int(np.argmax(values))
+        order.append(left.pop(best))
+        curve.append(values[best])
+    return order, curve
+
+
+def probability(logits, index):
+    return logits.double().softmax(-1)[index].item()
+
+
+def check_exact(model, ids, target, value, candidates, mask="mask", **options):
+    model = model.double().eval()
+    with torch.no_grad():
+        order, curve = plain_exact(value, candidates)
+    probe = MaskingProbe(model, build_dna_tokenizer(), mask=mask, allow_wrong=True, **options)
+    result = probe.run(ids, target=target, progress=False)
+    assert result.order.tolist() == order
+    torch.testing.assert_close(result.probabilities, torch.tensor(curve, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    return result
+
+
+def bases(length):
+    return torch.randint(7, 11, (length,)).tolist()
+
+
+FAMILIES = [("Hyena", {}), ("S4", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {})]
+LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order": 0.5})]
+
+
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_exact_of_a_causal_model_is_the_plain_loop(make_model, family, options):
+    model, ids, position = make_model(family, "ForCausalLM", **options), bases(12), 10
+    check_exact(
+        model,
+        ids,
+        position,
+        lambda masked: probability(forward(model, ids[:position], masked, MASK)[-1], ids[position]),
+        range(position),
+        max_tokens_per_batch=33,
+    )
+
+
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_exact_of_a_masked_model_is_the_plain_loop(make_model, family, options):
+    model, ids, position = make_model(family, "ForMaskedLM", **options), bases(10), 4
+    check_exact(
+        model,
+        ids,
+        position,
+        lambda masked: probability(forward(model, ids, {*masked, position}, MASK)[position], ids[position]),
+        set(range(10)) - {position},
+    )
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "two-sided"])
+@pytest.mark.parametrize(("family", "options"), FAMILIES)
+def test_exact_of_a_classifier_is_the_plain_loop(make_model, family, options, pooling):
+    if pooling == "two-sided":
+        model = make_model(family, "ForSequenceClassification", bidirectional=True, **options)
+    else:
+        model = make_model(family, "ForSequenceClassification", pooling=pooling, **options)
+    ids = bases(10)
+    check_exact(model, ids, 1, lambda masked: probability(forward(model, ids, masked, MASK), 1), range(10))
+
+
+def test_a_causal_classifier_of_the_first_token_needs_no_other(make_model):
+    model, ids = make_model("S4", "ForSequenceClassification", pooling="first").double(), bases(60)
+    result = MaskingProbe(model, build_dna_tokenizer(), strategy="one_shot", score="occlusion").run(ids, progress=False)
+    assert result.survivors(1).item() == 0
+    torch.testing.assert_close(result.probabilities[:-1], result.probabilities[:1].expand(60))
+
+
+@pytest.fixture
+def from_the_first_token(monkeypatch):
+    """States are kept and gone on from in sequences of any length, in pieces of 4."""
+    monkeypatch.setattr("hf_ssm.probes.prefixes._FEW_PER_BLOCK", 0)
+    monkeypatch.setattr("hf_ssm.probes.prefixes._SHORTEST", 1)
+    monkeypatch.setattr("hf_ssm.probes.prefixes._SHORTEST_RECURRENT", 1)
+    monkeypatch.setattr("hf_ssm.probes.prefixes._BLOCK", 4)
+    monkeypatch.setattr("hf_ssm.probes.prefixes._RECURRENT_BLOCK", 4)
+
+
+@pytest.mark.parametrize(("head", "mask"), [("ForCausalLM", "zero"), ("last", "mask"), ("mean", "zero")])
+@pytest.mark.parametrize(("family", "options"), LONGER)
+def test_exact_from_states_is_the_plain_loop(make_model, from_the_first_token, family, options, head, mask):
+    ids, token = [*bases(6), 1, *bases(5)], MASK if mask == "mask" else ZERO
+    candidates = set(range(11)) - {6}
+    if head == "ForCausalLM":
+        model, target = make_model(family, head, **options), 11
+        result = check_exact(
+            model,
+            ids,
+            target,
+            lambda masked: probability(forward(model, ids[:11], masked, token)[-1], ids[11]),
+            candidates,
+            mask,
+            max_tokens_per_batch=40,
+        )
+    else:
+        model = make_model(family, "ForSequenceClassification", pooling=head, **options)
+        result = check_exact(
+            model,
+            ids,
+            0,
+            lambda masked: probability(forward(model, ids, masked, token), 0),
+            candidates | {11},
+            mask,
+            max_tokens_per_batch=40,
+        )
+    whole = len(ids) if head != "ForCausalLM" else 11
+    assert result.tokens < 0.85 * result.evaluations * whole
+
+
+def test_exact_of_models_of_transformers_is_the_plain_loop():
+    small = {"vocab_size": 12, "pad_token_id": 4}
+    bert = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, **small}
+    bert |= {"initializer_range": 0.3}
+    gpt = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=2, eos_token_id=1, **small)
+    model, ids = GPT2LMHeadModel(gpt), bases(14)
+    check_exact(
+        model, ids, 11, lambda masked: probability(forward(model, ids[:11], masked, MASK)[-1], ids[11]), range(11)
+    )
+    classifier = BertForSequenceClassification(BertConfig(num_labels=3, **bert))
+    check_exact(classifier, ids, 2, lambda masked: probability(forward(classifier, ids, masked, MASK), 2), range(14))
+    masked_model = BertForMaskedLM(BertConfig(**bert))
+    check_exact(
+        masked_model,
+        ids,
+        5,
+        lambda masked: probability(forward(masked_model, ids, {*masked, 5}, MASK)[5], ids[5]),
+        set(range(14)) - {5},
+    )
+
+
+def test_decoders_that_classify_without_padding_read_one_sequence_at_a_time():
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=12, initializer_range=0.5)
+    model, ids = GPT2ForSequenceClassification(config), bases(8)
+    check_exact(model, ids, 1, lambda masked: probability(forward(model, ids, masked, MASK), 1), range(8))
+
+
+def test_callable_targets_take_the_place_of_the_probability(make_model):
+    model, ids = make_model("S4", "ForSequenceClassification", num_labels=3).double(), bases(12)
+    function = lambda logits: logits[:, 1] - logits[:, 2]  # noqa: E731
+    result = check_exact(
+        model, ids, function, lambda masked: (f := forward(model, ids, masked, MASK))[1].item() - f[2].item(), range(12)
+    )
+    assert result.target["kind"] == "callable"
+
+
+def test_callable_targets_see_the_logits_of_all_positions(make_model):
+    model, ids = make_model("Hyena", "ForCausalLM").double(), bases(10)
+    function = lambda logits: logits[:, 4:, 7].mean(1)  # noqa: E731
+    check_exact(model, ids, function, lambda masked: forward(model, ids, masked, MASK)[4:, 7].mean().item(), range(10))
+
+
+def test_classes_of_tokens(make_model):
+    model, ids = make_model("SelectiveSSM", "ForTokenClassification").double(), bases(10)
+    check_exact(model, ids, (6, 1), lambda masked: probability(forward(model, ids, masked, MASK)[6], 1), range(10))
+
+
+def test_of_equals_the_first_is_masked():
+    class Constant(torch.nn.Module):
+        """Says the same of everything."""
+
+        def __init__(self):
+            super().__init__()
+            self.config = BertConfig(vocab_size=12, num_labels=2)
+            self.embedding = torch.nn.Embedding(12, 2)
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids=None, inputs_embeds=None):
+            rows = len(input_ids if inputs_embeds is None else inputs_embeds)
+            return type("Output", (), {"logits": torch.tensor([[2.0, 1.0]]).repeat(rows, 1)})
+
+    probe = MaskingProbe(Constant(), build_dna_tokenizer())
+    assert probe.run(bases(9), target=lambda logits: logits[:, 0], progress=False).order.tolist() == list(range(9))

@@ -1,0 +1,410 @@
+"""`hf-ssm probe`: what it prints and leaves behind, how it goes on, and what it says to bad input."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.analysis import pictures
+from hf_ssm.cli.probe_rows import Example, Rows, annotations_of
+from hf_ssm.data import load_sequences
+from hf_ssm.probes import MaskingProbe, MaskingResults, masking
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+
+PLANTED = {"length": 24, "num_train": 40, "num_validation": 8, "num_test": 30, "motif_length": 6, "copies": 1}
+DATA = [f"--set=data.{name}={value}" for name, value in PLANTED.items()]
+TINY = [
+    *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "model.state_size=4"),
+    *("--set", "training.disable_tqdm=true", "--batch-size", "8", "--epochs", "2", "--family", "s4"),
+]
+MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4, "initializer_range": 0.5}
+FAST = ("--strategy", "one_shot")
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["probe", *(str(argument) for argument in arguments)])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix; progress bars may come before it."""
+    assert run(*arguments) == 2
+    written = capsys.readouterr().err
+    assert "Traceback" not in written
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+@pytest.fixture
+def pictured() -> None:
+    """For tests that look at pictures."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take time."""
+    if "pictured" not in request.fixturenames:
+        monkeypatch.setattr(pictures, "can_plot", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run of `hf-ssm train`, which learned nothing; tests must not change it."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    arguments = ["--dataset", "planted-motifs", *DATA, *TINY, "--output", output]
+    assert cli.main(["train", *map(str, arguments)]) == 0
+    return output
+
+
+@pytest.fixture
+def saved(tmp_path: Path):
+    """`saved(head, tokenizer, **config)`: the folder of an untrained model with its tokenizer."""
+
+    def save(head: str, tokenizer: PreTrainedTokenizerFast | None = None, **config: object) -> Path:
+        torch.manual_seed(0)
+        tokenizer = tokenizer or build_dna_tokenizer()
+        given = {**MODEL, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **config}
+        model = getattr(hf_ssm, f"S4{head}")(hf_ssm.S4Config(**given))
+        if model.get_output_embeddings() is not None:
+            # Else it would predict special tokens everywhere.
+            model.get_output_embeddings().weight.data[:7] = 0
+        folder = tmp_path / f"model-{head}"
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Labelled sequences of 10 to 16 bases."""
+    draw = random.Random(0)
+    lines = [f"{''.join(draw.choices('ACGT', k=draw.randint(10, 16)))},{row % 2}" for row in range(30)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["sequence,label", *lines]), encoding="utf-8")
+    return path
+
+
+def found_in(output: Path) -> dict:
+    return json.loads((output / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+
+
+def test_screen_and_files(capsys, pictured, trained, tmp_path):
+    output = tmp_path / "deep" / "probe"
+    assert run(trained, "--rows", 3, "--mask", "n", "--allow-wrong", "--output", output) == 0
+    printed = capsys.readouterr().out
+    for part in ("probability", "area", "left at 0.9", "left at 0.5", "evaluations", "mean", "deviation", str(output)):
+        assert part in printed
+    found = found_in(output)
+    rows = [entry["row"] for entry in found["sequences"]]
+    assert rows == sorted(rows) and len(set(rows)) == 3
+    strips = sorted(f"strip_row{row}.png" for row in rows)
+    names = ["curve.png", "probe.safetensors", "results.json", *strips]
+    assert sorted(path.name for path in output.iterdir()) == names
+    assert all((output / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith("png"))
+    assert (found["dataset"], found["split"], found["mask"]) == ("planted-motifs", "test", "n")
+    assert str(trained.parent) not in json.dumps(found)
+    # The same in Python.
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    probe = MaskingProbe(model, AutoTokenizer.from_pretrained(trained), mask="n", allow_wrong=True)
+    data = load_sequences("planted-motifs", **PLANTED)["test"]
+    stored = MaskingResults.load(output / "probe.safetensors")
+    for row, entry, result in zip(rows, found["sequences"], stored, strict=True):
+        expected = probe.run(data[row]["sequence"], target=data[row]["label"])
+        assert entry["order"] == expected.order.tolist() == result.order.tolist()
+        assert entry["probabilities"] == pytest.approx(expected.probabilities.tolist(), rel=1e-5)
+        assert entry["area"] == pytest.approx(expected.area) and entry["tokens"] == 24
+        assert entry["tokens_left_at_0.5"] == expected.tokens_left(0.5)
+        assert f"{row:>10}  {expected.probabilities[0]:>11.4f}" in printed
+    shares, mean, _ = stored.mean_curve()
+    assert found["mean_curve"]["share_masked"] == pytest.approx(shares.tolist())
+    assert found["mean_curve"]["mean"] == pytest.approx(mean.tolist(), rel=1e-5)
+
+
+def test_interrupted_command_goes_on(capsys, trained, tmp_path, monkeypatch):
+    arguments = [trained, "--rows", 3, "--allow-wrong", "--output"]
+    assert run(*arguments, tmp_path / "whole") == 0
+    calls = []
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return search(*given)
+
+    search = masking.search
+    monkeypatch.setattr(masking, "search", interrupted)
+    assert run(*arguments, tmp_path / "cut") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["probe.safetensors"]
+    # No --overwrite-output is needed, and two sequences are not done again.
+    assert run(*arguments, tmp_path / "cut") == 0
+    assert len(calls) == 4
+    assert run(*arguments, tmp_path / "cut") == 0
+    assert len(calls) == 4
+    assert found_in(tmp_path / "cut") == found_in(tmp_path / "whole")
+
+
+def test_results_of_another_model_or_other_settings(capsys, trained, saved, tmp_path):
+    arguments = ["--rows", 2, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
+    assert run(trained, *arguments) == 0
+    before = found_in(tmp_path / "probe")
+    other = [saved("ForSequenceClassification"), "--dataset", "planted-motifs", *DATA, *arguments]
+    message = error_of(capsys, *other)
+    assert "holds results of another model" in message and "--overwrite-output" in message
+    message = error_of(capsys, trained, *arguments, "--mask", "n")
+    assert "holds results of other settings (mask)" in message
+    assert found_in(tmp_path / "probe") == before
+    assert run(*other, "--overwrite-output") == 0
+    assert found_in(tmp_path / "probe") != before
+
+
+def test_pictures_of_before_do_not_stay(pictured, trained, tmp_path):
+    output = tmp_path / "probe"
+    assert run(trained, "--rows", 4, "--allow-wrong", *FAST, "--output", output) == 0
+    (output / "notes.txt").write_text("mine")
+    again = ["--rows", 1, "--allow-wrong", *FAST, "--output", output, "--overwrite-output"]
+    assert run(trained, *again) == 0
+    (entry,) = found_in(output)["sequences"]
+    assert sorted(path.name for path in output.glob("strip*")) == [f"strip_row{entry['row']}.png"]
+    assert (output / "notes.txt").exists()
+
+
+def test_output_that_is_not_empty(capsys, trained, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    message = error_of(capsys, trained, "--output", tmp_path)
+    assert "is not empty" in message and "--overwrite-output" in message
+
+
+def test_rows_that_are_left_out(capsys, trained, tmp_path):
+    """What is predicted wrongly, or not surely enough, is counted and replaced by the next row."""
+    model = AutoModelForSequenceClassification.from_pretrained(trained).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    data = load_sequences("planted-motifs", **PLANTED)["test"]
+    with torch.no_grad():
+        logits = model(**tokenizer(list(data["sequence"]), return_tensors="pt")).logits
+    right = (logits.argmax(-1) == torch.tensor(data["label"])).nonzero().flatten().tolist()
+    assert 2 < len(right) < len(data)
+    assert run(trained, "--rows", 100, *FAST, "--output", tmp_path / "right") == 0
+    assert [entry["row"] for entry in found_in(tmp_path / "right")["sequences"]] == right
+    wrong = len(data) - len(right)
+    assert f"left out: {wrong} predicted wrongly.\n" in capsys.readouterr().out
+    assert found_in(tmp_path / "right")["left_out"] == {"predicted wrongly": wrong}
+    sure = logits.double().softmax(-1)[right, torch.tensor(data["label"])[right]]
+    limit = sure.sort().values[len(right) // 2].item() - 1e-9
+    likely = [row for row, value in zip(right, sure.tolist(), strict=True) if value >= limit]
+    arguments = ["--rows", 100, *FAST, "--minimum-probability", limit, "--output", tmp_path / "sure"]
+    assert run(trained, *arguments) == 0
+    assert [entry["row"] for entry in found_in(tmp_path / "sure")["sequences"]] == likely
+    message = error_of(capsys, trained, "--minimum-probability", 1, "--output", tmp_path / "none")
+    assert f"no row of split 'test' can be probed: {wrong} predicted wrongly, {len(right)} less likely" in message
+    assert "--allow-wrong" in message and not (tmp_path / "none").exists()
+
+
+def test_targets(trained, tmp_path):
+    def targets(name: object) -> list[int]:
+        output = tmp_path / str(name)
+        assert run(trained, "--target", name, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
+        return [entry["target"]["label"] for entry in found_in(output)["sequences"]]
+
+    assert targets(0) == [0, 0] and targets("decoy") == [0, 0] and targets(1) == [1, 1]
+    predicted = found_in(tmp_path / "1")["sequences"]
+    assert targets("predicted") == [int(entry["probability"] > 0.5) for entry in predicted]
+
+
+def test_classes_are_found_by_their_names(saved, table, tmp_path):
+    """A model may count its classes in another order than the data."""
+    folder = saved("ForSequenceClassification", id2label={0: "1", 1: "0"})
+    arguments = [folder, "--dataset", table, "--rows", 3, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
+    assert run(*arguments) == 0
+    rows = load_sequences(table)["test"]
+    for entry in found_in(tmp_path / "probe")["sequences"]:
+        assert entry["target"]["label"] == 1 - rows[entry["row"]]["label"]
+
+
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
+def test_language_models(capsys, saved, table, tmp_path, head):
+    folder, output = saved(head), tmp_path / "probe"
+    arguments = [folder, "--dataset", table, "--rows", 2, *FAST, "--split", "train", "--output", output]
+    assert run(*arguments, "--position", -2, "--allow-wrong") == 0
+    data = load_sequences(table, label_column=None)["train"]
+    for entry in found_in(output)["sequences"]:
+        sequence = data[entry["row"]]["sequence"]
+        place = len(sequence) - 2
+        assert entry["target"] == {"kind": "token", "position": place, "token": 7 + "ACGT".index(sequence[place])}
+        assert entry["tokens"] == (place if head == "ForCausalLM" else len(sequence) - 1)
+    capsys.readouterr()
+    assert run(*arguments, "--rows", 100, "--position", 14, "--allow-wrong", "--overwrite-output") == 0
+    short = sum(len(sequence) <= 14 for sequence in data["sequence"])
+    assert short and f"left out: {short} too short for --position.\n" in capsys.readouterr().out
+    # Without the flag: the rows whose token the model predicts.
+    probe = MaskingProbe(getattr(hf_ssm, f"S4{head}").from_pretrained(folder), build_dna_tokenizer())
+    right = []
+    for row, sequence in enumerate(data["sequence"]):
+        try:
+            probe.run([sequence], target=5, progress=False)
+            right.append(row)
+        except ValueError as error:
+            assert "wrong" in str(error)
+    assert right
+    assert run(*arguments, "--rows", 100, "--position", 5, "--overwrite-output") == 0
+    assert [entry["row"] for entry in found_in(output)["sequences"]] == right
+
+
+def test_classifier_of_tokens(saved, table, tmp_path):
+    folder, output = saved("ForTokenClassification", num_labels=3), tmp_path / "probe"
+    data = tmp_path / "tokens.jsonl"
+    draw = random.Random(0)
+    rows = [{"sequence": "".join(draw.choices("ACGT", k=12)), "label": [0, 1, 2] * 4} for _ in range(20)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    arguments = [folder, "--dataset", data, "--rows", 1, *FAST, "--output", output, "--position", 4]
+    assert run(*arguments, "--target", "predicted") == 0
+    (entry,) = found_in(output)["sequences"]
+    assert entry["target"]["position"] == 4 and entry["target"]["label"] in (0, 1, 2)
+    assert run(*arguments, "--target", 2, "--allow-wrong", "--overwrite-output") == 0
+    assert found_in(output)["sequences"][0]["target"] == {"kind": "class", "position": 4, "label": 2}
+
+
+def test_texts_become_pages(saved, tmp_path):
+    folder = saved("ForSequenceClassification", build_byte_tokenizer())
+    data, output = tmp_path / "texts.csv", tmp_path / "probe"
+    data.write_text("\n".join(["sequence,label", *(f"a café <b> {row},{row % 2}" for row in range(20))]), "utf-8")
+    assert run(folder, "--dataset", data, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
+    pages = sorted(output.glob("text_row*.html"))
+    assert len(pages) == 2 and not list(output.glob("strip*"))
+    assert "texts.csv, test, row" in pages[0].read_text(encoding="utf-8")
+
+
+def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "hf_ssm.probes.pictures.draw_strip", lambda result, path, *rest, **_: drawn.append((result, rest))
+    )
+    arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
+    assert run(trained, *arguments) == 0
+    # Of each class the first two.
+    assert sorted(result.target["label"] for result, _ in drawn) == [0, 0, 1, 1]
+    for result, (annotations,) in drawn:
+        assert len(annotations) == result.target["label"] * PLANTED["copies"]
+        for start, stop, label in annotations:
+            assert "".join(result.tokens_text[start:stop]) == label
+
+
+def test_annotations_follow_the_tokens():
+    """Special tokens before the sequence, and white space in it, move the letters; what is cut off has none."""
+    tokenizer = build_dna_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 0)])
+    probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(hf_ssm.S4Config(**MODEL)), tokenizer)
+    features = Features(
+        {
+            "sequence": Value("string"),
+            "label": ClassLabel(names=["decoy", "GGG"]),
+            "motif_positions": List(Value("int32")),
+        }
+    )
+    rows = Dataset.from_dict(
+        {"sequence": ["AC GGGTTGGG"], "label": [1], "motif_positions": [[3, 8]]}, features=features
+    )
+    data = Rows(rows, "sequence", None, "label", 9, ["decoy", "GGG"])
+    ids = torch.tensor(data.encoded(0, tokenizer)["input_ids"])
+    assert annotations_of(probe, data, Example(0, ids, 1)) == (1, [(3, 6, "GGG"), (8, 9, "GGG")])
+    nameless = Rows(rows.remove_columns("label"), "sequence", None, None, None, None)
+    assert annotations_of(probe, nameless, Example(0, ids, 1)) == (1, [(3, 4, "motif"), (8, 9, "motif")])
+
+
+def test_without_matplotlib(capsys, trained, tmp_path):
+    output = tmp_path / "probe"
+    assert run(trained, "--rows", 1, "--allow-wrong", *FAST, "--output", output) == 0
+    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
+    assert sorted(path.name for path in output.iterdir()) == ["probe.safetensors", "results.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "0"], "--rows must be positive, got 0"),
+        (["--max-tokens-per-batch", "0"], "--max-tokens-per-batch must be positive, got 0"),
+        (["--minimum-probability", "1.5"], "--minimum-probability must be from 0 to 1, got 1.5"),
+        (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
+        (["--set", "model.hidden_size=8"], "a probe has settings of the section data only"),
+        (["--mask", "X"], "`mask`='X'"),
+        (["--target", "7"], "the model has the classes 0 to 1"),
+        (["--target", "enhancer"], "--target 'enhancer': give the number of a class, its name"),
+        (["--position", "3"], "--position is for models that say something of each token"),
+        (["--tokenizer", "dan"], "did you mean 'dna'?"),
+        (["--dataset", "missing.csv"], "missing.csv"),
+        (["--set", "data.label_column=lable"], "lable"),
+    ],
+)
+def test_mistyped_options(capsys, trained, tmp_path, arguments, message):
+    assert message in error_of(capsys, trained, "--output", tmp_path / "probe", *arguments)
+    assert not (tmp_path / "probe").exists()
+
+
+def test_options_of_language_models(capsys, saved, table, tmp_path):
+    arguments = [saved("ForCausalLM"), "--dataset", table, "--output", tmp_path / "probe"]
+    assert "give the --position" in error_of(capsys, *arguments)
+    assert "predicts tokens and no classes" in error_of(capsys, *arguments, "--position", 3, "--target", 1)
+    message = error_of(capsys, *arguments, "--position", 99)
+    assert "too short for --position; choose another" in message
+    assert "give a position from 1" in error_of(capsys, *arguments, "--position", 0)
+
+
+def test_models_and_data_that_have_no_tokens(capsys, saved, table, tmp_path):
+    output = ["--output", tmp_path / "probe"]
+    folder = saved("ForSignalRegression", num_input_channels=1)
+    assert "reads numbers" in error_of(capsys, folder, "--dataset", table, *output)
+    signals = tmp_path / "signals.jsonl"
+    signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row % 2}) for row in range(20)))
+    message = error_of(capsys, saved("ForSequenceClassification"), "--dataset", signals, *output)
+    assert "holds images or numbers" in message
+
+
+def test_bare_backbone(capsys, saved, table, tmp_path):
+    message = error_of(capsys, saved("Model"), "--dataset", table, "--output", tmp_path / "probe")
+    assert "S4Model, which predicts neither classes nor tokens" in message
+
+
+def test_sequences_longer_than_the_model(capsys, tmp_path, table):
+    config = hf_ssm.HyenaConfig(hidden_size=8, num_hidden_layers=1, max_position_embeddings=9, filter_order=4)
+    hf_ssm.HyenaForSequenceClassification(config).save_pretrained(tmp_path / "hyena")
+    arguments = [tmp_path / "hyena", "--dataset", table, "--tokenizer", "dna", "--rows", 1, "--output", tmp_path / "p"]
+    assert "--max-length 9" in error_of(capsys, *arguments)
+    assert run(*arguments, "--max-length", 9, "--allow-wrong", *FAST) == 0
+    assert found_in(tmp_path / "p")["sequences"][0]["tokens"] == 9
+
+
+def test_damaged_results(capsys, trained, tmp_path):
+    output = tmp_path / "probe"
+    arguments = [trained, "--rows", 2, "--allow-wrong", *FAST, "--output", output]
+    assert run(*arguments) == 0
+    file = output / "probe.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    message = error_of(capsys, *arguments)
+    assert "is not whole" in message and "--overwrite-output" in message
+    assert run(*arguments, "--overwrite-output") == 0
+
+
+def test_data_of_the_run_and_other_data(capsys, trained, table, tmp_path):
+    copy = Path(shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint-*")))
+    (copy / "train_config.yaml").unlink()
+    assert "give --dataset" in error_of(capsys, copy, "--output", tmp_path / "probe")
+    arguments = ["--dataset", table, "--rows", 1, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
+    assert run(copy, *arguments) == 0
+    assert found_in(tmp_path / "probe")["dataset"] == "table.csv"
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("--help")
+    text = capsys.readouterr().out
+    assert "--strategy" in text and "CHECKPOINT" in text and "test (default)" in text
