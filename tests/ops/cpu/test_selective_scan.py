@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
@@ -336,36 +334,38 @@ def test_python_threads_at_once():
             assert torch.equal(results[i][name], value[name]), name
 
 
-class _Scan(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.A = torch.nn.Parameter(-torch.rand(20, 4, generator=torch.Generator().manual_seed(0)))
+# In processes of their own: a forked child of this one, which has run many threads by then, might wait for ever.
+ONE_OF_TWO = """
+import sys, torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from hf_ssm.ops.selective_scan import selective_scan
 
-    def forward(self, u: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+class Scan(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A = torch.nn.Parameter(-torch.rand(20, 4))
+
+    def forward(self, u, B):
         return selective_scan(u, u, self.A, B, B, delta_softplus=True)
 
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+torch.manual_seed(0)
+model, u, B = Scan(), torch.randn(2, 30, 20), torch.randn(2, 30, 4)
+parallel = DistributedDataParallel(model)
+parallel(u[rank : rank + 1], B[rank : rank + 1]).sum().backward()
+(both,) = torch.autograd.grad(model(u, B).sum(), model.A)
+torch.testing.assert_close(model.A.grad, both / 2)
+distributed.destroy_process_group()
+"""
 
-def _one_of_two(rank: int, meeting: str, u: torch.Tensor, B: torch.Tensor) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    model = _Scan()
-    parallel = DistributedDataParallel(model)
-    parallel(u[rank : rank + 1], B[rank : rank + 1]).sum().backward()
-    (both,) = torch.autograd.grad(model(u, B).sum(), model.A)
-    torch.testing.assert_close(model.A.grad, both / 2)
-    distributed.destroy_process_group()
 
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_two_processes_of_gloo(tmp_path):
-    context = multiprocessing.get_context("fork")
-    inputs = torch.randn(2, 30, 20), torch.randn(2, 30, 4)
-    given = [(rank, str(tmp_path / "meet"), *inputs) for rank in range(2)]
-    processes = [context.Process(target=_one_of_two, args=args, daemon=True) for args in given]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    commands = [[sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path / "meet")] for rank in range(2)]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
 
 
 def test_importing_the_operator_imports_no_numba():
