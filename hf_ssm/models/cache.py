@@ -71,7 +71,11 @@ class SSMCache(Cache):
 
     def may_belong_to(self, model: nn.Module) -> bool:
         """Whether no other model has filled it."""
-        return self._owner is None or self._owner() is model
+        return self._owner is None or self.belongs_to(model)
+
+    def belongs_to(self, model: nn.Module) -> bool:
+        """Whether this model has filled it."""
+        return self._owner is not None and self._owner() is model
 
     def claim(self, model: nn.Module) -> None:
         """Remember that this model fills it."""
@@ -114,9 +118,15 @@ class SSMCache(Cache):
         """Whether anything was read."""
         return self.length > 0
 
-    def advance(self, length: int, tokens: Tensor) -> None:
-        """Count the positions, and the tokens of each row `(B,)`, that were read."""
-        self.tokens_seen = tokens if self.tokens_seen is None else self.tokens_seen + tokens
+    @property
+    def goes_on_as_one(self) -> bool:
+        """Whether all rows have read something and none is asleep."""
+        return self.tokens_seen is not None and self._awake is None
+
+    def advance(self, length: int, tokens: Tensor | int) -> None:
+        """Count the positions, and the tokens of each row `(B,)`, or of all rows that have read before, as read."""
+        before: Any = 0 if self.tokens_seen is None else self.tokens_seen
+        self.tokens_seen = before + tokens
         self.length += length
 
     def reset(self) -> None:
@@ -195,6 +205,10 @@ def go_on(run: Run, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache)
         What `run` returns, at the places of the input; at padding it means nothing.
     """
     batch, length = hidden_states.shape[:2]
+    if mask is None and cache.goes_on_as_one:
+        outputs = run(hidden_states, None, cache.states)
+        cache.advance(length, length)
+        return outputs
     tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
     awake = cache.awake_if_just_these(tokens, length)
     if awake is not None:

@@ -26,8 +26,21 @@ from .configuration_common import SSMConfig
 from .inputs import check_extra_arguments, check_mask
 
 
+class SSMOutput(ModelOutput):
+    """What all outputs share."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in transformers, which lists the fields for each attribute anew, at each token."""
+        parent: Any = super(ModelOutput, self)
+        if value is not None and name in self.__dataclass_fields__:
+            parent.__setitem__(name, value)
+        parent.__setattr__(name, value)
+
+
 @dataclass
-class SSMModelOutput(ModelOutput):
+class SSMModelOutput(SSMOutput):
     """Output of a backbone.
 
     Args:
@@ -127,7 +140,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     def device(self) -> torch.device:
         """Where the first of the weights lie that are not on the device "meta"."""
         # transformers walks through the modules for it, and `generate` asks twice for each token.
-        backbone: Any = getattr(self, self.base_model_prefix, self)
+        backbone: Any = self._modules.get(self.base_model_prefix, self)
         for name in ("embed_tokens", "input_projection"):
             first = getattr(backbone._modules.get(name), "weight", None)
             if isinstance(first, Tensor) and first.device.type != "meta":
@@ -214,7 +227,8 @@ class SSMModel(SSMPreTrainedModel):
         mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        hidden_states = self.dropout(hidden_states)
+        if self.dropout.training:
+            hidden_states = self.dropout(hidden_states)
         if cache is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
@@ -257,7 +271,9 @@ class SSMModel(SSMPreTrainedModel):
         self, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int
     ) -> SSMCache | None:
         """The cache to go on from or to fill, if there shall be one."""
-        looks_ahead = self.config.looks_ahead
+        # A cache that this model has filled was allowed then.
+        is_own = isinstance(cache, SSMCache) and cache.belongs_to(self)
+        looks_ahead = None if is_own else self.config.looks_ahead
         if use_cache is None and cache is None:
             use_cache = self.config.use_cache and not self.training and looks_ahead is None and not output_tau
         if cache is None and (not use_cache or (self.training and self.gradient_checkpointing)):
@@ -324,7 +340,9 @@ class SSMModel(SSMPreTrainedModel):
     def _look_up(self, input_ids: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             size = self.embed_tokens.weight.shape[0]
-            least, greatest = (bound.item() for bound in input_ids.aminmax())
+            # A single id, as in decoding, is its own bounds.
+            bounds = (input_ids, input_ids) if input_ids.numel() == 1 else input_ids.aminmax()
+            least, greatest = (bound.item() for bound in bounds)
             if least < 0 or greatest >= size:
                 raise ValueError(
                     f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {size}: use the model's "
@@ -346,4 +364,4 @@ class SSMModel(SSMPreTrainedModel):
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
 
-__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMOutput", "SSMPreTrainedModel"]

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from hf_ssm.modules.pooling import pool
 
 from .cache import SSMCache
-from .common import SSMModel, SSMPreTrainedModel
+from .common import SSMModel, SSMOutput, SSMPreTrainedModel
 from .configuration_common import SSMConfig
 from .inputs import check_extra_arguments
 
 
 @dataclass
-class SSMHeadOutput(ModelOutput):
+class SSMHeadOutput(SSMOutput):
     """Output of a model with a head.
 
     Args:

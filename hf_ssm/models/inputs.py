@@ -69,7 +69,11 @@ def check_mask(
             f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {(batch, length)} "
             f"(batch, length){f', after {past} positions in the cache' if past else ''}."
         )
-    mask = attention_mask[:, -length:].to(device=hidden_states.device, dtype=torch.bool)
+    mask = attention_mask[:, -length:]
+    if not torch.compiler.is_compiling() and mask.numel() == 1 and mask.item():
+        # As in decoding, where each operation counts.
+        return None
+    mask = mask.to(device=hidden_states.device, dtype=torch.bool)
     if torch.compiler.is_compiling():
         return mask
     if mask.all():

@@ -7,7 +7,7 @@ twice its length. So blocks of a few channels and rows are transposed, transform
 in scratch that stays in the cache; the backward keeps the inputs and transforms them once more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.kernels import reference
+from hf_ssm.ops.cpu.long_conv_threads import run_single_threaded
+from hf_ssm.ops.cpu.transpose import can_transpose, copy_transposed
+from hf_ssm.ops.kernels import compiled, reference
 
 __all__ = ["kernel_spectrum", "long_conv", "long_conv_reference", "next_fast_len"]
 
@@ -88,44 +90,73 @@ def _precision(u: torch.dtype, kernel: torch.dtype) -> torch.dtype:
 
 
 class _Blocks:
-    """The blocks of inputs `(B, L, D)`, and their transforms in scratch that all of them share."""
+    """How inputs `(B, L, D)` are divided into blocks: some channels make a task, which goes through all rows."""
 
     def __init__(self, like: Tensor, dtype: torch.dtype, n_fft: int):
         self.batch, self.length, self.width = like.shape
-        self.n_fft = n_fft
+        self.n_fft, self.dtype, self.device = n_fft, dtype, like.device
         most = _MOST_SAMPLES if like.device.type == "cpu" else _MOST_SAMPLES_ON_A_GPU
         fewest = min(most, _FEWEST_SAMPLES) if like.device.type == "cpu" else most
         least = max(1, _FEWEST_CHANNELS // (2 if n_fft > _LONG_TRANSFORM else 1))
         self.rows = max(1, min(self.batch, most // (least * n_fft)))
         self.channels = max(1, min(self.width, max(least, fewest // (self.rows * n_fft))))
-        # Channels are often a large power of two apart, and a cache of eight ways holds eight lines of such.
-        self._together = 8 if like.device.type == "cpu" and n_fft >= 1024 else self.channels
-        # Beyond the inputs it stays zero.
-        self._padded = like.new_zeros(self.rows * self.channels * n_fft, dtype=dtype)
 
-    def over_channels(self) -> Iterator[slice]:
-        return _slices(self.width, self.channels)
+    def for_each_part(self, task: Callable[[slice, "_Scratch"], None]) -> None:
+        """Call `task` with each slice of channels, and scratch for its blocks."""
+        _for_each(self.width, self.channels, self.device, lambda part: task(part, _Scratch(self)))
 
     def over_rows(self) -> Iterator[slice]:
         return _slices(self.batch, self.rows)
+
+
+class _Scratch:
+    """The transforms of the blocks of one task, in scratch that all of them share."""
+
+    def __init__(self, blocks: _Blocks):
+        self.length, self.n_fft = blocks.length, blocks.n_fft
+        self._compiled = compiled(blocks.device)
+        # Channels are often a large power of two apart, and a cache of eight ways holds eight lines of such.
+        self._together = 8 if blocks.device.type == "cpu" and self.n_fft >= 1024 else blocks.channels
+        # Beyond the inputs it stays zero.
+        samples = blocks.rows * blocks.channels * self.n_fft
+        self._padded = torch.zeros(samples, dtype=blocks.dtype, device=blocks.device)
 
     def transform(self, u: Tensor) -> Tensor:
         """Spectra `(b, d, F)` of a block `(b, L, d)`."""
         rows, length, channels = u.shape
         padded = self._padded[: rows * channels * self.n_fft].view(rows, channels, self.n_fft)
-        # To gather the block first and to transpose it then takes two thirds of the time of doing both at once.
-        padded[..., :length] = u.to(self._padded.dtype).contiguous().transpose(1, 2)
+        if self._compiled and can_transpose(u, padded):
+            for inputs, samples in zip(u, padded, strict=True):
+                copy_transposed(inputs, samples[:, :length])
+        else:
+            # To gather the block first and to transpose it then takes two thirds of the time of doing both at once.
+            padded[..., :length] = u.to(self._padded.dtype).contiguous().transpose(1, 2)
         return torch.fft.rfft(padded)
 
     def invert(self, spectra: Tensor, out: Tensor) -> None:
         """Write the block of spectra `(b, d, F)` to `out`, `(b, L, d)`."""
-        samples = torch.fft.irfft(spectra, n=self.n_fft)[..., : self.length].transpose(1, 2)
+        samples = torch.fft.irfft(spectra, n=self.n_fft)[..., : self.length]
+        if self._compiled and can_transpose(samples, out):
+            for row, outputs in zip(samples, out, strict=True):
+                copy_transposed(row, outputs)
+            return
+        samples = samples.transpose(1, 2)
         for part in _slices(out.shape[2], self._together):
             out[..., part] = samples[..., part]
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _for_each(count: int, size: int, device: torch.device, task: Callable[[slice], None]) -> None:
+    """Call `task` with each slice; on a CPU several at once, in threads of their own."""
+    parts = list(_slices(count, size))
+    if device.type == "cpu":
+        run_single_threaded(lambda number: task(parts[number]), len(parts))
+    else:
+        for part in parts:
+            task(part)
 
 
 def _transform_taps(taps: Tensor, back: Tensor | None, part: slice, n_fft: int) -> Tensor:
@@ -165,8 +196,11 @@ def kernel_spectrum(
         return None
     n_fft = _fft_length(*sizes)
     spectrum = taps.new_empty(taps.shape[0], n_fft // 2 + 1, dtype=taps.dtype.to_complex())
-    for part in _slices(taps.shape[0], max(_FEWEST_CHANNELS, _MOST_SAMPLES // n_fft)):
+
+    def transform(part: slice) -> None:
         spectrum[part] = _transform_taps(taps, back, part, n_fft)
+
+    _for_each(taps.shape[0], max(_FEWEST_CHANNELS, _MOST_SAMPLES // n_fft), taps.device, transform)
     return spectrum
 
 
@@ -208,10 +242,13 @@ def _convolve(u: Tensor, taps: Tensor, back: Tensor | None, spectrum: Tensor | N
         if _is_short(*sizes):
             return y.copy_(_convolve_directly(u.to(taps.dtype), taps, back))
         blocks = _Blocks(u, taps.dtype, _fft_length(*sizes))
-        for part in blocks.over_channels():
+
+        def convolve(part: slice, scratch: _Scratch) -> None:
             weights = _transform_taps(taps, back, part, blocks.n_fft) if spectrum is None else spectrum[part]
             for rows in blocks.over_rows():
-                blocks.invert(blocks.transform(u[rows, :, part]).mul_(weights), y[rows, :, part])
+                scratch.invert(scratch.transform(u[rows, :, part]).mul_(weights), y[rows, :, part])
+
+        blocks.for_each_part(convolve)
     return y
 
 
@@ -243,25 +280,28 @@ def _convolve_backward(
                 _sum_directly(grad.to(dtype), u.to(dtype), grad_taps, grad_back)
             return results
         blocks = _Blocks(grad, dtype, _fft_length(*sizes))
-        for part in blocks.over_channels():
+
+        def differentiate(part: slice, scratch: _Scratch) -> None:
             weights = total = None
             if spectrum is not None:
                 weights = spectrum[part].conj().resolve_conj()
             elif taps is not None:
                 weights = _transform_taps(taps, back, part, blocks.n_fft).conj_physical_()
             for rows in blocks.over_rows():
-                grads = blocks.transform(grad[rows, :, part])
+                grads = scratch.transform(grad[rows, :, part])
                 if u is not None:
-                    products = blocks.transform(u[rows, :, part]).conj_physical_().mul_(grads)
+                    products = scratch.transform(u[rows, :, part]).conj_physical_().mul_(grads)
                     # One row, the usual thing where sequences are long, is its own sum.
                     added = products[0] if len(products) == 1 else products.sum(0)
                     total = added if total is None else total.add_(added)
                 if weights is not None:
-                    blocks.invert(grads.mul_(weights), grad_u[rows, :, part])
+                    scratch.invert(grads.mul_(weights), grad_u[rows, :, part])
             if total is not None:
                 by_lag = torch.fft.irfft(total, n=blocks.n_fft)
                 grad_taps[part] = by_lag[:, :count]
                 grad_back[part] = by_lag[:, blocks.n_fft - back_count :].flip(-1)
+
+        blocks.for_each_part(differentiate)
     return results
 
 

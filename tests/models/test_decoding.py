@@ -262,3 +262,68 @@ def test_inference_mode_and_back(make_model, stepped):
     with torch.no_grad():
         found = model(ids[:, 7:], past_key_values=cache).logits
         torch.testing.assert_close(found, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)
+
+
+def test_copies_go_on_in_turn(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = [tokens(batch=1, length=9) for _ in range(2)]
+    ids[1][:, :4] = ids[0][:, :4]
+    with torch.no_grad():
+        cache = model(ids[0][:, :3], use_cache=True).past_key_values
+        model(ids[0][:, 3:4], past_key_values=cache)
+        caches = [cache, copy.deepcopy(cache)]
+        for t in range(4, 9):
+            found = [model(own[:, t : t + 1], past_key_values=of).logits for own, of in zip(ids, caches, strict=True)]
+        expected = [model(own, use_cache=False).logits[:, -1:] for own in ids]
+    assert sum(stepped) == 11
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_from_elsewhere_is_read(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    token = tokens(length=1)
+
+    def changed(change: Any) -> torch.Tensor:
+        with torch.no_grad():
+            model(token, past_key_values=(cache := copy.deepcopy(before)))
+            change(cache.states[1].tensors)
+            return model(token, past_key_values=cache).logits
+
+    def replace(memories: dict[str, torch.Tensor]) -> None:
+        memories["scan"] = 3 * memories["scan"]
+
+    def write(memories: dict[str, torch.Tensor]) -> None:
+        memories["scan"].mul_(3)
+        memories["short_conv"].add_(1)
+
+    with torch.no_grad():
+        before = model(tokens(), use_cache=True).past_key_values
+    for change in (replace, write):
+        stepped.clear()
+        found = changed(change)
+        assert stepped == [True, True]
+        with use_kernels("torch"):
+            torch.testing.assert_close(found, changed(change), rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_of_another_type_goes_block_by_block(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    with torch.no_grad():
+        cache = model(tokens(), use_cache=True).past_key_values
+        model(tokens(length=1), past_key_values=cache)
+        cache.states[1].tensors["scan"] = cache.states[1].tensors["scan"].double()
+        model(tokens(length=1), past_key_values=cache)
+    assert stepped == [False, True, False]
+
+
+def test_a_single_token_is_checked(make_model):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    with torch.no_grad():
+        cache = model(tokens(batch=1), use_cache=True).past_key_values
+        for wrong in (-1, 12):
+            with pytest.raises(ValueError, match=rf"ids from {wrong} to {wrong}, but the vocabulary has 12"):
+                model(torch.tensor([[wrong]]), past_key_values=cache)
+        mask = torch.tensor([[1] * 9 + [0]])
+        model(tokens(batch=1, length=1), past_key_values=cache, attention_mask=mask)
+    # Padding was not read.
+    assert cache.tokens_seen.tolist() == [9]

@@ -70,10 +70,6 @@ class BlockOptions(NamedTuple):
     logarithmic: bool
 
 
-# Memories of the convolution, and of the scan, of each block.
-Memories = Sequence[Tensor]
-
-
 def _normed(h: Tensor, options: BlockOptions, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if options.norm == "layer":
         return F.layer_norm(h, h.shape[-1:], weight, bias, options.epsilon)
@@ -103,22 +99,22 @@ def _block_step_reference(
 
 def blocks_step_reference(
     hidden: Tensor,
-    pasts: Memories,
-    states: Memories,
+    pasts: Tensor,
+    states: Tensor,
     weights: Sequence[BlockWeights],
     options: BlockOptions,
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`BlocksStep(weights, options, final_norm)(hidden, pasts, states)` in plain torch."""
     outputs, new_pasts, new_states = [], [], []
     for past, state, w in zip(pasts, states, weights, strict=True):
-        hidden, past, state = _block_step_reference(hidden, past, state, w, options)
+        hidden, past, state = _block_step_reference(hidden, past.transpose(1, 2), state, w, options)
         outputs.append(hidden)
-        new_pasts.append(past)
+        new_pasts.append(past.transpose(1, 2))
         new_states.append(state)
     if options.norm_first:
         outputs[-1] = _normed(hidden, options, *final_norm)
-    return torch.stack(outputs), new_pasts, new_states
+    return torch.stack(outputs), torch.stack(new_pasts), torch.stack(new_states)
 
 
 def _address(t: Tensor | None) -> int:
@@ -156,7 +152,7 @@ class BlocksStep:
         size, taps = len(w.out_weight), w.conv_weight.shape[-1]
         for block in weights:
             _check_shapes(block, size, channels, states, rank, taps)
-        self.shapes = size, (channels, taps - 1), (channels, states)
+        self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
         self.scratch_size = size + 5 * channels + rank + 2 * states
         self.arguments = (
             *(_ZERO[self.dtype], _LOG2_E[self.dtype], w.A.element_size()),
@@ -165,14 +161,14 @@ class BlocksStep:
             *(size, channels, states, rank, taps),
         )
 
-    def __call__(self, hidden: Tensor, pasts: Memories, states: Memories) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Go on by one position; everything on a CPU and of the type of the weights.
 
         Args:
             hidden: `(B, H)`, or with further axes of length 1.
             pasts: The inputs of each block's convolution at the `K - 1` positions before, oldest first,
-                `(B, D, K - 1)`.
-            states: State of each block's scan after the position before, `(B, D, N)`.
+                `(number of blocks, B, K - 1, D)`.
+            states: State of each block's scan after the position before, `(number of blocks, B, D, N)`.
 
         Returns:
             New tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the last after the final norm,
@@ -181,25 +177,20 @@ class BlocksStep:
         Raises:
             ValueError: Shapes that do not fit those of the weights.
         """
-        size, past_shape, state_shape = self.shapes
-        if hidden.shape[-1] != size or hidden.numel() != len(hidden) * size:
+        size, *shapes = self.shapes
+        batch = len(hidden)
+        if hidden.shape[-1] != size or hidden.numel() != batch * size:
             raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
-        for name, memories, shape in (("pasts", pasts, past_shape), ("states", states, state_shape)):
-            if any(t.shape != (len(hidden), *shape) for t in memories):
-                found = [tuple(t.shape) for t in memories]
-                raise ValueError(f"{name} must have shape {(len(hidden), *shape)}, got {found}")
-        hidden = hidden.contiguous()
-        pasts = [_dense(past) for past in pasts]
-        states = [state.contiguous() for state in states]
-        new_pasts, new_states = [torch.empty_like(t) for t in pasts], [torch.empty_like(t) for t in states]
-        outputs = hidden.new_empty(len(pasts), *hidden.shape)
+        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
+            if memory.shape != (self.count, batch, *shape):
+                expected = (self.count, batch, *shape)
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
+        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
+        outputs = hidden.new_empty(self.count, *hidden.shape)
         scratch = hidden.new_empty(self.scratch_size)
-        memory = [
-            (past.data_ptr(), state.data_ptr(), new_past.data_ptr(), new_state.data_ptr(), *past.stride()[1:])
-            for past, state, new_past, new_state in zip(pasts, states, new_pasts, new_states, strict=True)
-        ]
-        addresses = hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr()
-        self.kernel(*self.arguments, hidden.shape[0], np.array(memory), *addresses)
+        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
+        self.kernel(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
         return outputs, new_pasts, new_states
 
 
@@ -212,15 +203,6 @@ def _check_shapes(w: BlockWeights, size: int, channels: int, states: int, rank: 
     for name, tensor, shape in zip(w._fields, w, expected, strict=True):
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-
-
-def _dense(past: Tensor) -> Tensor:
-    """`(B, D, K - 1)` with one row behind the other, channels or positions innermost."""
-    batch, by_channel, by_time = past.stride()
-    _, channels, positions = past.shape
-    if batch == channels * positions and (by_channel, by_time) in ((1, channels), (positions, 1)):
-        return past
-    return past.contiguous()
 
 
 def scan_step(

@@ -85,14 +85,13 @@ def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
 
 
 @kernel
-def _convolve(like, u, past, weight, bias, new_past, y, channels, taps, by_channel, by_time):
+def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
     """The short convolution with SiLU.
 
     Args:
         u, y: `(D,)`, read and written.
-        past, new_past: Memory before and after, `(D, K - 1)`, read and written.
+        past, new_past: Memory before and after, `(K - 1, D)`, read and written.
         weight, bias: `(D, K)`; `(D,)` or 0.
-        by_channel, by_time: Strides of `past` and `new_past`.
     """
     x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
     after, out = pointer(new_past, like), pointer(y, like)
@@ -101,14 +100,13 @@ def _convolve(like, u, past, weight, bias, new_past, y, channels, taps, by_chann
         if bias != 0:
             value += pointer(bias, like)[d]
         for i in range(taps - 1):
-            value += w[d * taps + i] * before[d * by_channel + i * by_time]
+            value += w[d * taps + i] * before[i * channels + d]
         out[d] = value
-    for i in range(taps - 2):
-        for d in range(channels):
-            after[d * by_channel + i * by_time] = before[d * by_channel + (i + 1) * by_time]
+    for i in range((taps - 2) * channels):
+        after[i] = before[i + channels]
     if taps > 1:
         for d in range(channels):
-            after[d * by_channel + (taps - 2) * by_time] = x[d]
+            after[(taps - 2) * channels + d] = x[d]
     for d in range(0, channels, LANES):
         s = load_some(out, d, channels - d)
         store_some(out, d, mul(s, sigmoid(s)), channels - d)
@@ -159,8 +157,8 @@ def scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_s
 
 @kernel
 def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, weights, norm, flags, sizes):
-    """`blocks_step` of one block, `memory` and `weights` being its rows."""
-    past, state, new_past, new_state = memory[0], memory[1], memory[2], memory[3]
+    """`blocks_step` of one block, `memory` and `weights` being its addresses."""
+    past, state, new_past, new_state = memory
     norm_weight, norm_bias, in_weight, in_bias = weights[0], weights[1], weights[2], weights[3]
     conv_weight, conv_bias, x_weight = weights[4], weights[5], weights[6]
     dt_weight, dt_bias, A, skip = weights[7], weights[8], weights[9], weights[10]
@@ -186,8 +184,7 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
         _apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
         at = row * (taps - 1) * channels * item
         before, after = past + at, new_past + at
-        strides = memory[4], memory[5]
-        _convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps, *strides)
+        _convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
         _apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
         _apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
         for k in range(0, channels, LANES):
@@ -221,7 +218,10 @@ def blocks_step(
     rank,
     taps,
     batch,
-    memory,
+    pasts,
+    memories,
+    new_pasts,
+    new_memories,
     hidden,
     new_hidden,
     scratch,
@@ -239,16 +239,20 @@ def blocks_step(
         logarithmic: Whether A is given as the logarithm of its negative.
         size, channels, states, rank, taps: H, D, N, R, K.
         batch: B.
-        memory: Array, a row for each block: addresses of the memories of convolution `(B, D, K - 1)` and scan
-            `(B, D, N)` and of the new ones, which are written, and the strides of the former but for the first.
+        pasts, new_pasts: Memory of the convolutions before and after, `(number of blocks, B, K - 1, D)`, read and
+            written.
+        memories, new_memories: That of the scans, `(number of blocks, B, D, N)`.
         hidden: `(B, H)`.
         new_hidden: Written: the output of each block, `(number of blocks, B, H)`, the last after the final norm.
         scratch: `H + 5 D + R + 2 N` numbers.
     """
     norm, flags, sizes = (kind, epsilon), (norm_first, residual, logarithmic), (size, channels, states, rank, taps)
     source, target = hidden, new_hidden
+    past_bytes, memory_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
     for i in range(len(weights)):
-        _block_step(like, log2_e, item, batch, source, target, memory[i], scratch, weights[i], norm, flags, sizes)
+        a, b = i * past_bytes, i * memory_bytes
+        memory = pasts + a, memories + b, new_pasts + a, new_memories + b
+        _block_step(like, log2_e, item, batch, source, target, memory, scratch, weights[i], norm, flags, sizes)
         source, target = target, target + batch * size * item
     if norm_first and kind != NO_NORM:
         for row in range(batch):

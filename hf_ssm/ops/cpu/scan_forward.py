@@ -31,7 +31,7 @@ from hf_ssm.ops.cpu.vector import (
     sub,
 )
 
-__all__ = ["forward", "forward_scratch"]
+__all__ = ["forward_rows", "forward_scratch"]
 
 _ROW = TILE * LANES
 # Rows of the scratch memory: step sizes, these times the input, outputs; then the weights.
@@ -135,7 +135,7 @@ def _run_block(A, state, work, rows, states, steps, like, paired):
 
 
 @kernel
-def forward(scan, like, paired, place_list, count, b, group, address):
+def _forward(scan, like, paired, place_list, count, b, group, address):
     """The scan of some blocks of channels of one sequence.
 
     Args:
@@ -178,3 +178,13 @@ def forward(scan, like, paired, place_list, count, b, group, address):
             A_block = shifted(A, block * A_rows * LANES)
             _run_block(A_block, state, work, rows, scan.states, steps, like, paired)
             _write_outputs(scan, sources[2], y, here, steps, block, work)
+
+
+@kernel
+def forward_rows(scan, like, paired, place_list, count, first, end, group, address):
+    """The scan of some blocks of channels of the sequences `first` to `end - 1`, which have the same positions.
+
+    What each sequence begins with in the scratch memory is not read, or zero still. For the arguments see `_forward`.
+    """
+    for b in range(first, end):
+        _forward(scan, like, paired, place_list, count, b, group, address)

@@ -24,6 +24,8 @@ _TILE, _LANES, _GROUP = 16, 16, 4
 # each task for itself; and how many tasks to make if that is possible. A task is never cut by the number of threads:
 # sums are the same whatever that is.
 _MOST_BLOCKS, _LEAST_BLOCKS, _TASKS = 16, 2, 8
+# A task of the forward takes several sequences where there are so many: to begin one costs as much as some positions.
+_MOST_TASKS = 16
 
 # u, delta, A, B, C, D, z and the bias.
 _Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -128,6 +130,22 @@ class _Job:
 
         run_tasks(task, self.batch * self.groups)
 
+    def run_rows(self, kernel: Any, scratch: int) -> None:
+        """`kernel` on every task, each of several sequences where they are many and none is masked."""
+        masked = self.places[0] is not self.places[-1]
+        count = 1 if masked else max(1, self.batch * self.groups // _MOST_TASKS)
+
+        def task(number: int) -> None:
+            part, group = divmod(number, self.groups)
+            first = part * count
+            work = torch.zeros(scratch, dtype=self.kept[0].dtype)
+            places = self.places[first]
+            rows = first, min(first + count, self.batch)
+            at = places.ctypes.data, len(places), *rows, group, work.data_ptr()
+            kernel(self.arguments, self.like, self.paired, *at)
+
+        run_tasks(task, -(-self.batch // count) * self.groups)
+
 
 def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     """`tiles, K, R, 16`."""
@@ -156,14 +174,14 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state, and with `keep` the states before each tile, for the backward."""
-    from hf_ssm.ops.cpu.scan_forward import forward, forward_scratch
+    from hf_ssm.ops.cpu.scan_forward import forward_rows, forward_scratch
 
     tiles, *block = _sizes(u, A)
     y = _new(u, u.shape, mask)
     starts = _new(u, (len(u), tiles, *block) if keep else (0,), mask)
     state = u.new_zeros(len(u), *block) if initial_state is None else _packed(_planes(initial_state))
     job = _Job((u, delta, A, B, C, D, z, delta_bias), mask, delta_softplus, state, starts=starts, y=y)
-    job.run(forward, forward_scratch(job.arguments.rows))
+    job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
     return y, _unpacked(state, A), starts
 
 

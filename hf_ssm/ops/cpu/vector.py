@@ -20,6 +20,7 @@ __all__ = [
     "absolute",
     "add",
     "constant",
+    "copy_transposed",
     "cos_turns",
     "div",
     "exp2",
@@ -251,6 +252,41 @@ def store(typing: Any, at: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(at, types.intp, Vector(at.dtype)), generate
+
+
+@intrinsic
+def copy_transposed(typing: Any, source: Any, at: Any, row: Any, target: Any, to: Any, target_row: Any) -> Any:
+    """`target[to + j target_row + i] = source[at + i row + j]` for i and j of 0 to 15."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = Vector(signature.args[0].dtype)
+        source, at, row, target, to, target_row = arguments
+        rows = []
+        for _ in range(LANES):
+            rows.append(_access(kind, builder.load(_place(builder, kind, source, at))))
+            at = builder.add(at, row)
+        # Squares of 2, 4, 8 and 16 numbers exchange the corners off their diagonals.
+        for size in (1, 2, 4, 8):
+            for i in range(LANES):
+                if not i & size:
+                    above, below = rows[i], rows[i + size]
+                    rows[i] = _shuffled(builder, above, below, [j + (LANES - size) * bool(j & size) for j in _NUMBERS])
+                    lower = [j + LANES if j & size else j + size for j in _NUMBERS]
+                    rows[i + size] = _shuffled(builder, above, below, lower)
+        for value in rows:
+            _access(kind, builder.store(value, _place(builder, kind, target, to)))
+            to = builder.add(to, target_row)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, types.intp, target, types.intp, types.intp), generate
+
+
+_NUMBERS = range(LANES)
+
+
+def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    return builder.shuffle_vector(x, y, ir.Constant(kind, [ir.Constant(ir.IntType(32), lane) for lane in lanes]))
 
 
 def _mask(builder: Any, lanes: Any) -> Any:

@@ -43,21 +43,21 @@ def weights(size, channels, states, rank, taps, norm, biases, logarithmic, dtype
 
 def check(batch, shape, norm, flags, dtype, tolerance) -> None:
     """Two blocks over three positions."""
-    biases, norm_first, residual, logarithmic, channels_innermost = flags
+    biases, norm_first, residual, logarithmic, dense = flags
     size, channels, states, _, taps = shape
     blocks = [weights(*shape, norm, biases, logarithmic, dtype) for _ in range(2)]
     options = BlockOptions(norm, 1e-5, norm_first, residual, logarithmic)
     final = blocks[1].norm_weight, blocks[1].norm_bias
     step = BlocksStep(blocks, options, final)
-    pasts = [randn(batch, channels, taps - 1, dtype=dtype) for _ in blocks]
-    if channels_innermost:
-        pasts = [past.transpose(1, 2).contiguous().transpose(1, 2) for past in pasts]
-    memories = pasts, [randn(batch, channels, states, dtype=dtype) for _ in blocks]
+    pasts = randn(2, batch, taps - 1, channels, dtype=dtype)
+    if not dense:
+        pasts = pasts.transpose(2, 3).contiguous().transpose(2, 3)
+    memories = pasts, randn(2, batch, channels, states, dtype=dtype)
     found = expected = None, *memories
     for _ in range(3):
         hidden = torch.randn(batch, size, dtype=dtype)
         before = found[1:]
-        copies = [[t.clone() for t in memory] for memory in before]
+        copies = [memory.clone() for memory in before]
         found = step(hidden, *before)
         torch.testing.assert_close(list(before), copies, rtol=0, atol=0)
         expected = blocks_step_reference(hidden, *expected[1:], blocks, options, final)
@@ -117,8 +117,8 @@ def test_nan_stays_in_its_row():
     step = BlocksStep(blocks, BlockOptions("rms", 1e-5, True, True, True), (blocks[0].norm_weight, None))
     hidden = torch.randn(3, 20)
     hidden[1, 7] = torch.nan
-    outputs, (past,), (state,) = step(hidden, [torch.zeros(3, 24, 3)], [torch.zeros(3, 24, 5)])
-    for tensor in (outputs[0], past, state):
+    outputs, pasts, states = step(hidden, torch.zeros(1, 3, 3, 24), torch.zeros(1, 3, 24, 5))
+    for tensor in (outputs[0], pasts[0], states[0]):
         assert tensor[1].isnan().any()
         assert not tensor[[0, 2]].isnan().any()
 
@@ -129,8 +129,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"x_weight must have shape \(13, 24\), got \(12, 24\)"):
         BlocksStep([blocks[0]._replace(x_weight=torch.zeros(12, 24))], options)
     step = BlocksStep(blocks, options)
-    memories = [torch.zeros(2, 24, 3)], [torch.zeros(2, 24, 5)]
+    memories = torch.zeros(1, 2, 3, 24), torch.zeros(1, 2, 24, 5)
     with pytest.raises(ValueError, match=r"hidden must have 20 numbers for each row, got \(2, 3, 20\)"):
         step(torch.zeros(2, 3, 20), *memories)
-    with pytest.raises(ValueError, match=r"states must have shape \(1, 24, 5\), got \[\(2, 24, 5\)\]"):
-        step(torch.zeros(1, 20), [memories[0][0][:1]], memories[1])
+    with pytest.raises(ValueError, match=r"states must have shape \(1, 1, 24, 5\), got \(1, 2, 24, 5\)"):
+        step(torch.zeros(1, 20), memories[0][:, :1], memories[1])

@@ -378,3 +378,16 @@ def test_sizes_that_are_written_twice():
     # The operator's module cannot import them: they stand beside numba.
     sizes = scan_tiles.TILE, vector.LANES, scan_tiles.GROUP
     assert sizes == (operator._TILE, operator._LANES, operator._GROUP)
+
+
+@pytest.mark.parametrize("batch", [15, 16, 33, 70])
+def test_rows_that_share_a_task_are_as_if_alone(batch):
+    inputs = scan_inputs(batch, 19, 70)
+    inputs.pop("mask")
+    options = {"return_last_state": True, "delta_softplus": True}
+    together = selective_scan(**inputs, **options)
+    per_row = "u", "delta", "B", "C", "z", "initial_state"
+    for row in (0, 1, batch // 2, batch - 1):
+        alone = {name: value[row : row + 1] if name in per_row else value for name, value in inputs.items()}
+        for found, expected in zip(together, selective_scan(**alone, **options), strict=True):
+            assert torch.equal(found[row : row + 1], expected)
