@@ -118,10 +118,10 @@ def chosen_examples(
         if example is None:
             left_out[short] += 1
             continue
-        probability, right = _first_look(probe, example)
-        if not right and not args.allow_wrong:
+        start = probe.start(example.ids, example.target)
+        if not (start.right or args.allow_wrong):
             left_out[wrong] += 1
-        elif probability < args.minimum_probability:
+        elif start.probability < args.minimum_probability:
             left_out[unlikely] += 1
         else:
             found.append(example)
@@ -181,32 +181,6 @@ def _number(text: str | None) -> int | None:
         raise ValueError(
             f"--target {text!r}: give the number of a class, its name in the model, {LABEL} or {PREDICTED}"
         ) from error
-
-
-def _first_look(probe: "MaskingProbe", example: Example) -> tuple[float, bool]:
-    """The probability of the target with nothing masked, and whether that is what the model predicts."""
-    ids, target = example.ids, example.target
-    probability = probe.evaluate(ids, [], target)[0].item()
-    if probability > 0.5:
-        return probability, True
-    if probe.head == "class":
-        return probability, probability == probe.evaluate(ids, [])[0].item()
-    if probe.head == "tokens":
-        return probability, probability == probe.evaluate(ids, [], target[0])[0].item()
-    return probability, _predicted_token(probe, ids, target) == int(ids[target])
-
-
-def _predicted_token(probe: "MaskingProbe", ids: "Tensor", position: int) -> int:
-    """What a language model says instead, with nothing masked but that token."""
-    import torch
-
-    causal = probe.head == "causal"
-    read = ids[:position] if causal else ids.clone()
-    if not causal:
-        read[position] = probe.tokenizer.mask_token_id
-    with torch.no_grad():
-        logits = probe.model(input_ids=read.unsqueeze(0).to(probe.model.device)).logits
-    return int(logits[0, -1 if causal else position].argmax())
 
 
 def annotations_of(probe: "MaskingProbe", data: Rows, example: Example) -> tuple[int, list[tuple[int, int, str]]]:

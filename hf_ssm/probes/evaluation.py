@@ -6,6 +6,7 @@ Legend: `R` positions that the model reads, `V` variants of the sequence, `B` of
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hf_ssm.analysis.recording import evaluating
 from hf_ssm.models.common import SSMPreTrainedModel
 from hf_ssm.models.heads import SSMForCausalLM, SSMForMaskedLM
+from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.probes.targets import Subject
 
 __all__ = ["Evaluator", "probing"]
@@ -24,14 +26,20 @@ _MOST_LOGITS = 2**27
 
 @contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and no gradient of the weights; afterwards all is as it was."""
+    """Evaluation mode, no gradient of the weights, and kernels made once; afterwards all is as it was."""
     wanted = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in wanted:
         weight.requires_grad_(False)
+    convolutions = [part for part in model.modules() if isinstance(part, LongConvolution)]
+    for part in convolutions:
+        # The weights stay, and some kernels take longer to make than all else does.
+        part.__dict__["kernels"] = lru_cache(maxsize=4)(part.kernels)
     try:
         with evaluating(model):
             yield
     finally:
+        for part in convolutions:
+            part.__dict__.pop("kernels", None)
         for weight in wanted:
             weight.requires_grad_(True)
 

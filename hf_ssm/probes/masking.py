@@ -26,7 +26,7 @@ from hf_ssm.probes.reading import (
 from hf_ssm.probes.results import MaskingResult
 from hf_ssm.probes.resuming import Company, Store, fingerprint_of_inputs, fingerprint_of_model
 from hf_ssm.probes.strategies import SCORES, STRATEGIES, Choices, search
-from hf_ssm.probes.targets import Subject, head_of, make_subject
+from hf_ssm.probes.targets import Start, Subject, Target, head_of, make_subject
 
 __all__ = ["MaskingProbe"]
 
@@ -147,6 +147,27 @@ class MaskingProbe:
             results = store.join()
         return results[0] if is_single(inputs) else results
 
+    def start(self, inputs: Any, target: Any = None) -> Any:
+        """The probability of the target before anything is masked, and whether the model predicts it.
+
+        Nothing is refused for being predicted wrongly, or for being unlikely.
+
+        Args:
+            inputs: As for `run`.
+            target: As for `run`.
+
+        Returns:
+            A record with `probability`, `predicted` (the class or token) and `right`, or of many sequences a list of
+            such.
+
+        Raises:
+            ValueError: As for `run`.
+        """
+        subjects = self._subjects(inputs, target)
+        with probing(self.model):
+            found = [self._start(subject)[0] for subject in subjects]
+        return found[0] if is_single(inputs) else found
+
     def evaluate(self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None) -> Tensor:
         """The probability of the target of one sequence along a given order, such as that of another sequence.
 
@@ -213,21 +234,23 @@ class MaskingProbe:
     def _evaluator(self, subject: Subject) -> Evaluator:
         return evaluator_for(self.model, subject, self.mask.token_id, self.max_tokens_per_batch)
 
+    def _start(self, subject: Subject) -> tuple[Start, Target]:
+        """What the model says when nothing is masked, and the target, which is then known."""
+        logits = self._evaluator(subject).start_logits()
+        return subject.target.start(logits), subject.target.predicted(logits)
+
     def _checked(self, subject: Subject, where: str) -> Subject:
         """The same with a target that is known, and is what the model says when nothing is masked."""
-        logits = self._evaluator(subject).start_logits()
-        target = subject.target.predicted(logits)
-        value = target.value(logits).item()
-        if target.function is None and not self.allow_wrong:
-            best = int(logits[0].argmax())
-            if best != target.index:
-                raise ValueError(
-                    f"{where}the prediction is wrong before anything is masked: {target.kind} {best}, not the target "
-                    f"{target.index} (probability {value:.3g}). Leave the sequence out, or say `allow_wrong=True`."
-                )
-        if value < self.minimum_probability and target.function is None:
+        start, target = self._start(subject)
+        if not (start.right or self.allow_wrong):
             raise ValueError(
-                f"{where}the target has the probability {value:.3g}, below `minimum_probability`="
+                f"{where}the prediction is wrong before anything is masked: {target.kind} {start.predicted}, not the "
+                f"target {target.index} (probability {start.probability:.3g}). Leave the sequence out, or say "
+                "`allow_wrong=True`."
+            )
+        if start.probability < self.minimum_probability and target.function is None:
+            raise ValueError(
+                f"{where}the target has the probability {start.probability:.3g}, below `minimum_probability`="
                 f"{self.minimum_probability}: leave the sequence out, or lower it."
             )
         return replace(subject, target=target)

@@ -253,7 +253,11 @@ class MaskingResults(Sequence[MaskingResult]):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
+            # As the umask says: safetensors writes files that nobody but the owner can read.
+            unfinished.touch()
+            mode = unfinished.stat().st_mode & 0o777
             save_file(tensors, unfinished, metadata={"hf_ssm": json.dumps(header)})
+            unfinished.chmod(mode)
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)

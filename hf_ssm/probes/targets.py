@@ -17,7 +17,7 @@ from hf_ssm.models.heads import (
     SSMForTokenClassification,
 )
 
-__all__ = ["Subject", "Target", "head_of", "make_subject"]
+__all__ = ["Start", "Subject", "Target", "head_of", "make_subject"]
 
 # How classes of transformers end that predict what we can read.
 _ENDINGS = {
@@ -33,6 +33,21 @@ _OURS: dict[type, str] = {
     SSMForSequenceClassification: "class",
     SSMForTokenClassification: "tokens",
 }
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a model says of a sequence with nothing masked.
+
+    Attributes:
+        probability: Of the target; of a callable its number.
+        predicted: The class or token with the highest probability; `None` for a callable.
+        right: Whether that is the target; always, for a callable.
+    """
+
+    probability: float
+    predicted: int | None
+    right: bool
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,15 @@ class Target:
         if not torch.isfinite(values).all():
             raise ValueError("`target` returned NaN or an infinite number: return finite ones.")
         return _precise(values)
+
+    def start(self, logits: Tensor) -> Start:
+        """What logits `(1, K)` with nothing masked say; a class that is yet to be predicted is right."""
+        target = self.predicted(logits)
+        value = target.value(logits).item()
+        if self.function is not None:
+            return Start(value, None, True)
+        best = int(logits[0].argmax())
+        return Start(value, best, best == target.index)
 
     def predicted(self, logits: Tensor) -> "Target":
         """The target with the class that logits `(1, K)` predict, where none is named."""

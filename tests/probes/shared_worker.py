@@ -1,4 +1,4 @@
-"""Run by `accelerate launch` in two processes: probes four sequences and checks that both get all results."""
+"""Run in two processes as by `accelerate launch`: probes four sequences and checks that both get all results."""
 
 import sys
 

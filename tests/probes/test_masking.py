@@ -86,6 +86,40 @@ def test_a_wrong_prediction_is_allowed_with_a_flag(classifier, tokenizer):
     assert {probe.run(TEXTS[0], target=label, progress=False).target["label"] for label in range(3)} == {0, 1, 2}
 
 
+def test_the_start_says_what_is_predicted(probe, classifier, tokenizer):
+    logits = classifier(torch.tensor(tokenizer(TEXTS)["input_ids"])).logits.double()
+    starts = probe.start(TEXTS, [0, 1, 2])
+    assert [start.predicted for start in starts] == logits.argmax(-1).tolist()
+    assert [start.right for start in starts] == (logits.argmax(-1) == torch.arange(3)).tolist()
+    expected = logits.softmax(-1).diagonal().tolist()
+    assert [start.probability for start in starts] == pytest.approx(expected, rel=1e-6)
+    single = probe.start(TEXTS[0])
+    assert single.right and single.probability == pytest.approx(logits[0].softmax(-1).max().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("head", "position"), [("ForCausalLM", 5), ("ForMaskedLM", 3)])
+def test_the_start_of_a_language_model_is_what_run_refuses_or_takes(make_model, tokenizer, head, position):
+    probe = MaskingProbe(make_model("Hyena", head), tokenizer)
+    rights = set()
+    for base in "ACGT":
+        text = "ACGTTGCA"[:position] + base + "GC"
+        start = probe.start(text, position)
+        rights.add(start.right)
+        assert start.right == (start.predicted == tokenizer(base)["input_ids"][0])
+        if start.right:
+            found = probe.run(text, position, progress=False).probabilities[0]
+            assert found == pytest.approx(start.probability, rel=1e-6)
+        else:
+            with pytest.raises(ValueError, match=rf"token {start.predicted}, not the target"):
+                probe.run(text, position, progress=False)
+    assert False in rights
+
+
+def test_the_start_of_a_callable_is_its_number(probe):
+    start = probe.start(TEXTS[0], lambda logits: logits[:, 0] * 0 + 7)
+    assert (start.probability, start.predicted, start.right) == (7, None, True)
+
+
 def test_special_tokens_are_never_masked(make_model):
     tokenizer = build_dna_tokenizer(add_eos=True)
     probe = MaskingProbe(make_model("Hyena", "ForSequenceClassification"), tokenizer, "n")

@@ -20,12 +20,21 @@ def free_port() -> str:
 
 
 def test_two_processes_find_what_one_finds(tmp_path):
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     output = tmp_path / "probe.safetensors"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, "--main_process_port", free_port(), str(HERE / "shared_worker.py"), str(output)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    # What `accelerate launch` and `torchrun` set, without the time that they take themselves.
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "ACCELERATE_USE_CPU": "true"}
+    environment = {**os.environ, **shared, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "shared_worker.py"), str(output)]
+    workers = [
+        subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE)
+        for rank in "01"
+    ]
+    try:
+        errors = [worker.communicate(timeout=100)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], errors
     assert MaskingResults.load(output).indices == [0, 1, 2, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["probe.safetensors"]
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 
 import pytest
 import torch
@@ -135,3 +137,13 @@ def test_a_dataset_has_a_row_for_each_sequence():
     assert json.loads(row["target"]) == {"kind": "class", "label": 1}
     assert row["area"] == make().area and math.isnan(row["importance"][1])
     assert make().to_dataset().column_names == dataset.column_names
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_files_have_the_mode_that_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        make().save(tmp_path / "one.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one.safetensors").stat().st_mode & 0o777 == 0o640

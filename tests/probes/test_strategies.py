@@ -148,6 +148,16 @@ def test_exact_from_states_is_the_plain_loop(make_model, from_the_first_token, f
     assert result.tokens < 0.85 * result.evaluations * whole
 
 
+@pytest.mark.parametrize("room", [0, 2**28])
+def test_exact_with_and_without_room_for_states_is_the_plain_loop(make_model, monkeypatch, from_the_first_token, room):
+    monkeypatch.setattr("hf_ssm.probes.prefixes._MOST_BYTES", room)
+    model, ids = make_model("SelectiveSSM", "ForSequenceClassification", pooling="mean"), bases(11)
+    value = lambda masked: probability(forward(model, ids, masked, MASK), 1)  # noqa: E731
+    result = check_exact(model, ids, 1, value, range(11), max_tokens_per_batch=9)
+    spared = result.tokens / (result.evaluations * 11)
+    assert spared < (0.65 if room else 0.85) and (room or spared > 0.65)
+
+
 def test_exact_of_models_of_transformers_is_the_plain_loop():
     small = {"vocab_size": 12, "pad_token_id": 4}
     bert = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, **small}
