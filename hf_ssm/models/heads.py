@@ -20,6 +20,10 @@ from .configuration_common import SSMConfig
 from .inputs import check_extra_arguments
 
 
+# What `generate` may hand on and these models do not read.
+_NOT_READ = frozenset({"cache_position", "labels", "position_ids", "token_type_ids"})
+
+
 @dataclass
 class SSMHeadOutput(SSMOutput):
     """Output of a model with a head.
@@ -182,6 +186,12 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers, which without a cache would forget a prompt that is given as embeddings."""
+        goes_on = isinstance(kwargs.get("past_key_values"), SSMCache) and not kwargs.get("is_first_iteration")
+        if goes_on and inputs_embeds is None and not args:
+            # Of what transformers does here for each token, all that means something to these models.
+            count = kwargs.pop("next_sequence_length", None)
+            inputs = {name: value for name, value in kwargs.items() if name not in _NOT_READ}
+            return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
         inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
         if inputs_embeds is None or kwargs.get("use_cache"):
