@@ -62,24 +62,30 @@ def _channels_last(t: Tensor) -> Tensor:
 
 
 def _with_gradients(
-    function: Callable[..., Tensor], inputs: dict[str, Tensor], backward: bool, channels_first: bool = False
+    function: Callable[..., Tensor],
+    inputs: dict[str, Tensor],
+    like: Tensor | None,
+    channels_first: bool = False,
 ) -> Call:
-    """A call of `function(**inputs)`; with `backward`, of its gradients too, for a fixed random cotangent.
+    """A call of `function(**inputs)`; with `like`, of its gradients too, for a fixed random cotangent.
 
-    With `channels_first`, the function has its positions last; the results are turned, so that they can be compared.
+    `like` is of the shape and type of our result. With `channels_first`, the function has its positions last; the
+    results are turned, so that they can be compared.
     """
+    backward = like is not None
     turn = _channels_last if channels_first else lambda t: t
     leaves = {name: value.detach().requires_grad_(backward) for name, value in inputs.items()}
     cotangents: list[Tensor] = []
+    if like is not None:
+        # Not within the call: it is no part of what is measured.
+        random = torch.rand(like.shape, generator=torch.Generator().manual_seed(1)) - 0.5
+        cotangents.append(turn(random.to(like)).contiguous())
 
     def call() -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(backward):
             y = function(**leaves)
         if not backward:
             return (turn(y),)
-        if not cotangents:
-            random = torch.rand(turn(y).shape, generator=torch.Generator().manual_seed(1)) - 0.5
-            cotangents.append(turn(random.to(y)).contiguous())
         grads = torch.autograd.grad(y, list(leaves.values()), cotangents)
         return (turn(y.detach()), *map(turn, grads))
 
@@ -113,14 +119,15 @@ def scan(batch: int, channels: int, states: int, length: int, backward: bool, de
     inputs = _scan_inputs(batch, channels, states, length, device)
     # Each reads the layout that it asks for.
     first = {name: _channels_last(t).contiguous() for name, t in inputs.items()}
-    ours = _with_gradients(partial(selective_scan, delta_softplus=True), inputs, backward)
+    like = inputs["u"] if backward else None
+    ours = _with_gradients(partial(selective_scan, delta_softplus=True), inputs, like)
     contenders = {OURS: ours, OURS_TORCH: _in_plain_torch(ours)}
 
     def peer(use_mambapy: bool) -> Call:
         def function(**given: Tensor) -> Tensor:
             return transformers_scan(given, use_mambapy)
 
-        return _with_gradients(function, first, backward, channels_first=True)
+        return _with_gradients(function, first, like, channels_first=True)
 
     if device == "cuda" or not backward:
         # The gradient of the loop's indexing is quadratic in L: minutes at a length of some thousand.
@@ -221,9 +228,10 @@ def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "c
     def ours(a: Tensor, c: Tensor, dt: Tensor) -> Tensor:
         return diagonal_kernel(a, torch.ones_like(a), c, dt, length)
 
-    contenders = {OURS: _with_gradients(ours, inputs, backward)}
+    like = torch.empty(channels, length, device=device) if backward else None
+    contenders = {OURS: _with_gradients(ours, inputs, like)}
     contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
-    contenders[LISTING] = _with_gradients(partial(listed_s4d_kernel, length=length), inputs, backward)
+    contenders[LISTING] = _with_gradients(partial(listed_s4d_kernel, length=length), inputs, like)
     # The listing's phases are rounded to float32, and there are thousands of radians.
     return Contest(contenders, tolerance=1e-2)
 
@@ -236,9 +244,10 @@ def convolution(batch: int, channels: int, length: int, backward: bool, device: 
     kernel = (torch.randn(channels, length, generator=random) * decay).to(device)
     # Each reads the layout that it asks for.
     first = {"u": _channels_last(u).contiguous(), "kernel": kernel}
-    contenders = {OURS: _with_gradients(long_conv, {"u": u, "kernel": kernel}, backward)}
+    like = u if backward else None
+    contenders = {OURS: _with_gradients(long_conv, {"u": u, "kernel": kernel}, like)}
     contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
-    contenders[AUTOGRAD_FFT] = _with_gradients(fft_convolution, first, backward, channels_first=True)
+    contenders[AUTOGRAD_FFT] = _with_gradients(fft_convolution, first, like, channels_first=True)
     return Contest(contenders, _tolerance(device))
 
 
