@@ -200,7 +200,9 @@ def test_rows_that_are_left_out(capsys, trained, tmp_path):
     assert f"left out: {wrong} predicted wrongly.\n" in capsys.readouterr().out
     assert found_in(tmp_path / "right")["left_out"] == {"predicted wrongly": wrong}
     sure = logits.double().softmax(-1)[right, torch.tensor(data["label"])[right]]
-    limit = sure.sort().values[len(right) // 2].item() - 1e-9
+    # Between two of them: in a batch and alone the last digits differ.
+    middle = len(right) // 2
+    limit = sure.sort().values[middle - 1 : middle + 1].mean().item()
     likely = [row for row, value in zip(right, sure.tolist(), strict=True) if value >= limit]
     arguments = ["--rows", 100, *FAST, "--minimum-probability", limit, "--output", tmp_path / "sure"]
     assert run(trained, *arguments) == 0

@@ -172,11 +172,13 @@ def test_resuming_counts_from_the_first_start(make_model, tmp_path) -> None:
     assert all(torch.equal(stored[name], value) for name, value in movement.initial.items())
     again, _ = build(make_model, tmp_path / "whole")
     again.train(resume_from_checkpoint=str(checkpoint))
-    assert movement_of_log(again.state.log_history) == movement_of_log(whole.state.log_history)
+    # The sums are over memory that begins elsewhere, which may change their last digit.
+    expected = pytest.approx(movement_of_log(whole.state.log_history), rel=1e-12)
+    assert movement_of_log(again.state.log_history) == expected
     assert [e["step"] for e in again.state.log_history if "relative_change_A_imag" in e] == [3, 6, 8]
     elsewhere, _ = build(make_model, tmp_path / "other", movement=ParameterMovement(checkpoint))
     elsewhere.train(resume_from_checkpoint=str(checkpoint))
-    assert movement_of_log(elsewhere.state.log_history) == movement_of_log(whole.state.log_history)
+    assert movement_of_log(elsewhere.state.log_history) == expected
 
 
 @pytest.mark.parametrize("what", ["absent", "of another model"])

@@ -132,6 +132,8 @@ class _Job:
 
     def run_rows(self, kernel: Any, scratch: int) -> None:
         """`kernel` on every task, each of several sequences where they are many and none is masked."""
+        if self.batch == 0:
+            return
         masked = self.places[0] is not self.places[-1]
         count = 1 if masked else max(1, self.batch * self.groups // _MOST_TASKS)
 
