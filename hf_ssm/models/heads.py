@@ -19,7 +19,6 @@ from .common import SSMModel, SSMOutput, SSMPreTrainedModel
 from .configuration_common import SSMConfig
 from .inputs import check_extra_arguments
 
-
 # What `generate` may hand on and these models do not read.
 _NOT_READ = frozenset({"cache_position", "labels", "position_ids", "token_type_ids"})
 
