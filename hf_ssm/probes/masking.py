@@ -45,15 +45,15 @@ class MaskingProbe:
             "N"; "pad", its padding token, which the model reads like any other; "zero", a vector of zeros in the place
             of the embedding; any token of the tokenizer, or an id.
         strategy: "exact" (default): at each step the token whose masking leaves the probability highest, of all tokens
-            left. "screened": the same among those that a score puts first, early several at once. "one_shot": a single
-            ranking.
+            left. "screened": the same among the few that a score puts first, in long sequences several at once.
+            "one_shot": a single ranking.
         max_tokens_per_batch: Most tokens that go through the model at once, default 16384; one whole sequence does at
             least.
-        candidates: `screened`: how many are evaluated where the score alone does not decide, default 8.
-        masks_per_step: `screened`: the share of the tokens left that one step may mask, default 0.05; 0 for one at
+        candidates: `screened`: how many are evaluated in a step, default 12.
+        masks_per_step: `screened`: the share of the tokens left that one step may mask, default 0.01; 0 for one at
             a time.
         score: `screened` and `one_shot`: "occlusion" (default), the probability when that token alone is masked
-            (`screened`: asked again whenever two thirds of the tokens are gone); or "gradient", which is cheaper but
+            (`screened`: asked again whenever a quarter of the tokens is gone); or "gradient", which is cheaper but
             may mislead: the embedding difference times the gradient of the log-probability.
         minimum_probability: Refuse sequences whose target is less likely than this when nothing is masked, default 0.
         allow_wrong: Also probe a target that is not what the model predicts, default False.
@@ -78,8 +78,8 @@ class MaskingProbe:
         strategy: str = "exact",
         *,
         max_tokens_per_batch: int = 16384,
-        candidates: int = 8,
-        masks_per_step: float = 0.05,
+        candidates: int = 12,
+        masks_per_step: float = 0.01,
         score: str = "occlusion",
         minimum_probability: float = 0.0,
         allow_wrong: bool = False,

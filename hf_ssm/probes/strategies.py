@@ -17,8 +17,10 @@ __all__ = ["STRATEGIES", "Choices", "search"]
 STRATEGIES = ("exact", "screened", "one_shot")
 SCORES = ("occlusion", "gradient")
 
-# By what share of the value at the start a step that masks several may lower it.
-_STEP_MAY_COST = 0.05
+# By what share of the value at the start each but the first token of a step may lower it.
+_NEXT_MAY_COST = 0.001
+# All tokens are asked again when only this share of those asked the last time is left.
+_ASKED_AGAIN = 0.75
 
 # Called with the number of tokens that were masked just now.
 Advance = Callable[[int], Any]
@@ -30,14 +32,14 @@ class Choices:
 
     Attributes:
         strategy: One of `STRATEGIES`.
-        candidates: `screened`: how many are evaluated where the scores do not decide.
+        candidates: `screened`: how many are evaluated in a step.
         masks_per_step: `screened`: the share of the tokens left that one step may mask.
         score: `screened` and `one_shot`: "occlusion" or "gradient".
     """
 
     strategy: str = "exact"
-    candidates: int = 8
-    masks_per_step: float = 0.05
+    candidates: int = 12
+    masks_per_step: float = 0.01
     score: str = "occlusion"
 
     def settings(self) -> dict[str, Any]:
@@ -94,33 +96,31 @@ def _exact(evaluator: Evaluator, advance: Advance) -> tuple[list[int], list[floa
 
 
 def _screened(evaluator: Evaluator, choices: Choices, start: float, advance: Advance) -> tuple[list[int], list[float]]:
-    """Scores propose, the model decides.
+    """Scores propose, the model decides: the same search among the few that the scores put first.
 
-    While there are many, the tokens with the best scores are masked one after the other, up to where the value falls by
-    more than a step may cost. Where it does so at the first, or where there are few left, the best `candidates` are
-    evaluated, and the best of them is masked.
+    While there are many, the best of the evaluated are masked one after the other, as far as the value holds.
     """
-    scores = (_Gradients if choices.score == "gradient" else _Occlusions)(evaluator)
+    scores = (_Gradients if choices.score == "gradient" else _Occlusions)(evaluator, choices.candidates)
     left = evaluator.candidates.tolist()
     order: list[int] = []
     reached: list[float] = [start]
     while left:
-        masked, now = evaluator.masked(order), reached[-1]
-        ranked = _ranked(scores.of(masked, left, now), left)
-        count = int(choices.masks_per_step * len(left))
-        taken: list[int] = []
-        if count > 1:
-            values = evaluator.along(masked, ranked[:count])
-            fallen = (values < now - _STEP_MAY_COST * abs(start)).nonzero()
-            taken = ranked[: int(fallen[0]) if len(fallen) else count]
-        if not taken:
-            shortlist = sorted(ranked[: choices.candidates])
-            values = evaluator.after(masked, shortlist)
-            scores.learn(shortlist, values, now)
-            best = _highest(values)
-            taken, values = [shortlist[best]], values[best:]
+        masked = evaluator.masked(order)
+        shortlist, values = scores.shortlist(masked, left, reached[-1])
+        first = _highest(values)
+        taken, gained = [shortlist[first]], [values[first].item()]
+        more = int(choices.masks_per_step * len(left)) - 1
+        if more > 0:
+            ranked = [shortlist[index] for index in values.argsort(descending=True, stable=True).tolist()]
+            chain = [place for place in ranked if place != taken[0]][:more]
+            along = evaluator.along(evaluator.masked(order + taken), chain) if chain else values[:0]
+            before = torch.cat([values[first : first + 1], along])[:-1]
+            fallen = (along < before - _NEXT_MAY_COST * abs(start)).nonzero()
+            count = int(fallen[0]) if len(fallen) else len(chain)
+            taken += chain[:count]
+            gained += along[:count].tolist()
         order += taken
-        reached += values[: len(taken)].tolist()
+        reached += gained
         gone = set(taken)
         left = [place for place in left if place not in gone]
         advance(len(taken))
@@ -128,38 +128,41 @@ def _screened(evaluator: Evaluator, choices: Choices, start: float, advance: Adv
 
 
 class _Gradients:
-    """Scores of first order, new at each step."""
+    """Those with the best scores of first order, which are new at each step."""
 
-    def __init__(self, evaluator: Evaluator):
+    def __init__(self, evaluator: Evaluator, count: int):
         self.evaluator = evaluator
+        self.count = count
 
-    def of(self, masked: Tensor, left: Sequence[int], now: float) -> Tensor:
-        """By position; `now` is the value before anything more is masked."""
-        return self.evaluator.scores(masked)
+    def shortlist(self, masked: Tensor, left: Sequence[int], now: float) -> tuple[list[int], Tensor]:
+        """The positions, in their order, and the values when each alone is masked too; `now` is the value before."""
+        return self._best(self.evaluator.scores(masked), masked, left)
 
-    def learn(self, places: Sequence[int], values: Tensor, now: float) -> None:
-        """Take in what the masking of each of these places alone would give."""
+    def _best(self, scores: Tensor, masked: Tensor, left: Sequence[int]) -> tuple[list[int], Tensor]:
+        places = sorted(_ranked(scores, left)[: self.count])
+        return places, self.evaluator.after(masked, places)
 
 
 class _Occlusions(_Gradients):
-    """By how much the value rose when each token alone was masked, the last time that this was asked.
+    """Those whose masking alone raised the value most, the last time that this was asked.
 
-    All are asked at the start, and again whenever two thirds of them are gone.
+    All are asked at the start, and again whenever a quarter of them is gone.
     """
 
-    def __init__(self, evaluator: Evaluator):
-        super().__init__(evaluator)
+    def __init__(self, evaluator: Evaluator, count: int):
+        super().__init__(evaluator, count)
         self.effects = torch.zeros(evaluator.length, dtype=torch.float64)
         self.due = evaluator.length
 
-    def of(self, masked: Tensor, left: Sequence[int], now: float) -> Tensor:
+    def shortlist(self, masked: Tensor, left: Sequence[int], now: float) -> tuple[list[int], Tensor]:
+        """As that of the gradients."""
         if len(left) <= self.due:
-            self.learn(left, self.evaluator.after(masked, left), now)
-            self.due = len(left) // 3
-        return self.effects
-
-    def learn(self, places: Sequence[int], values: Tensor, now: float) -> None:
+            self.due = int(_ASKED_AGAIN * len(left))
+            places, values = list(left), self.evaluator.after(masked, left)
+        else:
+            places, values = self._best(self.effects, masked, left)
         self.effects[torch.tensor(places)] = values - now
+        return places, values
 
 
 def _one_shot(evaluator: Evaluator, score: str, advance: Advance) -> tuple[list[int], list[float]]:

@@ -85,7 +85,10 @@ class Target:
         """
         if self.function is not None:
             return self._called(logits)
-        return _precise(logits).softmax(-1)[:, self.index]
+        values = _precise(logits).softmax(-1)[:, self.index]
+        if values.isnan().any():
+            raise ValueError("the model gives NaN: its weights hold NaN, or its precision is too low for it.")
+        return values
 
     def log_value(self, logits: Tensor) -> Tensor:
         """The logarithm of the probability, `(B,)`, through which gradients flow; of a callable its number itself."""

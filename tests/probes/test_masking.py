@@ -157,8 +157,19 @@ def test_the_other_strategies_tell_the_truth_along_their_order(make_model, token
     assert sorted(result.order.tolist()) == list(range(26))
     along = probe.evaluate("ACGTTGCATTGACCATGACATTGACA", result.order)
     torch.testing.assert_close(result.probabilities, along, rtol=1e-9, atol=1e-12)
-    assert result.evaluations < exact.evaluations / 2
-    assert abs(exact.agreement(result)["spearman"]) <= 1
+    assert result.evaluations < 0.6 * exact.evaluations
+    if (strategy, score) == ("screened", "occlusion"):
+        # The first step asks all.
+        assert result.order[0] == exact.order[0]
+        assert abs(exact.agreement(result)["area_difference"]) < 0.01
+
+
+@pytest.mark.parametrize("strategy", ["exact", "screened", "one_shot"])
+def test_a_model_that_gives_nan_is_refused(classifier, tokenizer, strategy):
+    with torch.no_grad():
+        classifier.classifier.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"the model gives NaN"):
+        MaskingProbe(classifier, tokenizer, strategy=strategy, allow_wrong=True).run("ACGT", target=1, progress=False)
 
 
 def test_scores_are_the_derivative_along_the_mask(make_model, tokenizer):
