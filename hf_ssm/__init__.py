@@ -5,6 +5,7 @@ torch are imported when they are first used.
 """
 
 import importlib
+import os
 from typing import Any
 
 from transformers import AutoConfig
@@ -13,22 +14,12 @@ from hf_ssm.models.configuration_common import SSMConfig
 from hf_ssm.models.configuration_hyena import HyenaConfig
 from hf_ssm.models.configuration_s4 import S4Config
 from hf_ssm.models.configuration_selective import SelectiveSSMConfig
+from hf_ssm.models.registry import FAMILIES, HEADS, modeling_module
 
 __version__ = "0.1.0"
 
-_FAMILIES: dict[str, type[SSMConfig]] = {"Hyena": HyenaConfig, "S4": S4Config, "SelectiveSSM": SelectiveSSMConfig}
-_HEADS = {
-    "Model": "AutoModel",
-    "ForCausalLM": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-    "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
-}
 _MODELS = {
-    f"{family}{head}": f"hf_ssm.models.{config_class.__module__.split('.')[-1].replace('configuration', 'modeling')}"
-    for family, config_class in _FAMILIES.items()
-    for head in _HEADS
+    f"{family}{head}": modeling_module(config_class) for family, config_class in FAMILIES.items() for head in HEADS
 }
 _LAZY = {
     **_MODELS,
@@ -67,16 +58,29 @@ def _register_models() -> None:
     """Register the model classes, which import torch; run when the first configuration is made."""
     SSMConfig.on_first_use = None
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    for family, config_class in _FAMILIES.items():
-        for head, auto_class in _HEADS.items():
+    for family, config_class in FAMILIES.items():
+        for head, auto_class in HEADS.items():
             model_class = getattr(importlib.import_module(_MODELS[f"{family}{head}"]), f"{family}{head}")
             getattr(transformers, auto_class).register(config_class, model_class, exist_ok=True)
-        # The Trainer looks here whether label smoothing has to shift the labels, which registering does not tell it.
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config_class.model_type] = f"{family}ForCausalLM"
 
 
-for _config_class in _FAMILIES.values():
+def _add_code(config: SSMConfig, folder: str | os.PathLike[str]) -> None:
+    """Put the code of a model beside its configuration; run whenever one is saved."""
+    from hf_ssm.hub.exporting import add_code
+
+    add_code(config, folder)
+
+
+def _upload(*args: Any, **kwargs: Any) -> Any:
+    """Push what `push_to_hub` of a model has saved."""
+    from hf_ssm.hub.pushing import push_saved
+
+    return push_saved(*args, **kwargs)
+
+
+for _config_class in FAMILIES.values():
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
 SSMConfig.on_first_use = _register_models
+SSMConfig.on_save = _add_code
+SSMConfig.on_upload = _upload

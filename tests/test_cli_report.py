@@ -142,15 +142,21 @@ def test_all_rows_give_tau_of_the_split(trained, tmp_path, monkeypatch):
 
 def test_card_section_is_added_on_demand_and_replaced(capsys, checkpoint):
     card = checkpoint / "README.md"
-    before = card.read_text(encoding="utf-8")
+    before, _, rest = card.read_text(encoding="utf-8").partition("Not measured yet: `hf-ssm report")
+    after = rest.partition("<!-- hf-ssm report: end -->")[2]
+    (checkpoint / "probe").mkdir()
+    (checkpoint / "probe" / "curve.png").touch()
     assert run("report", checkpoint, "--rows", 4, "--output", checkpoint / "report", "--update-card") == 0
     first = card.read_text(encoding="utf-8")
-    assert first.startswith(before.rstrip()) and first.count("## Theory report") == 1
+    assert first.startswith(before) and first.endswith(after) and first.count("## Theory report") == 1
+    assert "](probe/curve.png)" in first
+    (checkpoint / "probe" / "curve.png").unlink()
     for name in ("tau", "responses", "movement"):
         assert f"](report/{name}.png)" in first
     assert run("report", checkpoint, "--rows", 8, "--update-card") == 0
     second = card.read_text(encoding="utf-8")
-    assert second.startswith(before.rstrip()) and second.count("## Theory report") == 1
+    assert second.startswith(before) and second.endswith(after) and second.count("## Theory report") == 1
+    assert "curve.png" not in second
     assert "on 8 sequences" in second and "on 4 sequences" not in second and "](report/" not in second
 
 

@@ -10,7 +10,7 @@ PACKAGE = "hf_ssm"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 _BELOW_TRAINING = frozenset({"ops", "theory", "modules", "models"})
-_LEAVES = frozenset({"tokenization", "data"})
+_LEAVES = frozenset({"tokenization", "data", "metrics"})
 _TOP_ROOMS = frozenset({"training", "probes", "hub"})
 # What the theory says of a model and data: trained runs, probes and cards show it.
 _ANALYSIS = frozenset({"analysis"})
@@ -22,6 +22,7 @@ ALLOWED = {
     "models": frozenset({"ops", "theory", "modules"}),
     "tokenization": frozenset(),
     "data": frozenset(),
+    "metrics": frozenset(),
     "analysis": _BELOW_TRAINING,
     **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES | _ANALYSIS),
     # The Trainer pushes.

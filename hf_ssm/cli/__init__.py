@@ -15,6 +15,7 @@ from hf_ssm.cli.probe import add_probe, run_probe
 from hf_ssm.cli.report import add_report, run_report
 from hf_ssm.cli.spectrum import add_spectrum, run_spectrum
 from hf_ssm.cli.train import add_demo, add_train, run_demo, run_train
+from hf_ssm.cli.verify import add_push, add_verify, run_push, run_verify
 
 # Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
@@ -49,10 +50,23 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Calla
         run_probe,
     ),
     "convert": (
-        "checkpoints of others as ours: a selective SSM of Honarpisheh et al. (.pth) as a sequence classifier, "
-        "transformers' Mamba as a causal language model.",
+        "checkpoints of others as ours: HyenaDNA with its head, transformers' Mamba as a causal language model, a "
+        "selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence classifier. "
+        "No code of theirs is run.",
         add_convert,
         run_convert,
+    ),
+    "push": (
+        "a finished folder to the Hub: one commit, without stale weights beside the new ones. Repeating it changes "
+        "nothing.",
+        add_push,
+        run_push,
+    ),
+    "verify": (
+        "whether a checkpoint is whole: a folder by what its files say of each other, one from the Hub also by the "
+        "Hub's checksums.",
+        add_verify,
+        run_verify,
     ),
 }
 

@@ -40,7 +40,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--update-card",
         action="store_true",
-        help='write the section "Theory report" into the README.md of CHECKPOINT, or replace it there',
+        help='write the section "Theory report" into the README.md of CHECKPOINT, or replace it there, with the curves '
+        "of a probe if `hf-ssm probe --output` left them in that folder",
     )
 
 
@@ -128,12 +129,13 @@ def _write(report: "TheoryReport", output: Path) -> list[Path]:
 
 
 def _update_card(report: "TheoryReport", checkpoint: Path, written: list[Path]) -> Path:
-    """The section on the card, with the pictures where they lie within the folder of the checkpoint."""
-    from hf_ssm.hub.card import update_section
+    """The section on the card, with the pictures, and those of a probe, that lie in the folder of the checkpoint."""
+    from hf_ssm.hub.card import probe_section, update_section
 
     section = report.to_markdown()
     for path in written:
         if path.suffix == ".png" and path.resolve().is_relative_to(checkpoint.resolve()):
             place = path.resolve().relative_to(checkpoint.resolve()).as_posix()
             section += f"\n![{path.stem.replace('_', ' ').capitalize()}]({place})\n"
-    return update_section(checkpoint, section)
+    probe = probe_section(checkpoint)
+    return update_section(checkpoint, f"{section}\n## Importance probe\n\n{probe}\n" if probe else section)

@@ -71,7 +71,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: settings, run, card and picture, and the push if one is asked for."""
-    from hf_ssm.hub import push
+    from hf_ssm.hub import pushing
     from hf_ssm.training import folder, launch, run
 
     if args.resume:
@@ -82,16 +82,16 @@ def run_train(args: argparse.Namespace) -> None:
     result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
     launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
     if args.push_to_hub and launch.is_main():
-        print(f"Pushed to {push.push_folder(args.output, args.push_to_hub, private=args.private)}")
+        print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
 
 
 def _check(args: argparse.Namespace) -> None:
     """Whether what the run makes can be kept."""
-    from hf_ssm.hub import push
+    from hf_ssm.hub import pushing
     from hf_ssm.training import folder
 
     if args.push_to_hub:
-        push.check_can_push(args.push_to_hub)
+        pushing.check_can_push(args.push_to_hub)
     if not args.resume:
         folder.check_output(args.output, args.overwrite_output)
 

@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from hf_ssm.modules.state import LayerState
 from .cache import SSMCache, go_on
 from .configuration_common import SSMConfig
 from .inputs import check_extra_arguments, check_mask
+from .loading import check_some_loaded, readable
 
 
 class SSMOutput(ModelOutput):
@@ -109,7 +111,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     def expect(cls, config: Any) -> None:
         """Raise `ValueError` for the configuration of another family."""
         expected: Any = cls.config_class
-        if not isinstance(config, expected):
+        # Beside the code of a checkpoint, transformers loads that of its configuration a second time.
+        if getattr(config, "model_type", None) != expected.model_type:
             raise ValueError(
                 f"{cls.__name__} needs a `{expected.__name__}`, got {type(config).__name__}: leave "
                 "`config` out to have the configuration of a checkpoint read as one."
@@ -125,16 +128,50 @@ class SSMPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled."""
+        """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled.
+
+        Raises:
+            ValueError: Files that are not what they claim to be, or lie elsewhere; a checkpoint of another model, of
+                which no weight belongs to the backbone (transformers would only warn, and draw random ones; with
+                `output_loading_info=True` it is in the report).
+        """
         kwargs.setdefault("key_mapping", cls._foreign_names)
-        loaded = super().from_pretrained(*args, **kwargs)
-        _remember_loading(loaded[0] if isinstance(loaded, tuple) else loaded)
-        return loaded
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        wants_info = kwargs.pop("output_loading_info", False)
+        parent: Any = super()
+        with readable(source, kwargs):
+            model, info = parent.from_pretrained(*args, output_loading_info=True, **kwargs)
+        # Who asks for the report reads there what is missing.
+        if source is not None and not wants_info:
+            check_some_loaded(model, source, info["missing_keys"])
+        _remember_loading(model)
+        return (model, info) if wants_info else model
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; also a model whose weights came from another library is saved under our names."""
         kwargs.setdefault("save_original_format", False)
+        self._take_code_along()
         super().save_pretrained(*args, **kwargs)
+
+    def _upload_modified_files(  # type: ignore[override]
+        self, working_dir: Any, repo_id: str, files_timestamps: Any, create_pr: bool = False, **kwargs: Any
+    ) -> Any:
+        """As in transformers; the commit also deletes weights in another sharding, which would be read instead."""
+        if SSMConfig.on_upload is None or create_pr:
+            parent: Any = super()
+            return parent._upload_modified_files(working_dir, repo_id, files_timestamps, create_pr=create_pr, **kwargs)
+        return SSMConfig.on_upload(working_dir, repo_id, files_timestamps, **kwargs)
+
+    def _take_code_along(self) -> None:
+        """Have code that came with a checkpoint saved with this model too.
+
+        transformers does so for classes that an Auto class has loaded, and would leave it behind for the backbone of
+        such a model. In hf_ssm itself, the configuration sees to the code.
+        """
+        if type(self.config).on_save is None and not self.is_remote_code():
+            for auto_class, where in (getattr(self.config, "auto_map", None) or {}).items():
+                if where.rpartition(".")[2] == type(self).__name__:
+                    type(self).register_for_auto_class(auto_class)
 
     @property
     def device(self) -> torch.device:
@@ -151,7 +188,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (SequenceOperator, LongFilter)):
             for name, value in module.initial_parameters().items():
-                init.copy_(module.get_parameter(name), value)
+                init.copy_(attrgetter(name)(module), value)
         elif isinstance(module, nn.Conv1d):
             # The short convolution has few inputs per output: initializer_range would all but silence it.
             init.kaiming_uniform_(module.weight, a=5**0.5)
@@ -183,7 +220,7 @@ class SSMModel(SSMPreTrainedModel):
         self.layers = nn.ModuleList(
             Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
         )
-        self.norm = build_norm(config) if config.norm_first else None
+        self.norm = build_norm(config) if config.has_final_norm else None
         self.gradient_checkpointing = False
         self.post_init()
 

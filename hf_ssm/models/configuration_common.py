@@ -2,12 +2,15 @@
 
 import difflib
 import math
+import os
 from dataclasses import fields
 from typing import Any, Callable, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
+
+from .files import check_claims
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +40,7 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
 CHOICES = {
     "block": ("mamba", "plain"),
     "discretization": ("zoh", "bilinear"),
+    "filter_positions": ("computed", "stored", "learned"),
     "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
     "init": ("legs", "lin", "inv", "real"),
     "kernel_type": ("s4d", "s4"),
@@ -128,6 +132,13 @@ class SSMConfig(PreTrainedConfig):
     # Set by `hf_ssm` itself: the model classes (and with them torch) are registered with the Auto classes when the
     # first configuration is made, not when the package is imported.
     on_first_use: ClassVar[Callable[[], None] | None] = None
+    # Likewise; called with the configuration and the folder it is saved to, it adds the code that loads the model. Code
+    # that came with a checkpoint is copied by transformers.
+    on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
+    # Likewise; it does what the `_upload_modified_files` of a model does.
+    on_upload: ClassVar[Callable[..., Any] | None] = None
+    # Whose configurations of other libraries are read as one of this family.
+    foreign_model_types: ClassVar[tuple[str, ...]] = ()
 
     vocab_size: int = 12
     hidden_size: int = 128
@@ -194,12 +205,33 @@ class SSMConfig(PreTrainedConfig):
             raise ValueError(f"{type(self).__name__} has no argument `{name}` (given {kwargs[name]!r}): {hint}")
 
     @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers, which would only warn of the configuration of another model, and make a random one.
+
+        Raises:
+            ValueError: The file holds no configuration, or that of another family, or does not say of which.
+        """
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        try:
+            found, rest = super().get_config_dict(*args, **kwargs)
+        except (AttributeError, RecursionError, TypeError) as error:
+            raise ValueError(f"the config.json of {str(source)!r} holds no configuration: {error}") from error
+        kind = found.get("model_type")
+        if cls.model_type and kind not in (cls.model_type, *cls.foreign_model_types):
+            raise ValueError(
+                f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
+                f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
+            )
+        return found, rest
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in transformers: what a file on disk holds beyond our fields is kept as it is, with a warning.
 
         Raises:
-            ValueError: A keyword argument that is close to, but not, one of the fields.
+            ValueError: A keyword argument that is close to, but not, one of the fields; absurd sizes.
         """
+        check_claims(config_dict)
         known = cls._known()
         for name in kwargs.keys() - known:
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
@@ -213,6 +245,18 @@ class SSMConfig(PreTrainedConfig):
         for name, value in foreign.items():
             setattr(found[0] if isinstance(found, tuple) else found, name, value)
         return found
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As in transformers; beside the file lies the code that loads the model where hf_ssm is not installed."""
+        if SSMConfig.on_save is None:
+            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+            return
+        if not os.path.isfile(save_directory):
+            SSMConfig.on_save(self, save_directory)
+        super().save_pretrained(save_directory)
+        if push_to_hub:
+            # In one go with saving, transformers would leave the code behind.
+            self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -283,6 +327,11 @@ class SSMConfig(PreTrainedConfig):
     def mlp_size(self) -> int | None:
         """Width of each block's MLP; `None` where there is none."""
         return None
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last block."""
+        return self.norm_first
 
     @property
     def default_pooling(self) -> str:

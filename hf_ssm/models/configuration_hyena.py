@@ -1,17 +1,19 @@
 """Configuration of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from .configuration_common import SSMConfig
+from .configuration_hyenadna import HYENADNA_TYPE, from_hyenadna, is_hub_layout
 
 
 @strict
 class HyenaConfig(SSMConfig):
     r"""
     Gated long convolutions: in-projection to `hyena_order + 1` streams, a short convolution, then `hyena_order - 1`
-    gated long convolutions and an MLP, pre-norm. See `SSMConfig` for the arguments all families share.
+    gated long convolutions and an MLP, pre-norm. See `SSMConfig` for the arguments all families share. Checkpoints of
+    HyenaDNA (`LongSafari/hyenadna-*-hf`, of `model_type` "hyenadna") load through `from_pretrained`.
 
     Args:
         hyena_order (`int`, defaults to 2): Number of gates (two or more); there is one long filter fewer.
@@ -28,6 +30,9 @@ class HyenaConfig(SSMConfig):
         filter_activation_frequency (`float`, defaults to 10.0): Frequency ω of its activation sin(ω x).
         filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
         filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window.
+        filter_positions (`str`, defaults to `"computed"`): `"computed"`: positional embedding and window of the
+            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, which begin so.
+            `"learned"`: the embedding is trained besides, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
@@ -38,6 +43,7 @@ class HyenaConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_hyena"
+    foreign_model_types: ClassVar[tuple[str, ...]] = (HYENADNA_TYPE,)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",
@@ -62,9 +68,16 @@ class HyenaConfig(SSMConfig):
     filter_activation_frequency: float | int = 10.0
     filter_train_frequency: bool = True
     filter_window_shift: float | int = 0.05
+    filter_positions: str = "computed"
     sinusoid_window: int | None = None
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers; the configuration of a HyenaDNA model is read as one of ours."""
+        found, rest = super().get_config_dict(*args, **kwargs)
+        return from_hyenadna(found) if is_hub_layout(found) else found, rest
 
     def _derive(self) -> None:
         if self.intermediate_size is None:

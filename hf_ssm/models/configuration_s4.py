@@ -19,6 +19,7 @@ class S4Config(SSMConfig):
         hidden_act (`str`, defaults to `"gelu"`): Activation after the convolution; `"linear"` for none.
         output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear
             map.
+        use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     Example:
         >>> from hf_ssm import S4Config, S4ForSequenceClassification
@@ -32,6 +33,11 @@ class S4Config(SSMConfig):
     use_skip: bool = True
     hidden_act: str = "gelu"
     output_glu: bool = True
+    use_final_norm: bool = True
+
+    @property
+    def has_final_norm(self) -> bool:
+        return self.norm_first and self.use_final_norm
 
 
 __all__ = ["S4Config"]

@@ -95,6 +95,7 @@ class SelectiveSSMConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_selective"
+    foreign_model_types: ClassVar[tuple[str, ...]] = ("mamba",)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",

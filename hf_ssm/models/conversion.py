@@ -5,19 +5,21 @@ Legend: `V` vocabulary, `D` channels, `N` states.
 
 import shutil
 import tempfile
-import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.utils import has_file
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils import cached_file, has_file
 
+from . import conversion_hyenadna, conversion_s4
 from .configuration_selective import SelectiveSSMConfig
+from .files import check_folder, read_json
 from .modeling_selective import SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
+from .registry import FAMILIES
+from .state_dicts import check_names, check_tensors, load_state_dict
 
 # Shapes of a state dict of Honarpisheh et al.
 _PLAIN_SHAPES: dict[str, tuple[str | int, ...]] = {
@@ -46,7 +48,8 @@ def plain_classifier_from_state_dict(state_dict: dict[str, Tensor]) -> Selective
 
     Source: Honarpisheh et al. 2025, eqs. (8), (13), (14), (21).
     """
-    sizes = _check_plain(state_dict)
+    check_names(state_dict, _PLAIN_SHAPES, "the plain selective model")
+    sizes = check_tensors(state_dict, _PLAIN_SHAPES)
     # One logit with a sigmoid; without the problem type, transformers would take a single output for a regression.
     one_logit: dict[str, Any] = {"num_labels": 1, "problem_type": "multi_label_classification"}
     config = SelectiveSSMConfig(
@@ -73,49 +76,36 @@ def plain_classifier_from_state_dict(state_dict: dict[str, Tensor]) -> Selective
     return model.eval()
 
 
-def _check_plain(state_dict: dict[str, Tensor]) -> dict[str, int]:
-    """Sizes by their letters."""
-    missing, foreign = _PLAIN_SHAPES.keys() - state_dict.keys(), state_dict.keys() - _PLAIN_SHAPES.keys()
-    if missing or foreign:
-        raise ValueError(
-            "not a state dict of the plain selective model: "
-            + "; ".join(
-                f"{what} {', '.join(sorted(map(str, names)))}"
-                for what, names in (("missing", missing), ("unknown", foreign))
-                if names
-            )
-        )
-    sizes: dict[str, int] = {}
-    for name, letters in _PLAIN_SHAPES.items():
-        shape = tuple(state_dict[name].shape)
-        expected = tuple(letter if isinstance(letter, int) else sizes.get(letter) for letter in letters)
-        fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
-        if not fits:
-            raise ValueError(f"{name} has the shape {shape}, which does not fit {letters} with {sizes}")
-        tensor = state_dict[name]
-        if tensor.is_meta or tensor.layout != torch.strided or not tensor.is_floating_point():
-            raise ValueError(f"{name} must be a dense tensor of real floating point numbers, got {tensor.dtype}")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} holds NaN or infinite values")
-        sizes |= {letter: s for letter, s in zip(letters, shape, strict=True) if isinstance(letter, str)}
-    return sizes
-
-
-def convert_checkpoint(source: str | Path, target: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
+def convert_checkpoint(
+    source: str | Path,
+    target: str | Path,
+    *,
+    overwrite: bool = False,
+    norm_first: bool | None = None,
+    discretization: str | None = None,
+    build_dna_tokenizer: Callable[..., Any] | None = None,
+) -> PreTrainedModel:
     """Write a foreign checkpoint as one of ours, whole or not at all.
 
+    Nothing of what the files of the checkpoint hold is run.
+
     Args:
-        source: A `.pth` or `.pt` file with a state dict of Honarpisheh et al.; or a folder or Hub id with a checkpoint
-            of transformers' `MambaForCausalLM` (its tokenizer, if it has one, comes along).
+        source: A file with a state dict of Honarpisheh et al. or of the example of `state-spaces/s4`; or a folder or
+            Hub id with a checkpoint of transformers' `MambaForCausalLM` or of HyenaDNA (a tokenizer, if it has one,
+            comes along), or the `weights.ckpt` in it.
         target: The folder to make.
         overwrite: Replace a `target` that exists.
+        norm_first, discretization: Of a state dict of `state-spaces/s4`, which does not say: see
+            `hf_ssm.models.conversion_s4.converted`.
+        build_dna_tokenizer: `hf_ssm.tokenization.build_dna_tokenizer`, for a plain tokenizer in the place of
+            HyenaDNA's, which is code. Default: its models come without one.
 
     Returns:
         The model that was written.
 
     Raises:
         OSError: `source` is not there, or `target` exists and `overwrite` is false.
-        ValueError: `source` is neither kind of checkpoint, or not a whole one.
+        ValueError: `source` is no such checkpoint, not a whole one, or has files that are not what they claim to be.
     """
     target = Path(target).resolve()
     if target.is_file():
@@ -124,7 +114,9 @@ def convert_checkpoint(source: str | Path, target: str | Path, *, overwrite: boo
         raise FileExistsError(
             f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, --overwrite-output)"
         )
-    model, tokenizer = _load(source)
+    options = {"norm_first": norm_first, "discretization": discretization}
+    build = build_dna_tokenizer or (lambda **_: None)
+    model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None}, build)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         whole = Path(scratch, "whole")
@@ -150,48 +142,112 @@ def _put(whole: Path, target: Path) -> None:
         shutil.rmtree(replaced)
 
 
-def _load(source: str | Path) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer (or `None`) of a foreign checkpoint."""
-    if Path(source).is_file():
-        return plain_classifier_from_state_dict(_load_state_dict(source)), None
+def _load(source: str | Path, options: Mapping[str, Any], build: Callable[..., Any]) -> tuple[PreTrainedModel, Any]:
+    """Model and tokenizer (or `None`) of a foreign checkpoint; `options` are those of S4, `build` is for HyenaDNA."""
     try:
-        found, _ = PreTrainedConfig.get_config_dict(source)
-    except (OSError, ValueError) as error:
+        if Path(source).is_file():
+            return _from_file(Path(source), options, build)
+        return _from_folder(source, options, build)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        # Values of a configuration that nobody could foresee, deep in transformers.
+        why = str(error).strip().partition("\n")[0][:300]
+        raise ValueError(f"{str(source)!r} cannot be read: {type(error).__name__}: {why}") from error
+
+
+def _from_file(path: Path, options: Mapping[str, Any], build: Callable[..., Any]) -> tuple[PreTrainedModel, Any]:
+    state_dict = load_state_dict(path)
+    if conversion_s4.recognises(state_dict):
+        return conversion_s4.converted(state_dict, **options), None
+    _refuse(options)
+    beside = path.with_name("config.json")
+    if beside.is_file():
+        config = read_json(beside)
+        if conversion_hyenadna.recognises(config):
+            return _from_hyenadna(state_dict, config, build)
+        if not state_dict.keys() & _PLAIN_SHAPES.keys():
+            raise ValueError(f"{str(path)!r} belongs to the config.json beside it: give their folder")
+    return plain_classifier_from_state_dict(state_dict), None
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: for state dicts of state-spaces/s4 alone; other checkpoints say it themselves"
+        )
+
+
+def _from_hyenadna(
+    weights: str | Path | dict[str, Tensor], config: dict[str, Any], build: Callable[..., Any]
+) -> tuple[PreTrainedModel, Any]:
+    model, arguments = conversion_hyenadna.converted(weights, config), conversion_hyenadna.tokenizer_arguments(config)
+    return model, None if arguments is None else build(**arguments)
+
+
+def _from_folder(
+    source: str | Path, options: Mapping[str, Any], build: Callable[..., Any]
+) -> tuple[PreTrainedModel, Any]:
+    _refuse(options)
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    config = _config(source)
+    kind = config.get("model_type")
+    if has_file(source, "adapter_config.json"):
+        # transformers would read the model that it names, wherever that is.
+        raise ValueError(f"{str(source)!r} holds an adapter of PEFT: put it together with its model, and convert that")
+    if conversion_hyenadna.recognises(config):
+        # The original layout has its weights in a file of its own.
+        weights = source if kind is not None else load_state_dict(_file(source, "weights.ckpt"))
+        return _from_hyenadna(weights, config, build)
+    if kind is None:
+        raise ValueError(f"the config.json of {str(source)!r} has no `model_type`: give the folder of a checkpoint")
+    if kind in [config_class.model_type for config_class in FAMILIES.values()]:
+        raise ValueError(f"{str(source)!r} is a checkpoint of hf_ssm already")
+    if kind != "mamba":
+        raise ValueError(
+            f"{str(source)!r} is a model of type {kind!r}: only 'mamba', 'hyenadna' and files with state dicts can be "
+            "converted"
+        )
+    model, report = SelectiveSSMForCausalLM.from_pretrained(source, output_loading_info=True)
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    parts = [
+        f"it {what} {', '.join(names)}"
+        for what, names in (("lacks", lacking), ("has unknown", sorted(report["unexpected_keys"])))
+        if names
+    ]
+    if parts:
+        raise ValueError(f"{str(source)!r} is no whole `MambaForCausalLM`: {'; '.join(parts)}")
+    return model, _tokenizer(source)
+
+
+def _config(source: str | Path) -> dict[str, Any]:
+    """The `config.json` of a folder or Hub id."""
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
+    try:
+        return read_json(_file(source, "config.json"))
+    except OSError as error:
         raise FileNotFoundError(
             f"{str(source)!r} is neither a file nor a folder with a checkpoint, nor can it be had from the Hub: {error}"
         ) from error
-    kind = found.get("model_type")
-    if kind is None:
-        raise ValueError(f"{str(source)!r} has no config.json with a `model_type`: give the folder of a checkpoint")
-    if kind == SelectiveSSMConfig.model_type:
-        raise ValueError(f"{str(source)!r} is a checkpoint of hf_ssm already")
-    if kind != "mamba":
-        raise ValueError(f"{str(source)!r} is a model of type {kind!r}: only 'mamba' and .pth files can be converted")
-    try:
-        model, report = SelectiveSSMForCausalLM.from_pretrained(source, output_loading_info=True)
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"the weights of {str(source)!r} cannot be read: {error}") from error
-    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if lacking:
-        raise ValueError(f"{str(source)!r} is no whole `MambaForCausalLM`: it lacks {', '.join(lacking)}")
+
+
+def _file(source: str | Path, name: str) -> Path:
+    """A file of a folder or Hub id."""
+    return Path(str(cached_file(source, name)))
+
+
+def _tokenizer(source: str | Path) -> Any:
     # Without these files, transformers would make up a tokenizer.
     if not any(has_file(source, name) for name in ("tokenizer.json", "tokenizer_config.json")):
-        return model, None
+        return None
     try:
-        return model, AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         # It can be broken in as many ways as there are tokenizers.
         raise ValueError(f"the tokenizer of {str(source)!r} cannot be read: {error}") from error
-
-
-def _load_state_dict(path: str | Path) -> dict[str, Tensor]:
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
-        raise ValueError(f"{str(path)!r} is no file of tensors that torch can load safely") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"{str(path)!r} holds no state dict (names and tensors)")
-    return found
 
 
 __all__ = ["convert_checkpoint", "plain_classifier_from_state_dict"]

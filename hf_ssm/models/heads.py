@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
 from hf_ssm.modules.pooling import pool
@@ -144,6 +145,13 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
                 f"A causal language model cannot have {config.looks_ahead}: it would read the tokens it predicts."
             )
         super().__init__(config)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # The Trainer looks here whether label smoothing has to shift the labels, which registering does not tell it.
+        model_type = getattr(cls.config_class, "model_type", "")
+        if model_type:
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(model_type, cls.__name__)
 
     def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
         # The last position of a padding on the left would be asked for the first token.

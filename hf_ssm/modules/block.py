@@ -60,9 +60,11 @@ class Block(GradientCheckpointingLayer):
             state: Go on from this memory, and change it in place.
 
         Returns:
-            `(B, L, D)`, and τ or `None`.
+            `(B, L, D)`, or `(B, 1, D)` where the state says `last_only`, and τ or `None`.
         """
         mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
+        if state is not None and state.last_only:
+            hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
         hidden_states = self._sum(hidden_states, mixed)
         if not self.norm_first:
             hidden_states = self._normed(self.norm1, hidden_states, mask)

@@ -19,7 +19,7 @@ from hf_ssm.modules.plain import is_plain
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.cpu.calling import is_plain_call
-from hf_ssm.ops.cpu.decoding import BlockOptions, BlocksStep, BlockWeights
+from hf_ssm.ops.cpu_kernels import BlockOptions, BlocksStep, BlockWeights
 from hf_ssm.ops.kernels import compiled
 
 __all__ = ["step_of_blocks"]

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.operator import precise_parameter
+from hf_ssm.modules.operator import precise_memory, precise_parameter
 from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_kernel, sinusoid_kernel
 from hf_ssm.ops.transfer import diagonal_response, dplr_response, sinusoid_response, taps_response
@@ -61,7 +61,7 @@ class LongFilter(nn.Module):
         return None
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of the parameters by name (some are random draws)."""
+        """Fresh values of the parameters and buffers by name (some are random draws)."""
         raise NotImplementedError
 
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
@@ -186,11 +186,20 @@ class ImplicitFilter(LongFilter):
 
     `frequency_scale` multiplies, and `frequency_shift` adds to, the bands f and the activation frequency ω.
 
+    With `positions="stored"`, the embedding z of all positions `(T, E)`, the time axis t/(T-1) `(T,)` and the decay
+    rates `(C,)` are buffers that begin as these formulas say, and with `"learned"` z is a parameter besides. So a
+    checkpoint keeps the very numbers it was trained with. With `"computed"` there are none.
+
     Raises:
         ValueError: A length over T.
 
     Source: Poli et al. 2023 (Hyena); Nguyen et al. 2023 (HyenaDNA).
     """
+
+    frequency: Tensor
+    positions: Tensor
+    time: Tensor
+    decay_rates: Tensor
 
     def __init__(
         self,
@@ -204,6 +213,7 @@ class ImplicitFilter(LongFilter):
         activation_frequency: float,
         train_frequency: bool,
         window_shift: float,
+        positions: str = "computed",
         frequency_scale: float = 1.0,
         frequency_shift: float = 0.0,
     ):
@@ -219,11 +229,27 @@ class ImplicitFilter(LongFilter):
             self.register_parameter(f"weight_{layer}", precise_parameter(after, before))
             if layer < num_inner_layers + 1:
                 self.register_parameter(f"bias_{layer}", precise_parameter(after))
-        self.frequency = precise_parameter(width, requires_grad=train_frequency)
+        self._register("frequency", width, train=train_frequency)
+        self.has_stored_positions = positions != "computed"
+        if self.has_stored_positions:
+            self._register("positions", longest, embedding_size, train=positions == "learned")
+            self._register("time", longest, train=False)
+            self._register("decay_rates", channels, train=False)
+
+    def _register(self, name: str, *shape: int, train: bool) -> None:
+        """A parameter, or a buffer: transformers has every parameter of a checkpoint it loads want gradients."""
+        if train:
+            self.register_parameter(name, precise_parameter(*shape))
+        else:
+            self.register_buffer(name, precise_memory(*shape))
 
     def initial_parameters(self) -> dict[str, Tensor]:
         omega = self._shifted(torch.tensor(self.activation_frequency))
-        values = {"frequency": omega.expand_as(self.frequency)}
+        values = {"frequency": omega.expand(self.sizes[1])}
+        if self.has_stored_positions:
+            like = torch.empty(0)
+            positions, time = self._computed_positions(0, self.longest, like)
+            values |= {"positions": positions, "time": time[:, 0], "decay_rates": self._computed_rates(like)[:, 0]}
         # PyTorch's default for linear layers: the window expects outputs of order one, whatever the residual
         # stream's initializer_range is.
         for layer, size in enumerate(self.sizes[:-1]):
@@ -276,6 +302,12 @@ class ImplicitFilter(LongFilter):
 
     def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
+        if not self.has_stored_positions:
+            return self._computed_positions(start, stop, like)
+        positions, time = (part[start:stop].to(like.dtype) for part in (self.positions, self.time))
+        return positions, time.unsqueeze(-1)
+
+    def _computed_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
         steps = torch.arange(start, stop, device=like.device, dtype=like.dtype).unsqueeze(-1)
         time = steps / max(self.longest - 1, 1)
         bands = (self.embedding_size - 1) // 2
@@ -284,6 +316,12 @@ class ImplicitFilter(LongFilter):
         return torch.cat([time, phase.cos(), -phase.sin()], dim=-1), time
 
     def _decay_rates(self, like: Tensor) -> Tensor:
+        """δ of each channel, `(C, 1)`."""
+        if not self.has_stored_positions:
+            return self._computed_rates(like)
+        return self.decay_rates.to(like.dtype).unsqueeze(-1)
+
+    def _computed_rates(self, like: Tensor) -> Tensor:
         # The window falls to 1 % after 0.3 (fastest channel) to 1.5 (slowest) times the longest input.
         slow, fast = (-math.log(1e-2) / fraction for fraction in (1.5, 0.3))
         return torch.linspace(slow, fast, self.channels, device=like.device, dtype=like.dtype).unsqueeze(-1)
@@ -365,6 +403,7 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
             activation_frequency=config.filter_activation_frequency,
             train_frequency=config.filter_train_frequency,
             window_shift=config.filter_window_shift,
+            positions=config.filter_positions,
             **frequencies,
         )
     if kind == "sinusoid":

@@ -170,8 +170,8 @@ class LongConvolution(SequenceOperator):
     def extend(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
         """Go on with the causal convolution of the sequences that `state` remembers.
 
-        A state space filter without Sobolev filter goes by its recurrence; every other kernel by the streaming
-        convolution.
+        A state space filter without Sobolev filter goes by its recurrence, unless the state has a stream for it; every
+        other kernel by the streaming convolution.
 
         Args:
             inputs: `(B, L, D)`, the next inputs of one group of channels, zero at padding.
@@ -179,11 +179,15 @@ class LongConvolution(SequenceOperator):
             group: Which group of channels the inputs are.
 
         Returns:
-            `(B, L, D)`.
+            `(B, L, D)`; where the state says `last_only`, of the last group `(B, 1, D)`.
         """
+        output = self._extend(inputs, state, group)
+        return output[:, -1:] if state.last_only and group == self.groups - 1 else output
+
+    def _extend(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
         name = f"long_conv_{group}"
         with loaded(self, self.filter), no_autocast(inputs.device):
-            if not isinstance(self.filter, StateSpaceFilter) or self.has_sobolev_filter:
+            if not isinstance(self.filter, StateSpaceFilter) or self.has_sobolev_filter or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self.filter.num_taps)

@@ -2,7 +2,7 @@
 
 Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B, L, D)` and, on request, returns the
 mean τ of its long convolutions or scans. Padding is read as zeros by everything that mixes positions. With a memory
-(`state`) the input goes on where the memory ends.
+(`state`) the input goes on where the memory ends; where that says `last_only`, the output is the last position's.
 """
 
 import torch
@@ -81,7 +81,7 @@ class HyenaMixer(nn.Module):
                 taus.append(tau)
             else:
                 value = self.long_conv.extend(gated, state, group=group)
-        output = self.out_proj(value * gates[0])
+        output = self.out_proj(value * gates[0][:, -value.shape[1] :])
         return output, torch.stack(taus).mean() if output_tau else None
 
 
@@ -158,6 +158,8 @@ class SelectiveMixer(nn.Module):
         inputs, gate = self.project(hidden_states, mask)
         scanned = self.scan_inputs(inputs, mask, state)
         output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state)
+        if state is not None and state.last_only:
+            output = output[:, -1:]
         if self.bidirectional:
             gate, mask = (None if part is None else part.flip(1) for part in (gate, mask))
             scanned = self.scan_inputs(inputs.flip(1), mask, reverse=True)

@@ -17,7 +17,7 @@ from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
 
-__all__ = ["SequenceOperator", "loaded", "precise_parameter", "theory_flags"]
+__all__ = ["SequenceOperator", "loaded", "precise_memory", "precise_parameter", "theory_flags"]
 
 # The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
 # on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
@@ -54,10 +54,14 @@ def theory_flags(config, layer_idx: int) -> dict[str, Any]:
     }
 
 
-def precise_parameter(*shape: int, requires_grad: bool = True) -> nn.Parameter:
+def precise_memory(*shape: int) -> Tensor:
     """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
-    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=requires_grad)
+    return torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+
+
+def precise_parameter(*shape: int) -> nn.Parameter:
+    """A parameter in `precise_memory`."""
+    return nn.Parameter(precise_memory(*shape))
 
 
 class SequenceOperator(nn.Module):

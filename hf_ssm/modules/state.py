@@ -22,7 +22,11 @@ class LayerState:
         tensors: Recurrent states by name, each with the batch as first dimension.
         streams: Running long convolutions by name.
         constants: What depends on the weights alone and is costly to make; never with gradients.
+        last_only: Whether of each piece that is read the output at its last position alone is wanted: the layer then
+            gives that one. Unlike the memory itself, this is neither copied nor taken along with rows.
     """
+
+    last_only = False
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -66,7 +70,7 @@ class LayerState:
         part = type(self)()
         part.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
         # Unlike a copy, a join of one keeps the graph of the gradients.
-        part.streams = {name: StreamingConvolution.join([stream]) for name, stream in self.streams.items()}
+        part.streams = {name: type(stream).join([stream]) for name, stream in self.streams.items()}
         for stream in part.streams.values():
             stream.select(rows)
         part.constants = self.constants
@@ -76,6 +80,6 @@ class LayerState:
         """Become the parts, one below the other."""
         self.tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
         self.streams = {
-            name: StreamingConvolution.join([part.streams[name] for part in parts]) for name in parts[0].streams
+            name: type(stream).join([part.streams[name] for part in parts]) for name, stream in parts[0].streams.items()
         }
         self.constants = parts[0].constants

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.namespace import NAMESPACE
 
 __all__ = ["exponential_sums", "multiply_into", "split_length", "to_rows"]
 
@@ -102,7 +103,7 @@ def _rounded(z: torch.Tensor, double: bool) -> torch.Tensor:
     return z.to(torch.complex128 if double else torch.complex64)
 
 
-@torch.library.custom_op("hf_ssm::exponential_sums", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::exponential_sums", mutates_args=())
 def _exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int, double: bool) -> torch.Tensor:
     rows, columns = split_length(length)
     kernel = _empty_kernel(log_base, weights, length, double)
@@ -123,7 +124,7 @@ def _empty_kernel(log_base: torch.Tensor, weights: torch.Tensor, length: int, do
     return log_base.new_empty(log_base.shape[0], length, dtype=torch.float64 if double else torch.float32)
 
 
-@torch.library.custom_op("hf_ssm::exponential_sums_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_backward", mutates_args=())
 def _backward(
     grad: torch.Tensor, log_base: torch.Tensor, weights: torch.Tensor, with_base: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

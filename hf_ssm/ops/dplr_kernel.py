@@ -17,6 +17,7 @@ import torch
 
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.diagonal_kernel import multiply_into, split_length, to_rows
+from hf_ssm.ops.namespace import NAMESPACE
 
 __all__ = ["Start", "bilinear_start", "dense_kernel", "dense_start", "krylov_products"]
 
@@ -212,7 +213,7 @@ def _unsquare(powers: list[torch.Tensor], gradients: list[torch.Tensor]) -> torc
     return total
 
 
-@torch.library.custom_op("hf_ssm::krylov_products", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::krylov_products", mutates_args=())
 def _krylov_products(
     delta: torch.Tensor,
     outer: torch.Tensor,
@@ -244,7 +245,7 @@ def _empty_kernel(
     return c.new_empty(c.shape[0], length, dtype=torch.float64 if double else torch.float32)
 
 
-@torch.library.custom_op("hf_ssm::krylov_products_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::krylov_products_backward", mutates_args=())
 def _backward(
     grad: torch.Tensor,
     delta: torch.Tensor,

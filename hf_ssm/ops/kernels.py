@@ -16,11 +16,13 @@ from contextlib import contextmanager
 
 import torch
 
+from hf_ssm.ops.cpu_kernels import AVAILABLE
+
 __all__ = ["CHOICES", "compiled", "current", "hub", "reference", "set_kernels", "use_kernels"]
 
 CHOICES = ("auto", "numba", "torch", "reference")
 # Finding it costs nothing; importing it, a third of a second, is left to the first call of a compiled kernel.
-_HAS_NUMBA = importlib.util.find_spec("numba") is not None
+_CAN_COMPILE = AVAILABLE and importlib.util.find_spec("numba") is not None
 _chosen = "auto"
 
 
@@ -37,7 +39,7 @@ def set_kernels(choice: str) -> None:
     global _chosen
     if choice not in CHOICES:
         raise ValueError(f"HF_SSM_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}")
-    if choice == "numba" and not _HAS_NUMBA:
+    if choice == "numba" and not _CAN_COMPILE:
         raise ImportError("HF_SSM_KERNELS=numba, but numba is not installed: pip install 'hf_ssm[cpu]'")
     _chosen = choice
 
@@ -65,7 +67,7 @@ def reference() -> bool:
 
 def compiled(device: torch.device) -> bool:
     """Whether the compiled CPU kernels are to run on tensors of this device."""
-    return device.type == "cpu" and _HAS_NUMBA and current() in ("auto", "numba")
+    return device.type == "cpu" and _CAN_COMPILE and current() in ("auto", "numba")
 
 
 def hub(device: torch.device) -> bool:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.cpu.long_conv_threads import run_single_threaded
-from hf_ssm.ops.cpu.transpose import can_transpose, copy_transposed
+from hf_ssm.ops.cpu_kernels import can_transpose, copy_transposed
 from hf_ssm.ops.kernels import compiled, reference
+from hf_ssm.ops.namespace import NAMESPACE
 
 __all__ = ["kernel_spectrum", "long_conv", "long_conv_reference", "next_fast_len"]
 
@@ -234,7 +235,7 @@ def _sum_directly(grad: Tensor, u: Tensor, grad_taps: Tensor, grad_back: Tensor)
         column.copy_((grad[:, target] * u[:, source]).sum((0, 1)))
 
 
-@torch.library.custom_op("hf_ssm::long_conv", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::long_conv", mutates_args=())
 def _convolve(u: Tensor, taps: Tensor, back: Tensor | None, spectrum: Tensor | None) -> Tensor:
     y = _empty_output(u, taps, back, spectrum)
     sizes = u.shape[1], taps.shape[1], _count(back)
@@ -257,7 +258,7 @@ def _empty_output(u: Tensor, taps: Tensor, back: Tensor | None, spectrum: Tensor
     return u.new_empty(u.shape)
 
 
-@torch.library.custom_op("hf_ssm::long_conv_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::long_conv_backward", mutates_args=())
 def _convolve_backward(
     grad: Tensor,
     u: Tensor | None,

@@ -22,12 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
-from hf_ssm.ops import kernels
 from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.ops.chunked_scan import LOG2_E, ChunkedScan
 from hf_ssm.ops.cpu.calling import is_plain_call
-from hf_ssm.ops.cpu.decoding import scan_step
-from hf_ssm.ops.cpu.selective_scan import fused_selective_scan
+from hf_ssm.ops.cpu_kernels import fused_selective_scan, scan_step
+from hf_ssm.ops.kernels import compiled, hub, reference
 
 # The most states that mamba_ssm's CUDA kernel takes.
 _HUB_KERNEL_STATES = 256
@@ -253,7 +252,7 @@ def _hub_scan(args: _Arguments, delta_softplus: bool, mask: Tensor | None = None
 def _uses_hub_kernel(args: _Arguments) -> bool:
     """Whether mamba_ssm's CUDA kernel can take these arguments."""
     simple = args.state is None and not args.A.is_complex() and args.A.shape[1] <= _HUB_KERNEL_STATES
-    return simple and kernels.hub(args.u.device) and args.dtype == torch.float32
+    return simple and hub(args.u.device) and args.dtype == torch.float32
 
 
 def selective_scan(
@@ -300,7 +299,7 @@ def selective_scan(
     Raises:
         ValueError: Shapes or types do not fit, the sequence is empty, or complex and real arguments are mixed.
     """
-    if kernels.reference():
+    if reference():
         tensors = u, delta, A, B, C, D, z, delta_bias
         return selective_scan_reference(*tensors, delta_softplus, initial_state, return_last_state, mask)
     args = _Arguments(u, delta, A, B, C, D, z, delta_bias, initial_state)
@@ -309,7 +308,7 @@ def selective_scan(
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     if _uses_hub_kernel(args) and not (learns and return_last_state):
         scan = _hub_scan
-    elif kernels.compiled(u.device):
+    elif compiled(u.device):
         scan = _fused_scan
     else:
         scan = _chunked_scan
@@ -320,7 +319,7 @@ def selective_scan(
 def _steps_compiled(*tensors: Tensor | None) -> bool:
     """Whether the compiled step can take these tensors; of complex states it knows nothing."""
     given = [t for t in tensors if t is not None]
-    simple = all(kernels.compiled(t.device) and not t.is_complex() for t in given)
+    simple = all(compiled(t.device) and not t.is_complex() for t in given)
     return simple and is_plain_call(*given)
 
 

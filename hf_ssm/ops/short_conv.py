@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_ssm.ops.cpu.calling import in_function_transform, is_plain_call
-from hf_ssm.ops.cpu.short_conv import short_conv_after, short_conv_compiled
+from hf_ssm.ops.cpu_kernels import short_conv_after, short_conv_compiled
 from hf_ssm.ops.kernels import compiled, reference
 
 

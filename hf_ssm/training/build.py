@@ -23,7 +23,7 @@ def build_model(
     Args:
         settings: of the run.
         data: a fresh model takes sequences as long as its longest, has its classes or outputs, and its channels, or the
-            vocabulary and special tokens of its tokenizer.
+            vocabulary and special tokens of its tokenizer. The tokenizer learns how much the model can read.
         resume_from: checkpoint of this run to go on from.
 
     Raises:
@@ -38,6 +38,10 @@ def build_model(
     else:
         model = auto_class.from_config(_fresh_config(settings, data))
     _check_fit(model.config, data)
+    limit, tokenizer = model.config.longest_input, data.tokenizer
+    if limit is not None and tokenizer is not None:
+        # So that what reads longer texts later, such as a pipeline, can cut them.
+        tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     return model
 
 

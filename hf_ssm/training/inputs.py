@@ -114,7 +114,9 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
     """
     name = settings.data["tokenizer"] or settings.model["checkpoint"] or _DEFAULT_TOKENIZER
     if name in _BUILDERS:
-        tokenizer = _BUILDERS[name](model_max_length=settings.data["max_length"])
+        # Whoever asks for a masked byte writes [MASK] into a text.
+        options = {"special_tokens_in_text": True} if (name, settings.task) == ("byte", "masked-lm") else {}
+        tokenizer = _BUILDERS[name](model_max_length=settings.data["max_length"], **options)
     elif settings.data["tokenizer"] and not Path(name).is_dir() and "/" not in name:
         raise ValueError(
             f"data.tokenizer {name!r} is neither a folder, a Hub id, nor a name: {nearest(name, _BUILDERS)}"

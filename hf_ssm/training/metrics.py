@@ -1,9 +1,9 @@
 """Metrics of a run, as plain functions of arrays and as callables for the Trainer.
 
-Dimensions: `n` examples, `k` classes, B batch, L length, V vocabulary.
+Dimensions: `n` examples, B batch, L length, V vocabulary.
 
-They are written out here because `evaluate.load("accuracy")` asks the Hub, and a run must work without a
-network. The tests compare them with scikit-learn.
+They are computed by the modules of `hf_ssm.metrics`, which need no network and write no file. Where several processes
+evaluate, the Trainer gathers what these functions are given.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,43 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
+from hf_ssm.metrics import load
+
 IGNORED_LABEL = -100
 """Labels with this value (padding, unmasked tokens) count nowhere; it is PyTorch's own convention."""
 
 
-def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-    """Counts of (true, predicted) pairs over the classes that occur in either argument.
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Share of examples whose predicted class is the true one, in [0, 1].
 
     Args:
         labels: `(n,)` integers, the truth.
         predictions: `(n,)` integers.
 
-    Returns:
-        `(k, k)` int64; rows are the truth, columns the predictions, classes ascending.
-
     Raises:
         ValueError: if the shapes differ, are not one-dimensional, or there is no example.
     """
+    return _of_classes("accuracy", labels, predictions)
+
+
+def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Unweighted mean over classes of F1 = 2 TP / (2 TP + FP + FN), in [0, 1]; arguments and errors of `accuracy`.
+
+    The classes are those that occur among the labels or the predictions, so no denominator is zero.
+    """
+    return _of_classes("f1", labels, predictions)
+
+
+def matthews_correlation(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Correlation of truth and prediction as one-hot variables, in [-1, 1] (Gorodkin 2004 for more than two classes).
+
+    It is 0 by convention when either of them is constant, as then no correlation is defined. Arguments and errors of
+    `accuracy`.
+    """
+    return _of_classes("mcc", labels, predictions)
+
+
+def _of_classes(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if labels.shape != predictions.shape or labels.ndim != 1:
         raise ValueError(
@@ -37,40 +57,7 @@ def confusion_matrix(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
         )
     if labels.size == 0:
         raise ValueError("labels is empty: a metric needs at least one example")
-    classes, indices = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
-    matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    np.add.at(matrix, (indices[: labels.size], indices[labels.size :]), 1)
-    return matrix
-
-
-def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Share of examples whose predicted class is the true one, in [0, 1]."""
-    matrix = confusion_matrix(labels, predictions)
-    return float(np.trace(matrix) / matrix.sum())
-
-
-def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Unweighted mean over classes of F1 = 2 TP / (2 TP + FP + FN), in [0, 1].
-
-    The classes are those that occur among the labels or the predictions, so no denominator is zero.
-    """
-    matrix = confusion_matrix(labels, predictions)
-    return float(np.mean(2 * np.diag(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))))
-
-
-def matthews_correlation(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Correlation of truth and prediction as one-hot variables, in [-1, 1] (Gorodkin 2004 for k > 2).
-
-    It is 0 by convention when either of them is constant, as then no correlation is defined.
-    """
-    matrix = confusion_matrix(labels, predictions).astype(np.float64)
-    true_counts, predicted_counts, total = matrix.sum(axis=1), matrix.sum(axis=0), matrix.sum()
-    covariance = np.trace(matrix) * total - true_counts @ predicted_counts
-    true_variance = total**2 - true_counts @ true_counts
-    predicted_variance = total**2 - predicted_counts @ predicted_counts
-    if true_variance == 0 or predicted_variance == 0:
-        return 0.0
-    return float(covariance / np.sqrt(true_variance * predicted_variance))
+    return load(name).compute(predictions=predictions, references=labels)[name]
 
 
 def _first(predictions: Any) -> np.ndarray:
@@ -90,11 +77,7 @@ def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
         predictions = predictions.argmax(axis=-1)
     counted = labels != IGNORED_LABEL
     labels, predictions = labels[counted], predictions[counted]
-    return {
-        "accuracy": accuracy(labels, predictions),
-        "f1": macro_f1(labels, predictions),
-        "mcc": matthews_correlation(labels, predictions),
-    }
+    return {name: _of_classes(name, labels, predictions) for name in ("accuracy", "f1", "mcc")}
 
 
 def predicted_classes(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
@@ -142,7 +125,9 @@ def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
     nll, right, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
     if counted == 0:
         raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
-    return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(right / counted)}
+    perplexity = load("perplexity", "sums").compute(predictions=[nll], references=[counted])
+    found = load("accuracy", "sums").compute(predictions=[right], references=[counted])
+    return {**perplexity, "token_accuracy": found["accuracy"]}
 
 
 def regression_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:

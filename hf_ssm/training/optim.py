@@ -14,7 +14,7 @@ __all__ = ["StateMatrixDecay", "is_decayed", "is_dynamics", "is_sobolev_order", 
 
 # Step sizes and state matrices; and what plays their part in Hyena's other filters.
 _DYNAMICS = {
-    "filter": frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies"}),
+    "filter": frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies", "positions"}),
     **dict.fromkeys(("scan", "reverse_scan"), frozenset({"A", "A_log", "A_imag", "dt_bias"})),
 }
 # How a parameter changes where A is multiplied by a factor: -exp of it is the real part of A, it is a part of A itself,

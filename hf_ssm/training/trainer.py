@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, Trainer, TrainingArguments
+from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.training.losses import TauLoss
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed, is_dynamics, is_sobolev_order
+from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
@@ -49,7 +50,7 @@ class SSMTrainingArguments(TrainingArguments):
             )
 
 
-class SSMTrainer(Trainer):
+class SSMTrainer(PushingTrainer):
     """`transformers.Trainer` for the models of hf_ssm.
 
     - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
@@ -60,6 +61,7 @@ class SSMTrainer(Trainer):
       model; never for weights that were loaded, nor for a resumed run, nor twice.
     - Step sizes, state matrices and trainable Sobolev orders have their own learning rates and no weight decay (state
       matrices only that of `dynamics_weight_decay`); nor have norms, biases and feed-throughs.
+    - Pushes to the Hub what others can load, with every `hub_strategy`: see `PushingTrainer`.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
     """
@@ -82,6 +84,8 @@ class SSMTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first where its configuration asks for it."""
+        if isinstance(resume_from_checkpoint, str):
+            resume_from_checkpoint = self._checkpoint_at_hand(resume_from_checkpoint)
         self._resuming = bool(resume_from_checkpoint)
         if self._resuming:
             self._keep_the_record(resume_from_checkpoint)

@@ -4,9 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
-from hf_ssm.hub import card
+from hf_ssm import build_dna_tokenizer
+from hf_ssm.hub import card, exporting
+
+TASKS = {
+    "Model": "features",
+    "ForCausalLM": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification",
+}
 
 FACTS = card.CardFacts(
     model_name="worms",
@@ -84,9 +94,75 @@ def test_without_results_and_tau_there_is_no_index_and_no_section():
     assert "AutoModelForCausalLM" in built.text
 
 
-def test_usage_snippet_is_python():
-    text = build_text(FACTS)
-    compile(text.split("```python\n")[1].split("```")[0], "card", "exec")
+@pytest.mark.parametrize(
+    ("family", "head", "flags"),
+    [
+        ("Hyena", "ForSequenceClassification", {}),
+        ("S4", "ForMaskedLM", {}),
+        ("SelectiveSSM", "ForCausalLM", {}),
+        ("S4", "ForTokenClassification", {}),
+        ("SelectiveSSM", "Model", {}),
+        ("Hyena", "ForSignalRegression", {"num_labels": 2}),
+        ("S4", "ForSequenceClassification", {"num_input_channels": 3}),
+    ],
+)
+def test_card_of_an_export_tells_what_is_known_and_its_code_runs(make_model, tmp_path, capsys, family, head, flags):
+    model = make_model(family, head, **flags)
+    signals = model.config.num_input_channels is not None
+    folder = exporting.export(model, None if signals else build_dna_tokenizer(), tmp_path / "mine", prove=False)
+    built = ModelCard.load(folder / "README.md")
+    assert built.data.pipeline_tag == (None if signals else card._TASKS[TASKS[head]][1])
+    assert built.data.tags == ["hf_ssm", "state-space-model", family.removesuffix("SSM").lower()] + (
+        [] if signals else ["biology", "dna"]
+    )
+    assert built.data.eval_results is None and built.text.startswith("\n# mine\n")
+    for part in (f"{sum(p.numel() for p in model.parameters()):,} parameters", "| model.hidden_size | `8` |"):
+        assert part in built.text
+    for part in ("train_config.yaml", "## Results", "hf-ssm train", "trained from", "\n\n\n", "{{", "{%"):
+        assert part not in built.text
+    assert card.addressed(built.text, "ada/x").count('from_pretrained("ada/x"') == (2 if signals else 4)
+    text = card.addressed(built.text, str(folder))
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(blocks) == 2 and "hf_ssm" not in blocks[1] and "trust_remote_code=True" in blocks[1]
+    for block in blocks:
+        names: dict = {}
+        exec(block, names)
+        assert type(names["model"]) is type(model)
+    if not signals:
+        with torch.no_grad():
+            wanted = model(**names["tokenizer"](card._example(replace(FACTS, task=TASKS[head])), return_tensors="pt"))
+        exec(blocks[0], names)
+        torch.testing.assert_close(names.get("logits", names.get("last_hidden_state")), wanted[0])
+        assert capsys.readouterr().out.startswith("[")
+
+
+def test_card_that_is_there_is_not_written_again(make_model, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    card.write_default_card(tmp_path, make_model("S4", "Model"))
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_name_of_a_repository_is_what_the_code_loads(make_model, tmp_path):
+    text = card.write_default_card(tmp_path, make_model("S4", "Model"), name="ada/mine").read_text(encoding="utf-8")
+    assert "\n# mine\n" in text and text.count('from_pretrained("ada/mine"') == 4
+    assert card.addressed(text, "ben/other") == text
+
+
+def test_pictures_of_a_probe_are_shown(make_model, tmp_path):
+    assert card.probe_section(tmp_path) == ""
+    (tmp_path / "probe").mkdir()
+    (tmp_path / "probe" / "curve.png").touch()
+    text = card.write_default_card(tmp_path, make_model("S4", "Model")).read_text(encoding="utf-8")
+    assert "## Importance probe" in text and "](probe/curve.png)" in text
+    assert text.index("## Theory report") < text.index("## Importance probe") < text.index("## Training")
+
+
+def test_report_that_is_there_takes_its_place_and_can_be_replaced(tmp_path):
+    path = card.write_card(tmp_path, replace(FACTS, theory="## Theory report\n\nτ is 3."))
+    text = path.read_text(encoding="utf-8")
+    assert "τ is 3." in text and "Not measured yet" not in text
+    card.update_section(tmp_path, "## Theory report\n\nτ is 4.")
+    assert path.read_text(encoding="utf-8") == text.replace("τ is 3.", "τ is 4.")
 
 
 def test_unknown_task_is_refused():
@@ -109,10 +185,12 @@ def test_movement_and_responses_have_sections_of_their_own():
 
 def test_section_is_added_then_replaced_and_the_rest_is_left_alone(tmp_path):
     path = card.write_card(tmp_path, FACTS)
-    before = path.read_text(encoding="utf-8")
+    before, _, rest = path.read_text(encoding="utf-8").partition("## Theory report\n")
+    after = rest.partition("<!-- hf-ssm report: end -->")[2]
+    assert "Not measured yet: `hf-ssm report" in rest and "## Training" in after
     assert card.update_section(tmp_path, "## Report\n\nfirst") == path
     first = path.read_text(encoding="utf-8")
-    assert first.startswith(before.rstrip()) and first.count("## Report") == 1
+    assert first == f"{before}## Report\n\nfirst\n<!-- hf-ssm report: end -->{after}"
     path.write_text(first + "\nWritten by hand below.\n", encoding="utf-8")
     card.update_section(tmp_path, "## Report\n\nsecond")
     second = path.read_text(encoding="utf-8")

@@ -78,6 +78,7 @@ ELSEWHERE = {
     "sobolev_mode": "test_sobolev_conventions_differ below",
     "sobolev_frequency": "test_sobolev_conventions_differ below",
     "sobolev_trainable": "test_trainable_flags below",
+    "filter_positions": "modules/test_filters",
     "filter_train_frequency": "test_trainable_flags below",
     "use_bias": "test_trainable_flags below",
     "use_conv_bias": "test_trainable_flags below",

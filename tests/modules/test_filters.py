@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from hf_ssm import HyenaConfig
+from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaForMaskedLM
 from hf_ssm.modules import filters
 from hf_ssm.modules.filters import LongFilter, build_filter
 from hf_ssm.ops.transfer import frequency_grid
 
 KINDS = ["implicit", "sinusoid", "s4d", "s4"]
-FADING = {"time_step_min": 0.2, "time_step_max": 0.5, "state_size": 8, "init": "lin"}
+STORED = ["stored", "learned"]
+FADING: dict[str, Any] = {"time_step_min": 0.2, "time_step_max": 0.5, "state_size": 8, "init": "lin"}
 
 
 def made(kind: str, **arguments: Any) -> LongFilter:
@@ -21,7 +22,7 @@ def made(kind: str, **arguments: Any) -> LongFilter:
     filter = build_filter(config, kind, 3).double()
     with torch.no_grad():
         for name, value in filter.initial_parameters().items():
-            filter.get_parameter(name).copy_(value)
+            getattr(filter, name).copy_(value)
     return filter
 
 
@@ -91,3 +92,63 @@ def test_pieces_have_the_same_digits_with_and_without_gradients(monkeypatch):
     with torch.no_grad():
         expected = filter(40)
     assert torch.equal(filter(40), expected)
+
+
+@pytest.mark.parametrize("positions", STORED)
+@pytest.mark.parametrize("frequencies", [{}, {"frequency_scale": 2.0, "frequency_shift": 1.0}])
+def test_stored_positions_begin_as_the_computed_ones(positions, frequencies):
+    config = {"hidden_size": 6, "bidirectional": True, "max_position_embeddings": 40, **frequencies}
+    model, other = (
+        HyenaForMaskedLM(HyenaConfig(**config, filter_positions=kind)).eval() for kind in (positions, "computed")
+    )
+    # What is stored is not there in the other one, which would go by its own formulas.
+    left = model.load_state_dict(other.state_dict(), strict=False)
+    assert {name.rsplit(".", 1)[-1] for name in left.missing_keys} == {"positions", "time", "decay_rates"}
+    ids = torch.randint(0, 12, (2, 40))
+    found, expected = (each(ids, output_tau=True) for each in (model, other))
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.tau, expected.tau)
+
+
+@pytest.mark.parametrize("positions", STORED)
+def test_the_kernel_is_that_of_the_stored_positions(monkeypatch, positions):
+    filter = made("implicit", filter_positions=positions)
+    with torch.no_grad():
+        for name in ("positions", "time", "decay_rates"):
+            tensor = getattr(filter, name)
+            tensor.add_(torch.rand_like(tensor))
+    monkeypatch.setattr(filters, "_POSITIONS", 7)
+    kernel = filter(17, torch.float64)
+    parameters = dict(filter.named_parameters()) | dict(filter.named_buffers())
+    for lag in range(17):
+        hidden = parameters["positions"][lag]
+        for layer in range(3):
+            hidden = parameters[f"weight_{layer}"] @ hidden + parameters[f"bias_{layer}"]
+            hidden = torch.sin(parameters["frequency"] * hidden)
+        window = torch.exp(-parameters["decay_rates"] * parameters["time"][lag]) + 0.05
+        expected = (parameters["weight_3"] @ hidden).view(2, 3) * window
+        torch.testing.assert_close(kernel[..., lag], expected, rtol=0, atol=1e-12)
+
+
+def test_learned_positions_have_gradients():
+    filter = made("implicit", filter_positions="learned", filter_order=4)
+    names = ["positions", "frequency", "weight_3"]
+
+    def kernel(*values):
+        return torch.func.functional_call(filter, dict(zip(names, values, strict=True)), (9, torch.float64))
+
+    assert torch.autograd.gradcheck(kernel, [filter.get_parameter(name) for name in names])
+    assert not dict(made("implicit", filter_positions="stored").named_parameters()).keys() & {"positions", "time"}
+
+
+def test_what_is_not_trained_is_not_trained_after_loading_either(tmp_path):
+    config = HyenaConfig(
+        hidden_size=4, max_position_embeddings=16, filter_train_frequency=False, filter_positions="stored"
+    )
+    model = HyenaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    loaded = HyenaForCausalLM.from_pretrained(tmp_path)
+    trained = [{name for name, p in each.named_parameters() if p.requires_grad} for each in (model, loaded)]
+    assert trained[0] == trained[1]
+    assert not {"frequency", "positions", "time", "decay_rates"} & {name.rsplit(".", 1)[-1] for name in trained[0]}
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())

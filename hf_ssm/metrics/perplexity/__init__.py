@@ -1,0 +1,1 @@
+"""The folder of a metric, as evaluate wants it."""

@@ -1,0 +1,345 @@
+"""Writes the cards of the example checkpoints, so that no number on them was typed by hand.
+
+    python model_cards/build.py
+    python model_cards/build.py --reports
+
+The numbers come from `examples/results/masking_*.json`, from the tables of `examples/README.md` (for the settings files
+of `examples/`), and from `reports/*.md`, the theory reports. These are measured anew with `--reports`, of the
+checkpoints that the commands on the cards left in `runs/`. Run it from anywhere; a test fails if a card is out of date.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hf_ssm.hub.card import CardFacts, build_card
+from hf_ssm.training.settings import config_class, read_settings_file, resolve
+from hf_ssm.training.tasks import TASKS
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+EXAMPLES = ROOT / "examples"
+REPORT_ROWS, REPORT_BATCH = 256, 32
+
+# File (without suffixes) or generator -> what it is, its tokens and its classes.
+DATA: dict[str, tuple[str, int, int]] = {
+    "planted-motifs": (
+        "Generated: random bases with a motif in the rows of one class, and with decoys, its letters in another "
+        "order, in those of the other. What was planted where is known, so a model can be asked for it.",
+        12,
+        2,
+    ),
+    "human_or_worm_mini": (
+        "Windows of human and of worm DNA from either strand, labelled by species; in the shape of "
+        "`demo_human_or_worm` of Genomic Benchmarks, but not its sequences.",
+        12,
+        2,
+    ),
+    "human_nontata_promoters_official_test": (
+        "Human promoters without a TATA box, and other human sequences: the official test part of "
+        "`human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), divided anew into training and test.",
+        12,
+        2,
+    ),
+    "human_enhancers_cohn_official_test": (
+        "Human enhancers and other human sequences: the official test part of `human_enhancers_cohn` (Genomic "
+        "Benchmarks, Apache-2.0), divided anew into training and test.",
+        12,
+        2,
+    ),
+    "the human rows": ("The human half of `human_or_worm_mini`: windows of human DNA from either strand.", 12, 2),
+    "listops_len95-105_train": (
+        "Expressions of nested operators on digits, in the manner of the Long Range Arena's ListOps but much shorter "
+        "and fewer; the class is the value.",
+        22,
+        10,
+    ),
+}
+_LIMITS = (
+    "An example of what the package does, not a tool: a small model, trained from its first weights on one small data "
+    "set with one seed. Nothing is claimed of other data, other organisms or other lengths, and it must not be used "
+    "for a decision about anybody's health. No checkpoint is handed out; the command makes it."
+)
+_NO_REPORT = (
+    "## Theory report\n\nNot measured here: `hf-ssm report {} --update-card` does, and writes it on the card that the "
+    "command below leaves beside the model."
+)
+_TABLE = "## Cards\n"
+_WHERE = "`examples/README.md` tells what was tried, and what chance alone makes of such a figure."
+# Metrics of the test split that stand on a card.
+_METRICS = ("accuracy", "f1", "mcc", "perplexity", "token_accuracy", "loss")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A checkpoint that an example makes.
+
+    Attributes:
+        name: of its card.
+        command: makes it, from the root of the project.
+        folder: where it lies then.
+        sections: settings of its training.
+        test: metrics of the test split.
+        source: file with these numbers.
+        found: all results of a masking experiment; empty for others.
+        environment: one sentence.
+    """
+
+    name: str
+    command: str
+    folder: str
+    sections: Mapping[str, Mapping[str, Any]]
+    test: Mapping[str, float]
+    source: str
+    found: Mapping[str, Any]
+    environment: str
+
+
+def examples() -> Iterator[Example]:
+    """All of them, by what the files of results hold."""
+    for path in sorted((EXAMPLES / "results").glob("masking_*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        minutes = found["test"]["training_seconds"] / 60
+        yield Example(
+            name=path.stem,
+            command=found["command"],
+            folder=f"{found['arguments']['folder']}/model",
+            sections=found["settings"],
+            test={name: found["test"][name] for name in _METRICS if name in found["test"]},
+            source=path.relative_to(ROOT).as_posix(),
+            found=found,
+            environment=f"{found['test']['epochs']:g} epochs in {minutes:.1f} minutes of a processor, with "
+            f"{found['threads']} thread; {versions}.",
+        )
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        command, accuracy, minutes = measured(path.name)
+        (folder,) = re.findall(r"--output (\S+)", command)
+        (dataset,) = re.findall(r"--dataset (\S+)", command)
+        sections = read_settings_file(path)
+        yield Example(
+            name=path.stem,
+            command=command,
+            folder=folder,
+            sections={**sections, "data": {**sections.get("data", {}), "dataset": dataset}},
+            test={"accuracy": accuracy},
+            source="examples/README.md",
+            found={},
+            environment=f"{minutes:g} minutes, with one thread on a machine shared with other work." if minutes else "",
+        )
+
+
+@cache
+def _rows() -> list[list[str]]:
+    """The cells of all tables of `examples/README.md`."""
+    lines = (EXAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def measured(settings_file: str) -> tuple[str, float, float | None]:
+    """Command, test accuracy and minutes of a run with a settings file, as `examples/README.md` has them.
+
+    Raises:
+        ValueError: not one row of its tables has such a command.
+    """
+    found = [row for row in _rows() if f"--config examples/{settings_file} " in row[-1]]
+    if len(found) != 1:
+        raise ValueError(f"examples/README.md must have one row with examples/{settings_file}, found {len(found)}")
+    *cells, command = found[0]
+    # "0.9596 | 7.5 | command", or "0.347; what else there is to say | command".
+    numbers = [re.match(r"\d+(\.\d+)?(?=$|;)", cell) for cell in cells]
+    values = [float(number[0]) for number in numbers if number]
+    return command.strip("`"), values[0], values[1] if len(values) > 1 else None
+
+
+def facts(example: Example) -> CardFacts:
+    """What stands on the card of an example."""
+    settings = resolve(example.sections)
+    dataset = str(settings.data["dataset"])
+    key = Path(dataset).name.split(".")[0]
+    words, vocabulary, classes = DATA[key]
+    report = HERE / "reports" / f"{example.name}.md"
+    model = example.sections["model"]
+    given = {name: value for name, value in example.sections.get("data", {}).items() if value is not None}
+    return CardFacts(
+        model_name=example.name,
+        family=str(settings.model["family"]),
+        task=settings.task,
+        num_parameters=count_parameters(example, vocabulary, classes),
+        dataset_name=Path(dataset).name,
+        dataset_description=words,
+        splits={},
+        results={"test": example.test},
+        settings={
+            **{f"model.{name}": value for name, value in model.items() if name not in ("family", "task")},
+            **{f"data.{name}": value for name, value in given.items() if name != "dataset"},
+            **{f"training.{name}": value for name, value in example.sections["training"].items()},
+        },
+        selection_note=f"From `{example.source}`; printed by the command below. {_WHERE}",
+        environment=example.environment,
+        repo_id=example.folder,
+        dna=vocabulary == 12,
+        theory=report.read_text(encoding="utf-8") if report.exists() else _NO_REPORT.format(example.folder),
+        probe=probe_words(example) if example.found else "",
+        training_note=f"From the root of the project:\n\n```bash\n{example.command}\n```\n\nIts settings, where they "
+        "differ from the defaults:",
+        limits=_LIMITS,
+    )
+
+
+def count_parameters(example: Example, vocabulary: int, classes: int) -> int:
+    """Of the model that the settings ask for."""
+    settings = resolve(example.sections)
+    fields = {"vocab_size": vocabulary, "num_labels": classes, **settings.config_fields}
+    model = TASKS[settings.task].auto_class.from_config(config_class(str(settings.model["family"]))(**fields))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def probe_words(example: Example) -> str:
+    """What the masking experiment found: a picture and a table."""
+    found = example.found
+    header = ["tokens masked", "sequences", "area", *(f"falls below {share} at" for share in ("nine tenths", "half"))]
+    rows = []
+    for name, words in (("chosen", "chosen for the sequence itself"), ("others", "chosen for another sequence")):
+        part = found[name]
+        area, until = part["area"], part["masked_until"]
+        rows.append(
+            [
+                words,
+                str(part["curves"]),
+                f"{area['mean']:.3f} ± {area['deviation']:.3f}",
+                *(f"{until[key]['mean']:.0%} ± {until[key]['deviation']:.0%} masked" for key in ("0.9", "0.5")),
+            ]
+        )
+    table = "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+    truth = ""
+    if "precision" in found:
+        precision = ", ".join(
+            f"{sum(values) / len(values):.3f} ({name}, {len(values)} sequences)"
+            for name, values in found["precision"].items()
+        )
+        truth = f"\n\nShare of the tokens masked last that are letters of the planted motif: {precision}."
+    return (
+        "Greedy masking (Nishikawa & Suzuki 2025, Section 5): of a sequence, the token whose masking leaves the "
+        "probability of the answer highest is masked, again and again. Shown is that probability, of sequences whose "
+        "own tokens were chosen, and of others under the same masks (mean, and one standard deviation to either "
+        f"side); search: {found['strategy_shown']}.\n\n"
+        f"![Probability against the share of masked tokens](pictures/{example.name}.svg)\n\n{table}{truth}"
+    )
+
+
+def curves_svg(found: Mapping[str, Any]) -> str:
+    """The two curves of a masking experiment, with their deviations, as an SVG picture."""
+    left, top, width, height = 60, 15, 420, 240
+
+    def point(share: float, value: float) -> str:
+        return f"{left + width * share:.1f},{top + height * (1 - min(max(value, 0), 1)):.1f}"
+
+    parts = ['<rect width="100%" height="100%" fill="white"/>']
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        x, y = point(tick, tick).split(",")
+        parts += [
+            f'<path d="M{left} {y}h{width}M{x} {top}v{height}" stroke="#ddd"/>',
+            f'<text x="{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:g}</text>',
+            f'<text x="{x}" y="{top + height + 18}" text-anchor="middle">{tick:.0%}</text>',
+        ]
+    for row, (name, words, colour) in enumerate((("chosen", "chosen", "#1b6ca8"), ("others", "others", "#d1495b"))):
+        share, mean, spread = (found[name][key] for key in ("share", "mean", "deviation"))
+        above = [point(s, m + d) for s, m, d in zip(share, mean, spread, strict=True)]
+        below = [point(s, m - d) for s, m, d in zip(share, mean, spread, strict=True)]
+        line = " ".join(point(s, m) for s, m in zip(share, mean, strict=True))
+        y = top + height - 30 + 18 * row
+        parts += [
+            f'<polygon points="{" ".join([*above, *reversed(below)])}" fill="{colour}" opacity="0.15"/>',
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>',
+            f'<path d="M{left + 10} {y}h20" stroke="{colour}" stroke-width="2"/>',
+            f'<text x="{left + 36}" y="{y + 4}">{words}</text>',
+        ]
+    parts += [
+        f'<text x="{left + width / 2:g}" y="{top + height + 40}" text-anchor="middle">share of tokens masked</text>',
+        f'<text transform="translate(16 {top + height / 2:g}) rotate(-90)" text-anchor="middle">probability</text>',
+    ]
+    size = f'width="{left + width + 25}" height="{top + height + 55}"'
+    style = 'font-family="sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
+
+
+def _wrapped(card: str) -> str:
+    """A card whose code is formatted as the project's: folders of examples have long names."""
+    lines = [
+        re.sub(r"^(model = .*\()(.*)\)$", r"\1\n    \2\n)", line) if len(line) > 120 else line
+        for line in card.split("\n")
+    ]
+    return "\n".join(lines)
+
+
+def contents() -> dict[str, str]:
+    """Path below this folder -> text, of all that is written here."""
+    written, rows = {}, []
+    for example in examples():
+        known = facts(example)
+        written[f"{example.name}.md"] = f"{_wrapped(str(build_card(known)))}\n"
+        if example.found:
+            written[f"pictures/{example.name}.svg"] = curves_svg(example.found)
+        metric = next(name for name in _METRICS if name in example.test)
+        result = f"{metric} {example.test[metric]:.4f}"
+        rows.append(f"| [{example.name}]({example.name}.md) | {known.family} | {known.dataset_name} | {result} |")
+    introduction = (HERE / "README.md").read_text(encoding="utf-8").partition(_TABLE)[0]
+    table = ["| card | family | data | test |", "| --- | --- | --- | --- |", *rows]
+    written["README.md"] = introduction + _TABLE + "\n" + "\n".join(table) + "\n"
+    return written
+
+
+def write_reports(names: Sequence[str]) -> None:
+    """Measure the theory reports of checkpoints that lie in `runs/`, of all or of some; the others stay as they are."""
+    for example in examples():
+        if (ROOT / example.folder / "config.json").exists() and (not names or example.name in names):
+            path = HERE / "reports" / f"{example.name}.md"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(report_of(example), encoding="utf-8")
+            print(path.relative_to(ROOT), flush=True)
+
+
+def report_of(example: Example) -> str:
+    """The section "Theory report" of a checkpoint, on some of its training sequences."""
+    from hf_ssm.analysis.report import theory_report
+    from hf_ssm.cli.checkpoints import chosen_rows
+    from hf_ssm.training.inputs import load_data
+
+    settings = resolve(example.sections)
+    source = str(settings.data["dataset"])
+    # The next-token experiment wrote its rows beside the checkpoint.
+    path = ROOT / example.folder / ".." / "human.csv" if source == "the human rows" else ROOT / source
+    if path.exists():
+        settings = replace(settings, data={**settings.data, "dataset": str(path)})
+    data = load_data(settings)
+    rows = chosen_rows(data.splits, "train", REPORT_ROWS)
+    starts = range(0, len(rows), REPORT_BATCH)
+    parts = [rows.select(range(start, min(start + REPORT_BATCH, len(rows)))) for start in starts]
+    model = TASKS[settings.task].auto_class.from_pretrained(ROOT / example.folder)
+    report = theory_report(model, [data.batch(part) for part in parts], num_sequences=len(data.splits["train"]))
+    return report.to_markdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--reports", metavar="NAME", nargs="*", help="first measure the theory reports of these cards (default: of all)"
+    )
+    names = parser.parse_args().reports
+    if names is not None:
+        write_reports(names)
+    for name, text in contents().items():
+        path = HERE / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The benchmark of the probe runs in its tiny setting, compares what is the same, and counts the plain loop right."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "probe.py"
+
+
+@pytest.fixture
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("probe_benchmark", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tiny(benchmark, capsys) -> None:
+    benchmark.main(["--tiny"])
+    title, _, header, rule, *rows = capsys.readouterr().out.strip().splitlines()
+    assert title.endswith("length 10, hidden size 8, 2 layers; plain loop whole")
+    assert header == "| family | reads | CPU time | wall time | tokens |"
+    assert rule == "|---|---|---|---|---|"
+    names = [(family, head) for family in ("S4", "Hyena", "SelectiveSSM") for head in ("causal", "last", "mean")]
+    for row, (family, head) in zip(rows, names, strict=True):
+        assert re.fullmatch(rf"\| {family} \| {head} \| \d+\.\d \| \d+\.\d \| \d\.\d \|", row)
+
+
+def test_a_part_of_the_plain_loop_is_scaled_to_all_of_it(benchmark, monkeypatch) -> None:
+    """Each call takes a second; one step of 4 candidates is 4 of the 10 calls."""
+    seconds = iter([0.0, 4.0])
+    monkeypatch.setattr(benchmark, "clocks", lambda: (now := next(seconds), 2 * now))
+    model = benchmark.build_model("S4", "last", 8, 4)
+    cost, order = benchmark.plain_loop(model, torch.tensor([7, 8, 9, 10]), 1, 1)
+    assert cost == (10.0, 20.0, 40.0)
+    assert len(order) == 1
+
+
+def test_another_order_is_an_error(benchmark, monkeypatch) -> None:
+    exact = benchmark.exact
+    monkeypatch.setattr(benchmark, "exact", lambda *args: (exact(*args)[0], [0, 0, 0, 0]))
+    model = benchmark.build_model("S4", "last", 8, 4)
+    with pytest.raises(RuntimeError, match="another order than that of the plain loop"):
+        benchmark.compare(model, torch.tensor([7, 8, 9, 10]), 1, False, 4)

@@ -1,0 +1,110 @@
+"""The fixture `hub`: a Hub on this machine, to which the clients in this process and in subprocesses talk."""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import transformers.dynamic_module_utils
+import transformers.utils.hub
+from huggingface_hub import constants, file_download, hf_api
+from huggingface_hub.utils import _cache_manager, _http, _xet, close_session
+
+
+def load_loopback() -> ModuleType:
+    """The server; its files lie beside this one, and import each other by their plain names."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        return importlib.import_module("loopback")
+    finally:
+        del sys.path[0]
+
+
+loopback = load_loopback()
+
+
+# huggingface_hub 2.4 hands LFS files to httpx2 by a deprecated argument: the warning is about its code, not ours.
+CLIENT_WARNING = r"ignore:Use 'content=<...>' to upload raw bytes/text content:DeprecationWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "hub" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.filterwarnings(CLIENT_WARNING))
+
+
+class Clock:
+    """The module `time` without its waiting: `sleep` writes down how long it would have been."""
+
+    def __init__(self, waits: list[float]) -> None:
+        self.sleep = waits.append
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A `loopback.Hub` without repositories; this process is logged in there as "ada", with an empty home."""
+    server = loopback.Hub(tmp_path / "hub")
+    close_session()
+    try:
+        with monkeypatch.context() as patch:
+            connect(server, tmp_path / "hub" / "home", patch)
+            yield server
+    finally:
+        close_session()
+        server.close()
+        for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+    assert not server.errors, server.errors
+
+
+def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Points this process to the server. The libraries read the environment when imported, so that is not enough."""
+    for name in list(os.environ):
+        if loopback.is_client_setting(name):
+            patch.delenv(name)
+    patch.setenv("HF_ENDPOINT", server.endpoint)
+    patch.setenv("HF_TOKEN", server.token)
+    patch.setenv("HF_HOME", str(home))
+    settings = {
+        "ENDPOINT": server.endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_URL_HOSTS": constants.HF_URL_HOSTS | {"127.0.0.1"},
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HUGGINGFACE_HUB_CACHE": str(home / "hub"),
+        "HF_ASSETS_CACHE": str(home / "assets"),
+        "HF_XET_CACHE": str(home / "xet"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "HF_STORED_TOKENS_PATH": str(home / "stored_tokens"),
+        "AGENT_HARNESSES_PATH": str(home / ".agent_harnesses.json"),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_TELEMETRY": True,
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in settings.items():
+        patch.setattr(constants, name, value, raising=False)
+    server.on_xet = lambda offered: patch.setattr(constants, "HF_HUB_DISABLE_XET", not offered)
+    # The session of hf_xet keeps the settings of the moment when it was made.
+    patch.setattr(_xet._GLOBAL_XET_HOLDER, "_session", None)
+    patch.setattr(hf_api.api, "endpoint", server.endpoint)
+    # transformers makes its own client at the first call and keeps it.
+    patch.setattr(transformers.utils.hub, "_hf_api", None)
+    patch.setattr(_cache_manager, "HF_HUB_CACHE", str(home / "hub"))
+    for module in (transformers.utils, transformers.utils.hub, transformers.dynamic_module_utils):
+        patch.setattr(module, "HF_MODULES_CACHE", str(home / "modules"))
+    for config in (sys.modules[name] for name in ("datasets.config", "evaluate.config") if name in sys.modules):
+        for name, value in list(vars(config).items()):
+            if isinstance(value, str) and value.startswith("https://huggingface.co"):
+                patch.setattr(config, name, value.replace("https://huggingface.co", server.endpoint))
+    # transformers adds the folder of modules to the path for good.
+    patch.setattr(sys, "path", list(sys.path))
+    for module in (_http, file_download):
+        patch.setattr(module, "time", Clock(server.waits))

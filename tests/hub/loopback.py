@@ -1,0 +1,265 @@
+"""A Hub on this machine, for the genuine client: `huggingface_hub`, `transformers` and the `hf` command.
+
+`Hub(folder)` listens on two ports of 127.0.0.1: one is the Hub, the other the storage that holds large files, as on the
+real Hub where they lie on other hosts behind signed addresses (the storage refuses requests that carry a token). What
+is kept is in `loopback_store`, what is answered in `loopback_api` and `loopback_files`, xet in `loopback_xet`, the HTTP
+and the faults in `loopback_http`; here is what a test says and asks, and who may do what. Standard library only.
+"""
+
+import hashlib
+import hmac
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+# These two are imported for the routes they register.
+import loopback_api  # noqa: F401
+import loopback_files  # noqa: F401
+from loopback_http import (
+    HUB_ROUTES,
+    NO_FAULT,
+    STORAGE_ROUTES,
+    Answer,
+    Fault,
+    HubError,
+    Request,
+    Route,
+    Server,
+    json_answer,
+)
+from loopback_store import GIT_ATTRIBUTES, Blob, Repo, checked_path, is_lfs
+from loopback_xet import XetStore
+
+
+def is_client_setting(name: str) -> bool:
+    """Whether the environment variable tells the client something: where the Hub is, a token, a proxy, a cache."""
+    ours = name.startswith("HF_SSM")
+    return not ours and (name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or name.lower().endswith("_proxy"))
+
+
+class Hub:
+    """The server and what a test says to it and asks of it.
+
+    Attributes:
+        endpoint: Address of the Hub, for `HF_ENDPOINT`.
+        token: The token of user "ada".
+        users: Token -> user; "ada" and "ben" have one, more can be added.
+        read_only: Tokens among these that may not write.
+        orgs: Organisation -> its members, who may all write there.
+        requests: (method, path, status) of every request to the Hub and its storage, in order; status 0 where the
+            connection was dropped. A test may clear it.
+        waits: Seconds the client in this process would have waited before it tried again (see `conftest.hub`).
+        errors: What went wrong in the server itself; the fixture fails a test that leaves any.
+        page_size: Entries per page of a listing.
+        part_size: Bytes; larger files are uploaded in parts of this size.
+        xet: Whether large files are offered by xet (see `loopback_xet`).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.users = {f"hf_{name}{secrets.token_hex(16)}": name for name in ("ada", "ben")}
+        self.token = next(iter(self.users))
+        self.read_only: set[str] = set()
+        self.orgs: dict[str, set[str]] = {}
+        self.repos: dict[tuple[str, str], Repo] = {}
+        self.objects: dict[str, bytes] = {}
+        self.parts: dict[tuple[str, int], bytes] = {}
+        self.requests: list[tuple[str, str, int]] = []
+        self.waits: list[float] = []
+        self.errors: list[Exception] = []
+        self.page_size = 1000
+        self.part_size = 20 * 2**20
+        self.xet_store = XetStore()
+        self.on_xet: Callable[[bool], object] = lambda offered: None
+        self._xet = False
+        self._homes = itertools.count()
+        self._faults: list[Fault] = []
+        self._lock = threading.RLock()
+        self._secret = secrets.token_bytes(16)
+        self._hub_server = Server(self, HUB_ROUTES)
+        self._storage_server = Server(self, STORAGE_ROUTES)
+        self.endpoint = self._hub_server.url
+        self.storage = self._storage_server.url
+
+    @property
+    def xet(self) -> bool:
+        return self._xet
+
+    @xet.setter
+    def xet(self, offered: bool) -> None:
+        self._xet = offered
+        self.on_xet(offered)
+
+    def close(self) -> None:
+        self._hub_server.close()
+        self._storage_server.close()
+
+    def create(
+        self,
+        repo_id: str,
+        files: Mapping[str, bytes | str] | None = None,
+        *,
+        private: bool = False,
+        gated: str | bool = False,
+        type: str = "model",
+        sdk: str | None = None,
+    ) -> Repo:
+        """A repository as the Hub makes it (a first commit with `.gitattributes`), then a commit with `files`."""
+        repo = self.repos[type, repo_id] = Repo(repo_id, type, private, gated, sdk)
+        owner = repo_id.split("/")[0]
+        start = {".gitattributes": Blob(GIT_ATTRIBUTES.encode())}
+        repo.write("main", start, "initial commit", "", owner)
+        if files:
+            contents = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
+            blobs = {
+                path: Blob(content, is_lfs(path, len(content), content[:512], GIT_ATTRIBUTES))
+                for path, content in contents.items()
+            }
+            self.objects.update({blob.sha256: blob.content for blob in blobs.values() if blob.lfs})
+            repo.write("main", start | {checked_path(path): blob for path, blob in blobs.items()}, "Files", "", owner)
+        return repo
+
+    def repo(self, repo_id: str, type: str = "model") -> Repo:
+        """The repository; KeyError if there is none."""
+        return self.repos[type, repo_id]
+
+    def fail(
+        self,
+        method: str | None,
+        path: str,
+        *,
+        status: int | None = None,
+        retry_after: int | None = None,
+        drop: bool = False,
+        truncate: int | None = None,
+        short: int | None = None,
+        flip: bool = False,
+        lose_answer: bool = False,
+        times: int = 1,
+    ) -> None:
+        """Lets the next `times` requests fail whose method (None: any) and path (regular expression, no query) fit.
+
+        Args:
+            method: "GET", "HEAD", "POST", "PUT", "DELETE" or None.
+            path: Searched in the unquoted path, on the Hub and on its storage (`/objects/...`, `/uploads/...`).
+            status: Answer this status instead of doing anything.
+            retry_after: Seconds in the `Retry-After` header of that answer.
+            drop: Close the connection after half of the request's body, nothing done and nothing answered.
+            truncate: Announce the whole body, send this many bytes of it and close the connection.
+            short: Send this many bytes as if they were the whole body.
+            flip: Change one bit: of the body that is downloaded, or of the one that is uploaded.
+            lose_answer: Do the work, then close the connection without an answer.
+            times: How often.
+        """
+        kind = [status is not None, drop, truncate is not None, short is not None, flip, lose_answer]
+        if sum(kind) != 1:
+            raise ValueError("a fault is one of status, drop, truncate, short, flip and lose_answer")
+        fault = Fault(method, path, times, status, retry_after, drop, truncate, short, flip, lose_answer)
+        self._faults.append(fault)
+
+    def next_fault(self, method: str, path: str) -> Fault:
+        with self._lock:
+            for fault in self._faults:
+                if fault.fits(method, path):
+                    fault.times -= 1
+                    return fault
+        return NO_FAULT
+
+    def env(self, **changes: str | None) -> dict[str, str]:
+        """The environment of a subprocess that knows this Hub: a new user's, with ada's token and an empty home.
+
+        Every call makes a new `HF_HOME`; keep the result to stay the same user. `changes` are added, None removes:
+        `hub.env(HF_TOKEN=None)` is not logged in.
+        """
+        home = self.folder / f"home{next(self._homes)}"
+        home.mkdir(parents=True)
+        kept = {name: value for name, value in os.environ.items() if not is_client_setting(name)}
+        ours = {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_TOKEN": self.token,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+            "NO_PROXY": "*",
+        }
+        return {name: value for name, value in {**kept, **ours, **changes}.items() if value is not None}
+
+    def answer(self, routes: list[Route], method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """The answer to a request; one at a time, so that every request sees a whole state and leaves one."""
+        address = urlsplit(target)
+        with self._lock:
+            try:
+                # The storage has signed addresses and, for xet, tokens of its own.
+                users = self.users if routes is HUB_ROUTES else None
+                request = self._request(method, address, headers, body, users)
+                return self._route(routes, request)
+            except HubError as error:
+                return json_answer({"error": str(error)}, error.status, error.headers)
+            except Exception as error:
+                self.errors.append(error)
+                return json_answer({"error": f"the loopback Hub itself failed: {error!r}"}, 500)
+
+    def _request(
+        self, method: str, address: SplitResult, headers: Mapping[str, str], body: bytes, users: dict | None
+    ) -> Request:
+        token = headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and users is not None and token not in users:
+            raise HubError(401, "Invalid credentials in Authorization header")
+        user = (users or {}).get(token)
+        return Request(method, address.path, parse_qs(address.query), headers, body, user, token in self.read_only)
+
+    def _route(self, routes: list[Route], request: Request) -> Answer:
+        for methods, pattern, respond in routes:
+            match = pattern.fullmatch(request.path)
+            if match is not None and request.method in methods:
+                return respond(self, request, **{name: unquote(text) for name, text in match.groupdict("").items()})
+        raise HubError(404, "Sorry, we can't find the page you are looking for.")
+
+    def find(self, request: Request, type: str, repo_id: str, *, write: bool = False) -> Repo:
+        """The repository for this request, or the refusal: a private one looks missing to those who may not see it."""
+        repo = self.repos.get((type, repo_id))
+        if repo is None or (repo.private and not self.owns(request.user, repo_id)):
+            status = 401 if request.user is None else 404
+            raise HubError(status, "Repository not found", "RepoNotFound")
+        if write:
+            self.check_write(request, repo_id)
+        return repo
+
+    def check_write(self, request: Request, repo_id: str) -> None:
+        if request.user is None:
+            raise HubError(401, "Invalid username or password.")
+        if request.read_only:
+            raise HubError(403, "You must use a token with write access")
+        if not self.owns(request.user, repo_id):
+            raise HubError(403, f'You don\'t have the rights to write under the namespace "{repo_id.split("/")[0]}"')
+
+    def owns(self, user: str | None, repo_id: str) -> bool:
+        namespace = repo_id.split("/")[0]
+        return user is not None and (user == namespace or user in self.orgs.get(namespace, ()))
+
+    def check_content(self, request: Request, repo: Repo) -> None:
+        """Refuses the files of a gated repository to those who were not let in."""
+        if not repo.gated or self.owns(request.user, repo.id) or request.user in repo.granted:
+            return
+        status, todo = (401, "log in") if request.user is None else (403, "ask for access")
+        message = f"Access to {repo.type} {repo.id} is restricted. You must have access to it: {todo}."
+        raise HubError(status, message, "GatedRepo")
+
+    def signed(self, path: str) -> str:
+        """An address in the storage that is good without a token."""
+        return f"{self.storage}{path}?signature={self._signature(path)}"
+
+    def check_signature(self, request: Request) -> None:
+        if "Authorization" in request.headers:
+            raise HubError(400, "A token was sent to the storage")
+        if not hmac.compare_digest(request.query.get("signature", [""])[0], self._signature(request.path)):
+            raise HubError(403, "SignatureDoesNotMatch")
+
+    def _signature(self, path: str) -> str:
+        return hmac.new(self._secret, path.encode(), hashlib.sha256).hexdigest()

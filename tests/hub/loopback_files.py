@@ -1,0 +1,228 @@
+"""Files on the loopback Hub: uploads (preupload, LFS, commit), downloads (resolve), and the storage of large ones."""
+
+import base64
+import fnmatch
+import hashlib
+import json
+import re
+from typing import Any
+from urllib.parse import quote
+
+import loopback_xet
+from loopback_http import STORAGE_ROUTES, Answer, HubError, Request, json_answer, repo_type, route
+from loopback_store import Blob, card_data, checked_path, is_lfs
+
+# Uploads
+
+
+@route("POST", "{api}/preupload/{revision}")
+def preupload(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
+    """Says for every file whether it goes by LFS, is ignored, and what is there by that name now."""
+    repo = hub.find(request, repo_type(kind), repo_id, write=True)
+    no_pull_requests(request)
+    blobs = repo.commit(revision).blobs
+    wanted = request.json()
+    attributes = blobs[".gitattributes"].content.decode() if ".gitattributes" in blobs else ""
+    ignored = [line for line in wanted.get("gitIgnore", "").split() if not line.startswith("#")]
+    modes = []
+    for file in wanted["files"]:
+        path = checked_path(file["path"])
+        lfs = is_lfs(path, file["size"], base64.b64decode(file["sample"]), attributes)
+        modes.append(
+            {
+                "path": path,
+                "uploadMode": "lfs" if lfs else "regular",
+                "shouldIgnore": any(fnmatch.fnmatch(path, pattern) for pattern in ignored),
+                "oid": blobs[path].etag if path in blobs else None,
+            }
+        )
+    return json_answer({"files": modes, "commitOid": repo.commit(revision).oid})
+
+
+def no_pull_requests(request: Request) -> None:
+    """A commit that was to be proposed must not land on the branch."""
+    if request.flag("create_pr"):
+        raise HubError(400, "This Hub has no pull requests")
+
+
+@route("POST", "{page}[.]git/info/lfs/objects/batch")
+def lfs_batch(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
+    """Where to put which object; those that are there already get no place."""
+    hub.find(request, repo_type(kind), repo_id, write=True)
+    objects = []
+    for wanted in request.json()["objects"]:
+        oid, size = wanted["oid"], wanted["size"]
+        objects.append({"oid": oid, "size": size})
+        if oid in hub.objects:
+            continue
+        prefix = f"{kind}/" if kind else ""
+        verify = {"href": f"{hub.endpoint}/{prefix}{repo_id}.git/info/lfs/objects/verify"}
+        upload: dict[str, Any] = {"href": hub.signed(f"/uploads/{oid}")}
+        if size > hub.part_size:
+            count = -(-size // hub.part_size)
+            parts = {str(part): hub.signed(f"/uploads/{oid}/{part}") for part in range(1, count + 1)}
+            upload["header"] = {"chunk_size": str(hub.part_size), **parts}
+        objects[-1]["actions"] = {"upload": upload, "verify": verify}
+    return json_answer({"transfer": "basic", "objects": objects})
+
+
+@route("POST", "{page}[.]git/info/lfs/objects/verify")
+def lfs_verify(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
+    hub.find(request, repo_type(kind), repo_id, write=True)
+    wanted = request.json()
+    if len(hub.objects.get(wanted["oid"], b"")) != wanted["size"]:
+        raise HubError(404, f"Object {wanted['oid']} was not uploaded")
+    return json_answer({})
+
+
+@route("POST", "{api}/commit/{revision}")
+def commit(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
+    """All operations or none: the snapshot is built first and put on the branch at the end."""
+    repo = hub.find(request, repo_type(kind), repo_id, write=True)
+    no_pull_requests(request)
+    if revision not in repo.branches:
+        raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+    blobs = dict(repo.commit(revision).blobs)
+    header: dict[str, str] = {}
+    for line in request.body.splitlines():
+        operation = json.loads(line)
+        if operation["key"] == "header":
+            header = operation["value"]
+        else:
+            apply(hub, blobs, operation["key"], operation["value"])
+    parent = header.get("parentCommit", "")
+    if not repo.branches[revision].startswith(parent):
+        raise HubError(412, "A commit has happened since. Please refresh and try again.")
+    if "README.md" in blobs and (errors := card_data(blobs["README.md"].content.decode())[1]):
+        raise HubError(400, "Invalid metadata in README.md: " + "; ".join(errors))
+    made = repo.write(revision, blobs, header["summary"], header.get("description", ""), request.user or "")
+    url = f"{hub.endpoint}/{repo.prefix}{repo_id}/commit/{made.oid}"
+    return json_answer({"success": True, "commitOid": made.oid, "commitUrl": url})
+
+
+def apply(hub: Any, blobs: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
+    path = checked_path(value["path"].removesuffix("/"))
+    if key == "file":
+        blobs[path] = Blob(base64.b64decode(value["content"]))
+    elif key == "lfsFile":
+        if value["oid"] not in hub.objects:
+            raise HubError(400, f"LFS pointer of {path} pointed to a file that does not exist")
+        blobs[path] = Blob(hub.objects[value["oid"]], lfs=True)
+    elif key == "deletedFile":
+        if blobs.pop(path, None) is None:
+            raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
+    elif key == "deletedFolder":
+        inside = [name for name in blobs if name.startswith(path + "/")]
+        if not inside:
+            raise HubError(404, f"A folder with this name doesn't exist: {path}", "EntryNotFound")
+        for name in inside:
+            del blobs[name]
+    else:
+        raise HubError(400, f"Unknown operation {key!r}")
+
+
+# Downloads
+
+
+@route("GET HEAD", "{page}/(?:resolve|raw)/{revision}/(?P<path>.+)")
+def resolve(hub: Any, request: Request, kind: str, repo_id: str, revision: str, path: str) -> Answer:
+    """A file: git's own at once, an LFS file at a signed address of the storage."""
+    repo = hub.find(request, repo_type(kind), repo_id)
+    hub.check_content(request, repo)
+    made, blob = repo.blob(revision, path)
+    headers = {
+        "X-Repo-Commit": made.oid,
+        "ETag": f'"{blob.etag}"',
+        "Content-Disposition": f'inline; filename="{quote(path.rsplit("/", 1)[-1])}"',
+    }
+    if not blob.lfs:
+        return ranged(request, blob.content, headers)
+    headers["X-Linked-ETag"] = headers["ETag"]
+    headers["X-Linked-Size"] = str(blob.size)
+    headers["Location"] = hub.signed(f"/objects/{blob.sha256}")
+    if hub.xet and blob.sha256 in hub.xet_store.by_sha256:
+        address = f"{hub.endpoint}/api/{repo.type}s/{repo.id}/xet-read-token/{made.oid}"
+        headers["X-Xet-Hash"] = hub.xet_store.by_sha256[blob.sha256]
+        headers["Link"] = f'<{address}>; rel="xet-auth"'
+    return Answer(b"", 302, headers)
+
+
+def ranged(request: Request, content: bytes, headers: dict[str, str]) -> Answer:
+    """The content, or the part of it that `Range` asks for."""
+    headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+    status = 200
+    if wanted is not None and any(wanted.groups()):
+        first, last = wanted.groups()
+        start = int(first) if first else max(len(content) - int(last), 0)
+        stop = min(int(last) + 1, len(content)) if first and last else len(content)
+        if start >= stop:
+            raise HubError(416, "Range not satisfiable", headers={"Content-Range": f"bytes */{len(content)}"})
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        content, status = content[start:stop], 206
+    headers["Content-Length"] = str(len(content))
+    return Answer(content, status, headers)
+
+
+# Storage
+
+
+@route("GET HEAD", "/objects/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
+def download_object(hub: Any, request: Request, oid: str) -> Answer:
+    hub.check_signature(request)
+    if oid not in hub.objects:
+        raise HubError(404, "NoSuchKey")
+    return ranged(request, hub.objects[oid], {"ETag": f'"{hashlib.md5(hub.objects[oid]).hexdigest()}"'})
+
+
+@route("PUT", "/uploads/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
+def upload_object(hub: Any, request: Request, oid: str) -> Answer:
+    hub.check_signature(request)
+    keep_object(hub, oid, request.body)
+    return Answer()
+
+
+@route("PUT", "/uploads/(?P<oid>[0-9a-f]{64})/(?P<part>[0-9]+)", STORAGE_ROUTES)
+def upload_part(hub: Any, request: Request, oid: str, part: str) -> Answer:
+    hub.check_signature(request)
+    hub.parts[oid, int(part)] = request.body
+    return Answer(headers={"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'})
+
+
+@route("POST", "/uploads/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
+def complete_object(hub: Any, request: Request, oid: str) -> Answer:
+    """Puts the parts of an upload together; each must be the one whose ETag the client was given."""
+    hub.check_signature(request)
+    wanted = sorted(request.json()["parts"], key=lambda part: part["partNumber"])
+    parts = [hub.parts.get((oid, part["partNumber"]), b"") for part in wanted]
+    if any(part["etag"] != f'"{hashlib.md5(got).hexdigest()}"' for part, got in zip(wanted, parts, strict=True)):
+        raise HubError(400, "InvalidPart")
+    keep_object(hub, oid, b"".join(parts))
+    return json_answer({})
+
+
+def keep_object(hub: Any, oid: str, content: bytes) -> None:
+    if hashlib.sha256(content).hexdigest() != oid:
+        raise HubError(400, "The checksum of what was received is not the one that was announced")
+    hub.objects[oid] = content
+
+
+# xet
+
+
+@route("GET", "{api}/xet-(?P<scope>read|write)-token/{revision}")
+def xet_token(hub: Any, request: Request, kind: str, repo_id: str, scope: str, revision: str) -> Answer:
+    repo = hub.find(request, repo_type(kind), repo_id, write=scope == "write")
+    hub.check_content(request, repo)
+    return loopback_xet.access_token(hub, request, scope)
+
+
+route("POST", "/v1/xorbs/default/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)(loopback_xet.upload_xorb)
+route("POST", "/v1/shards", STORAGE_ROUTES)(loopback_xet.upload_shard)
+route("GET", "/v1/reconstructions/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)(loopback_xet.reconstruction)
+
+
+@route("GET", "/xorbs/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)
+def download_xorb(hub: Any, request: Request, name: str) -> Answer:
+    hub.check_signature(request)
+    return ranged(request, hub.xet_store.xorbs[name].packed, {})

@@ -1,0 +1,225 @@
+"""The HTTP of the loopback Hub: requests, answers, faults, and servers that close all they opened."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+class HubError(Exception):
+    """An answer other than success: status, the Hub's `X-Error-Code` and a message for people."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        # A header is one line of ASCII, the message may quote any path.
+        line = message.encode("ascii", "backslashreplace").decode().replace("\n", " ").replace("\r", " ")
+        self.headers = {"X-Error-Message": line, **({"X-Error-Code": code} if code else {}), **(headers or {})}
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the next `times` requests of this method whose path matches."""
+
+    method: str | None
+    path: str
+    times: int
+    status: int | None = None
+    retry_after: int | None = None
+    drop: bool = False
+    truncate: int | None = None
+    short: int | None = None
+    flip: bool = False
+    lose_answer: bool = False
+
+    def fits(self, method: str, path: str) -> bool:
+        return self.times > 0 and self.method in (None, method) and re.search(self.path, path) is not None
+
+
+NO_FAULT = Fault(None, "", 0)
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: Mapping[str, str]
+    body: bytes
+    user: str | None
+    """Who asks, by the token that came along; None without a token."""
+    read_only: bool
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError:
+            raise HubError(400, "The request's body is not JSON") from None
+
+    def flag(self, name: str) -> bool:
+        return self.query.get(name, ["false"])[0].lower() in ("1", "true")
+
+
+@dataclass
+class Answer:
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(json.dumps(content).encode(), status, {"Content-Type": "application/json", **(headers or {})})
+
+
+Route = tuple[tuple[str, ...], re.Pattern[str], Callable[..., Answer]]
+HUB_ROUTES: list[Route] = []
+STORAGE_ROUTES: list[Route] = []
+
+# {api} is a repository in the addresses of the API, {page} in those of pages and files.
+_PARTS = {
+    "{api}": r"/api/(?P<kind>models|datasets|spaces)/(?P<repo_id>[^/]+/[^/]+)",
+    "{page}": r"/(?:(?P<kind>datasets|spaces)/)?(?P<repo_id>[^/]+/[^/]+)",
+    "{revision}": r"(?P<revision>[^/]+)",
+}
+
+
+def route(methods: str, pattern: str, routes: list[Route] = HUB_ROUTES) -> Callable:
+    """Registers a function for "METHOD METHOD" and an address; its groups, unquoted, become arguments."""
+    for short, long in _PARTS.items():
+        pattern = pattern.replace(short, long)
+
+    def register(respond: Callable[..., Answer]) -> Callable[..., Answer]:
+        routes.append((tuple(methods.split()), re.compile(pattern), respond))
+        return respond
+
+    return register
+
+
+def repo_type(kind: str) -> str:
+    return kind.removesuffix("s") or "model"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads a request, lets the Hub answer it, and does to the answer what the scripted faults say."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 60
+    server: "Server"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def handle(self) -> None:
+        # A client that goes away in the middle is no error of the server.
+        try:
+            super().handle()
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    def log_message(self, *args: object) -> None:
+        """Nothing on the screen."""
+
+    def respond(self) -> None:
+        hub, path = self.server.hub, unquote(urlsplit(self.path).path)
+        fault = hub.next_fault(self.command, path)
+        if fault.drop:
+            self.read_body(part=0.5)
+            return self.hang_up(path)
+        body = self.read_body()
+        if fault.flip and self.command in ("PUT", "POST"):
+            body = flipped(body)
+        if fault.status is not None:
+            retry = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+            answer = json_answer({"error": f"scripted fault {fault.status}"}, fault.status, retry)
+        else:
+            answer = hub.answer(self.server.routes, self.command, self.path, self.headers, body)
+        if fault.lose_answer:
+            return self.hang_up(path)
+        if fault.flip and self.command == "GET":
+            answer.body = flipped(answer.body)
+        hub.requests.append((self.command, path, answer.status))
+        self.send(answer, fault)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = respond
+
+    def hang_up(self, path: str) -> None:
+        self.server.hub.requests.append((self.command, path, 0))
+        self.close_connection = True
+
+    def read_body(self, part: float = 1.0) -> bytes:
+        """The body, whole or its first part only (the caller then has to close the connection)."""
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            chunks = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                chunks.append(self.rfile.read(size))
+                self.rfile.readline()
+                if part < 1:
+                    break
+            else:
+                self.rfile.readline()
+            return b"".join(chunks)
+        return self.rfile.read(int(int(self.headers.get("Content-Length", 0)) * part))
+
+    def send(self, answer: Answer, fault: Fault) -> None:
+        body = answer.body if fault.short is None else answer.body[: fault.short]
+        # A HEAD has no body but tells the length of the one it stands for.
+        length = answer.headers.pop("Content-Length", str(len(body)))
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", length if fault.short is None else str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault.truncate is not None:
+            body = body[: fault.truncate]
+            self.close_connection = True
+        self.wfile.write(body)
+
+
+def flipped(content: bytes) -> bytes:
+    """The same bytes with one bit of the middle one changed."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :] if content else content
+
+
+class Server(ThreadingHTTPServer):
+    """One port of the Hub. Its threads are joined and its connections closed at the end: pytest forbids leaks."""
+
+    daemon_threads = False
+    request_queue_size = 64
+
+    def __init__(self, hub: Any, routes: list[Route]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.hub = hub
+        self.routes = routes
+        self.connections: set[socket.socket] = set()
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def close(self) -> None:
+        self.shutdown()
+        self.thread.join()
+        # Clients keep connections for later; without this their threads would wait for another request.
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()

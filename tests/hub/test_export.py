@@ -1,0 +1,412 @@
+"""Exported checkpoints: in processes without hf_ssm, beside it, and in the place of what is there.
+
+The process without hf_ssm runs in a virtual environment of its own, in which it is not installed. What it loads gives
+the bits of the model in memory: logits, gradients, and the tokens that `generate` draws with the cache.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+import hf_ssm
+from hf_ssm.hub import reload
+from hf_ssm.hub.exporting import auto_class_of, auto_map_of, export, write_code
+from hf_ssm.hub.flatten import flatten
+from hf_ssm.hub.reload import probe_inputs
+from hf_ssm.models.registry import FAMILIES, HEADS, modeling_module
+from hf_ssm.ops.kernels import use_kernels
+
+# Name -> family, head and flags. Names are those of folders, and some are no names of modules.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "hyena-lm": ("Hyena", "ForCausalLM", {"sobolev_order": 0.3, "sobolev_trainable": True, "bidirectional": False}),
+    "hyena_dna": ("Hyena", "ForSequenceClassification", {"filter_positions": "learned", "hyena_order": 3}),
+    "hyena.signal": ("Hyena", "ForSignalRegression", {"filter_type": "s4", "num_labels": 2}),
+    "s4-classifier": ("S4", "ForSequenceClassification", {"bidirectional": True}),
+    "s4-lm": ("S4", "ForCausalLM", {"kernel_type": "s4", "tie_word_embeddings": True, "bidirectional": False}),
+    "7-masked": ("S4", "ForMaskedLM", {"init": "lin", "norm_type": "batch"}),
+    "mamba": ("SelectiveSSM", "ForCausalLM", {}),
+    "complex": ("SelectiveSSM", "ForTokenClassification", {"complex_state": True}),
+    "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
+    "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
+}
+TEXTS = ["ACGTNNACGT", "TTT"]
+
+# What a user does who has a folder and no hf_ssm; and one who has it, but did not say so.
+WITHOUT, BESIDE = (Path(__file__).with_name(name) for name in ("without_hf_ssm.py", "beside_hf_ssm.py"))
+# Without flags that a head refuses: what else may be loaded from the same folder.
+OTHER_HEADS = {"hyena-lm": list(HEADS.values()), "s4-lm": list(HEADS.values()), "mamba": list(HEADS.values())}
+
+
+def start(python: Path | str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(python), *map(str, arguments)],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=Path(python).anchor,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate()
+    assert process.returncode == 0, said[-3000:]
+    return said
+
+
+@pytest.fixture(scope="module")
+def python_without(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment that has all packages of this one but hf_ssm."""
+    home = tmp_path_factory.mktemp("venv")
+    venv.create(home, with_pip=False, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    here = Path(torch.__file__).parents[1]
+    # Links to all that is installed, but not to the `.pth` files of editable installations.
+    for installed in here.iterdir():
+        if installed.suffix != ".pth" and not installed.name.startswith(("hf_ssm", "__pycache__")):
+            (packages / installed.name).symlink_to(installed)
+    python = home / "bin" / "python"
+    found = finish(
+        start(python, "-c", "import importlib.util; print(importlib.util.find_spec('hf_ssm'))", PYTHONPATH="")
+    )
+    assert found.strip() == "None"
+    return python
+
+
+def make(name: str) -> Any:
+    family, head, flags = MODELS[name]
+    defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
+    if family == "Hyena":
+        defaults |= {"max_position_embeddings": 64, "filter_order": 16}
+    if "num_labels" not in flags and head.endswith("Classification"):
+        defaults |= {"num_labels": 3}
+    torch.manual_seed(sorted(MODELS).index(name))
+    return getattr(hf_ssm, f"{family}{head}")(getattr(hf_ssm, f"{family}Config")(**(defaults | flags))).eval()
+
+
+def expected_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Output, gradients and generated tokens, as WITHOUT finds them."""
+    with use_kernels("torch"):
+        model.zero_grad()
+        model(**inputs, return_dict=False)[0].square().mean().backward()
+        found = {f"grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        with torch.no_grad():
+            found["output"] = model(**inputs, return_dict=False)[0]
+            if type(model).__name__.endswith("ForCausalLM"):
+                for beams in (1, 2):
+                    found[f"tokens{beams}"] = model.generate(
+                        inputs["input_ids"][:, :9], max_new_tokens=12, do_sample=False, num_beams=beams
+                    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All models, exported to folders of their names."""
+    home = tmp_path_factory.mktemp("exported")
+    jobs = {}
+    for name in MODELS:
+        model = make(name)
+        inputs = probe_inputs(model.config)
+        tokenizer = hf_ssm.build_dna_tokenizer() if "input_ids" in inputs else None
+        assert export(model, tokenizer, home / name, prove=False) == home / name
+        save_file(inputs, home / f"{name}.inputs")
+        jobs[name] = {"auto": auto_class_of(model), "tokens": tokenizer is not None, "texts": TEXTS}
+        jobs[name]["heads"] = OTHER_HEADS.get(name, [])
+    (home / "jobs.json").write_text(json.dumps(jobs))
+    return home
+
+
+@pytest.fixture(scope="module")
+def beside(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """The process with hf_ssm, started as early as can be."""
+    modules, root = str(tmp_path_factory.mktemp("modules")), str(Path(hf_ssm.__file__).parents[1])
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules, "HF_SSM_KERNELS": "auto", "PYTHONPATH": root}
+    with start(sys.executable, BESIDE, exported, "mamba", "hyena-lm", **environment) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def without(exported: Path, python_without: Path, beside: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and facts that a process without hf_ssm found."""
+    modules = str(exported / "modules")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules, "PYTHONPATH": "", "HF_SSM_KERNELS": "auto"}
+    finish(start(python_without, WITHOUT, exported, torch.get_num_threads(), **environment))
+    return load_file(exported / "found.safetensors"), json.loads((exported / "facts.json").read_text())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("prefix", ["", "again "])
+def test_without_hf_ssm_no_bit_is_another(without, name, prefix):
+    model = make(name)
+    expected = expected_of(model, probe_inputs(model.config))
+    found = {key.removeprefix(f"{prefix}{name}."): value for key, value in without[0].items()}
+    found = {key: value for key, value in found.items() if not key.startswith(("again ", *MODELS))}
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
+    facts = without[1][name]
+    assert without[1]["hf_ssm"] == []
+    assert facts["module"].startswith("transformers_modules.")
+    model = make(name)
+    assert facts["class"] == type(model).__name__
+    assert facts["auto_map"] == auto_map_of(model.config)
+    family = MODELS[name][0]
+    autos = {auto: f"{family}{head}" for head, auto in HEADS.items()}
+    assert facts["heads"] == {auto: autos[auto] for auto in OTHER_HEADS.get(name, [])}
+    if "ids" in facts:
+        assert facts["ids"] == hf_ssm.build_dna_tokenizer()(TEXTS)["input_ids"]
+
+
+def test_without_hf_ssm_the_trainer_knows_causal_models(without):
+    assert without[1]["shifted"] == sorted(f"{family}ForCausalLM" for family in FAMILIES)
+
+
+def test_a_folder_has_all_that_a_repository_should(exported):
+    for name, (family, _, flags) in MODELS.items():
+        files = {path.name for path in (exported / name).iterdir()}
+        code = set(flatten(modeling_module(FAMILIES[family])))
+        other = {"README.md", "config.json", "model.safetensors"}
+        if "ForCausalLM" in MODELS[name][1]:
+            other |= {"generation_config.json"}
+        if "num_input_channels" not in flags and "Signal" not in MODELS[name][1]:
+            other |= {"tokenizer.json", "tokenizer_config.json"}
+        assert files == code | other
+        assert set(json.loads((exported / name / "config.json").read_text())["auto_map"]) == {
+            "AutoConfig",
+            *HEADS.values(),
+        }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_with_hf_ssm_no_code_of_a_folder_is_run(exported, name, tmp_path):
+    model = make(name)
+    loaded = getattr(transformers, auto_class_of(model)).from_pretrained(exported / name)
+    assert type(loaded) is type(model)
+    loaded.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored == json.loads((exported / name / "config.json").read_text())
+    assert all((tmp_path / path.name).read_bytes() == path.read_bytes() for path in (exported / name).glob("*.py"))
+
+
+def test_code_that_travelled_and_hf_ssm_work_side_by_side(beside):
+    assert finish(beside).endswith("well\n")
+
+
+@pytest.fixture
+def small() -> Any:
+    return make("mamba")
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A folder exported with a proof, and what the process without hf_ssm found."""
+    found: dict[str, torch.Tensor] = {}
+    genuine = reload._in_clean_process
+
+    def recorded(*args: Any) -> dict[str, torch.Tensor]:
+        found.update(genuine(*args))
+        return found
+
+    model = make("mamba").train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reload, "_in_clean_process", recorded)
+        folder = export(model, hf_ssm.build_dna_tokenizer(), tmp_path_factory.mktemp("proved") / "x")
+    assert [module.training for module in model.modules()] == modes
+    return folder, found
+
+
+def test_a_proof_passes_and_leaves_nothing_behind(proved):
+    folder, found = proved
+    assert [path.name for path in folder.parent.iterdir()] == ["x"]
+    assert {name.partition(".")[0] for name in found} == {"first", "second"}
+    assert {"config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("first.logits", r"without hf_ssm, the exported folder gives other logits than the model in memory"),
+        ("second.logits", r"a folder saved by a process without it gives other logits than the model"),
+        ("first.0", r"the exported folder gives other ids than the tokenizer in memory"),
+        ("second.1", r"a folder saved by a process without it gives other ids than the tokenizer"),
+    ],
+)
+def test_a_proof_sees_a_single_bit(proved, small, tmp_path, monkeypatch, result, message):
+    changed = {name: value.clone() for name, value in proved[1].items()}
+    changed[result].flatten().view(torch.uint8)[0] ^= 1
+    monkeypatch.setattr(reload, "_in_clean_process", lambda *args: changed)
+    with pytest.raises(OSError, match=message):
+        export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_proof_names_the_step_of_a_failure(small, tmp_path, monkeypatch):
+    def fail(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(args, 1, "importing\nsaving it again\n", "Traceback\nKeyError: 'no such'\n")
+
+    monkeypatch.setattr(reload.subprocess, "run", fail)
+    with pytest.raises(OSError, match=r"without hf_ssm, at saving it again: KeyError: 'no such'$"):
+        export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_where_something_is(small, tmp_path):
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"full' is not empty: give the name of a new folder"):
+        export(small, tokenizer, tmp_path / "full", prove=False)
+    with pytest.raises(NotADirectoryError, match=r"notes\.txt' is a file"):
+        export(small, tokenizer, tmp_path / "full" / "notes.txt", prove=False)
+    (tmp_path / "empty").mkdir()
+    export(small, tokenizer, tmp_path / "empty", prove=False)
+    assert (tmp_path / "empty" / "config.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_a_write_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
+    tokenizer = hf_ssm.build_dna_tokenizer()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tokenizer, "save_pretrained", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export(small, tokenizer, tmp_path / "x", prove=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_of_others_are_refused(tmp_path):
+    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    bert = transformers.BertModel(config)
+    with pytest.raises(ValueError, match=r"only models of hf_ssm itself can be exported, not a .*BertModel"):
+        export(bert, None, tmp_path / "x")
+    with pytest.raises(ValueError, match=r"only models of hf_ssm itself can travel with their code, not .*BertConfig"):
+        write_code(bert, tmp_path)
+
+    class Mine(hf_ssm.S4ForCausalLM):
+        pass
+
+    mine = Mine(make("s4-lm").config)
+    with pytest.raises(ValueError, match=r"not a .*Mine$"):
+        export(mine, hf_ssm.build_dna_tokenizer(), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_are_refused_with_what_to_do(small, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed (the extra `test`)")
+    adapted = peft.get_peft_model(small, peft.LoraConfig(target_modules=["in_proj"], r=2))
+    with pytest.raises(ValueError, match=r"export what `merge_and_unload` gives"):
+        export(adapted, hf_ssm.build_dna_tokenizer(), tmp_path / "x")
+
+
+def test_tokenizer_and_model_must_fit(small, tmp_path):
+    with pytest.raises(ValueError, match=r"`tokenizer` has ids up to 2\d\d, but the model's `vocab_size` is 12"):
+        export(small, hf_ssm.build_byte_tokenizer(), tmp_path / "x")
+    with pytest.raises(ValueError, match=r"`tokenizer` is None, but the model reads tokens"):
+        export(small, None, tmp_path / "x")
+    with pytest.raises(ValueError, match=r"must be a tokenizer of transformers, got str"):
+        export(small, "dna", tmp_path / "x")
+    with pytest.raises(ValueError, match=r"continuous signals has no use for a tokenizer"):
+        export(make("hyena.signal"), hf_ssm.build_dna_tokenizer(), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_way_of_saving_writes_the_code(small, tmp_path):
+    small.save_pretrained(tmp_path / "model")
+    small.config.save_pretrained(tmp_path / "config")
+    write_code(small, tmp_path / "code")
+    code = set(flatten("hf_ssm.models.modeling_selective"))
+    for folder in tmp_path.iterdir():
+        assert code <= {path.name for path in folder.iterdir()}
+        assert json.loads((folder / "config.json").read_text())["auto_map"] == auto_map_of(small.config)
+    # A checkpoint of before gets both, and keeps all else.
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    before = {name: value for name, value in config.items() if name != "auto_map"} | {"note": "kept"}
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "config.json").write_text(json.dumps(before))
+    write_code(hf_ssm.SelectiveSSMConfig(), old)
+    assert json.loads((old / "config.json").read_text()) == config | {"note": "kept"}
+    assert {path.name for path in old.iterdir()} == code | {"config.json"}
+
+
+def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
+    pushed: list[Any] = []
+    monkeypatch.setattr(type(small.config), "push_to_hub", lambda self, *args, **kwargs: pushed.append((args, kwargs)))
+    small.config.save_pretrained(tmp_path, push_to_hub=True, repo_id="ada/x", private=True)
+    assert pushed == [(("ada/x",), {"private": True})]
+    assert (tmp_path / "modeling_selective.py").is_file()
+
+
+def test_files_of_the_user_are_not_overwritten(small, tmp_path):
+    (tmp_path / "ops_kernels.py").write_text("mine = 1\n")
+    with pytest.raises(FileExistsError, match=r"ops_kernels\.py' is in the way of the model's code"):
+        small.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["ops_kernels.py"]
+    assert (tmp_path / "ops_kernels.py").read_text() == "mine = 1\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "bert"}'])
+def test_code_is_not_put_beside_another_configuration(small, tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json' is no"):
+        write_code(small, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_where_code_came_from_is_forgotten(small, tmp_path):
+    # As transformers once wrote it for what had been loaded from the Hub.
+    small.save_pretrained(tmp_path / "a")
+    path = tmp_path / "a" / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {auto: f"user/repo--{where}" for auto, where in config["auto_map"].items()}
+    path.write_text(json.dumps(config))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert loaded.config.auto_map["AutoModel"].startswith("user/repo--")
+    loaded.save_pretrained(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == auto_map_of(small.config)
+
+
+def test_a_model_of_a_derived_configuration_is_saved_without_code(tmp_path):
+    class MineConfig(hf_ssm.S4Config):
+        model_type = "hf_ssm_s4_of_mine"
+
+    MineConfig(hidden_size=8).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_the_card_says_how_to_load_it(exported):
+    card = ModelCard.load(exported / "mamba" / "README.md")
+    assert card.data.pipeline_tag == "text-generation"
+    assert "AutoModelForCausalLM.from_pretrained" in card.text
+    assert "trust_remote_code=True" in card.text
+    assert ModelCard.load(exported / "backbone" / "README.md").data.pipeline_tag is None
+
+
+def test_a_tokenizer_of_an_export_is_the_one_given(exported):
+    tokenizer = AutoTokenizer.from_pretrained(exported / "mamba")
+    assert tokenizer(TEXTS)["input_ids"] == hf_ssm.build_dna_tokenizer()(TEXTS)["input_ids"]

@@ -1,0 +1,146 @@
+"""The cards of the example checkpoints are what the script makes of the results, and the Hub can read them."""
+
+import importlib.util
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+
+from hf_ssm import S4Config, S4ForSequenceClassification
+
+ROOT = Path(__file__).parents[2]
+CARDS = ROOT / "model_cards"
+NAMES = sorted(path.stem for path in CARDS.glob("*.md") if path.stem not in ("README", "card_template"))
+
+
+@pytest.fixture(scope="module")
+def build() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("model_cards_build", CARDS / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # where dataclasses look for their module
+        spec.loader.exec_module(module)
+        yield module
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables of a card, as rows of cells, head first."""
+    blocks = re.findall(r"(?m)(?:^\|.*\n)+", text)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "| --- |" not in line]
+        for block in blocks
+    ]
+
+
+def test_every_card_is_what_the_script_makes(build):
+    written = build.contents()
+    stored = [*CARDS.glob("*.md"), *CARDS.glob("pictures/*")]
+    assert {path.relative_to(CARDS).as_posix() for path in stored} - {"card_template.md"} == set(written)
+    for name, text in written.items():
+        assert (CARDS / name).read_text(encoding="utf-8") == text, f"run `python model_cards/build.py`: {name}"
+
+
+def test_there_is_a_card_for_each_example_with_a_checkpoint():
+    examples = ROOT / "examples"
+    wanted = [*examples.glob("*.yaml"), *examples.glob("results/masking_*.json")]
+    assert sorted(path.stem for path in wanted) == NAMES
+    assert all(f"({name}.md)" in (CARDS / "README.md").read_text(encoding="utf-8") for name in NAMES)
+    assert {path.stem for path in CARDS.glob("reports/*")} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metadata_are_valid_and_come_back(name):
+    path = CARDS / f"{name}.md"
+    card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
+    assert card.data.library_name == "transformers" and card.data.model_name == name
+    assert card.data.pipeline_tag in ("text-classification", "text-generation")
+    assert {"hf_ssm", "state-space-model"} < set(card.data.tags)
+    index = eval_results_to_model_index(name, card.data.eval_results)
+    assert index == yaml.safe_load(path.read_text(encoding="utf-8").split("---\n")[1])["model-index"]
+    back_name, back = model_index_to_eval_results(index)
+    assert back_name == name and back == card.data.eval_results and len(back) > 0
+    assert {result.metric_type for result in back} == set(card.data.metrics)
+    assert all(result.dataset_split == "test" for result in back)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_tells_it_all(name):
+    text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
+    for heading in ("Use", "Data", "Results", "Theory report", "Training", "Limits"):
+        assert f"\n## {heading}\n" in text
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert "import hf_ssm" in blocks[0] and "trust_remote_code" not in blocks[0]
+    assert "hf_ssm" not in blocks[1] and "trust_remote_code=True" in blocks[1]
+    (command,) = re.findall(r"```bash\n(.*)\n```", text)
+    assert name in command
+    (folder,) = set(re.findall(r'from_pretrained\(\s*"([^"]*)"', text))
+    if name.startswith("masking"):
+        assert "\n## Importance probe\n" in text
+        assert (
+            folder == json.loads((ROOT / f"examples/results/{name}.json").read_text())["arguments"]["folder"] + "/model"
+        )
+    else:
+        assert f"--output {folder}" in f"{command}"
+    for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", text):
+        assert (CARDS / link).is_file()
+    assert "{{" not in text and "{%" not in text and "\n\n\n" not in text and str(ROOT) not in text
+
+
+def test_numbers_are_those_of_the_results():
+    """Read by other means than the script's."""
+    for name in NAMES:
+        text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
+        results = next(dict(rows[1:]) for rows in tables(text) if rows[0] == ["metric", "test"])
+        if not name.startswith("masking"):
+            assert list(results) == ["accuracy"]
+            (line,) = [row for row in (ROOT / "examples/README.md").read_text().splitlines() if f"/{name}.yaml" in row]
+            assert float(results["accuracy"]) == float(re.search(r" (0\.\d+)[ ;]", line)[1])  # type: ignore[index]
+            continue
+        found: dict[str, Any] = json.loads((ROOT / f"examples/results/{name}.json").read_text())
+        labels = {"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"}
+        for key, value in found["test"].items():
+            if key not in ("epochs", "training_seconds"):
+                assert float(results[labels.get(key, key)]) == pytest.approx(value, abs=5.1e-5)
+        rows = next(rows for rows in tables(text) if rows[0][0] == "tokens masked")
+        for row, part in zip(rows[1:], (found["chosen"], found["others"]), strict=True):
+            assert int(row[1]) == part["curves"]
+            assert float(row[2].split()[0]) == pytest.approx(part["area"]["mean"], abs=5.1e-4)
+            assert float(row[4].split("%")[0]) / 100 == pytest.approx(part["masked_until"]["0.5"]["mean"], abs=5.1e-3)
+
+
+def test_pictures_show_the_curves():
+    for path in CARDS.glob("pictures/*.svg"):
+        found = json.loads((ROOT / f"examples/results/{path.stem}.json").read_text())
+        lines = ElementTree.parse(path).getroot().findall("{http://www.w3.org/2000/svg}polyline")
+        for line, name in zip(lines, ("chosen", "others"), strict=True):
+            points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+            # 1.0 at y = 15, 0.0 at y = 255.
+            values = [(255 - y) / 240 for _, y in points]
+            assert values == pytest.approx(found[name]["mean"], abs=1e-3)
+
+
+def test_a_settings_file_without_a_row_is_an_error(build):
+    with pytest.raises(ValueError, match=r"one row with examples/other\.yaml, found 0"):
+        build.measured("other.yaml")
+
+
+def test_parameters_are_those_of_the_model_that_was_trained():
+    model = S4ForSequenceClassification(
+        S4Config(hidden_size=64, num_hidden_layers=3, state_size=32, bidirectional=True, num_labels=2)
+    )
+    text = (CARDS / "masking_planted_s4.md").read_text(encoding="utf-8")
+    assert f"It has {sum(parameter.numel() for parameter in model.parameters()):,} parameters." in text
+
+
+def test_the_template_is_the_one_of_the_package():
+    assert (CARDS / "card_template.md").resolve() == ROOT / "hf_ssm/hub/card_template.md"

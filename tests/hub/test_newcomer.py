@@ -1,0 +1,106 @@
+"""A new user's way: train, push, load where hf_ssm is not installed, fine-tune and push there, roll back."""
+
+import json
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_ssm.cli import main
+from hf_ssm.cli import train as train_command
+from hf_ssm.hub.verifying import verify
+
+NAME = "ada/motifs"
+TEXTS = ["ACGTACGTAC", "TTTTGGGGCCCCAAAA"]
+SMALL = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
+
+# What a user without hf_ssm writes, with a check that it is not there.
+SCRIPT = """
+import importlib.util, json, sys
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+
+assert importlib.util.find_spec("hf_ssm") is None
+name, old, output, texts = json.loads(sys.argv[1])
+torch.manual_seed(0)
+
+def load(revision=None):
+    return AutoModelForSequenceClassification.from_pretrained(name, revision=revision, trust_remote_code=True).eval()
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.tolist()
+
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = load()
+first = logits(model)
+rows = [{**tokenizer(text), "labels": i % 2} for i, text in enumerate(texts * 4)]
+arguments = TrainingArguments(
+    output, max_steps=2, per_device_train_batch_size=4, learning_rate=0.1, report_to="none", disable_tqdm=True,
+    use_cpu=True, push_to_hub=True, hub_model_id=name, save_strategy="no",
+)
+trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+trainer.train()
+trainer.push_to_hub()
+print(json.dumps({"first": first, "tuned": logits(model.eval()), "back": logits(load(old))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """A Python with all that this one has, but hf_ssm."""
+    home = tmp_path_factory.mktemp("venv")
+    venv.create(home, with_pip=False, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    # What installs hf_ssm for this Python is itself a file of paths, which is not read from there.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin" / "python"
+
+
+def logits(model, tokenizer) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
+
+
+def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_SSM_KERNELS", "torch")
+    # What these prove is seen below.
+    for name in ("check_reload", "prove_export"):
+        monkeypatch.setattr(f"hf_ssm.hub.reload.{name}", lambda *given: None)
+    monkeypatch.chdir(tmp_path)
+    data, training = train_command.DEMO_SETTINGS["data"], train_command.DEMO_SETTINGS["training"]
+    for name, value in SMALL.items():
+        monkeypatch.setitem(data, name, value)
+    monkeypatch.setitem(training, "num_train_epochs", 1)
+    monkeypatch.setitem(training, "disable_tqdm", True)
+    assert main(["demo"]) == 0
+    assert main(["push", "runs/demo", NAME]) == 0
+    assert capsys.readouterr().out.endswith(f"Pushed to {hub.endpoint}/{NAME}\n")
+    repo = hub.repo(NAME)
+    old = repo.commit().oid
+
+    done = subprocess.run(
+        [python, "-c", SCRIPT, json.dumps([NAME, old, str(tmp_path / "tuned"), TEXTS])],
+        env={**hub.env(), "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["back"] == found["first"] != found["tuned"]
+    assert [commit.title for commit in repo.commits()] == ["End of training", "Add model", "initial commit"]
+    assert repo.commits()[1].oid == old
+
+    tokenizer = AutoTokenizer.from_pretrained(NAME)
+    for revision, expected in ((old, found["first"]), (None, found["tuned"])):
+        model = AutoModelForSequenceClassification.from_pretrained(NAME, revision=revision).eval()
+        assert type(model).__module__ == "hf_ssm.models.modeling_hyena"
+        torch.testing.assert_close(logits(model, tokenizer), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    assert verify(NAME, "main").problems == () and hub.token not in done.stdout + done.stderr

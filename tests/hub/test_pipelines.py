@@ -1,0 +1,258 @@
+"""Pipelines from pushed repositories: every family and task, one by one and in batches, with and without hf_ssm.
+
+What a pipeline says is compared with plain loops over the model in memory.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import pipeline
+
+from hf_ssm import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.hub import exporting, pushing
+from hf_ssm.training.build import build_model
+from hf_ssm.training.inputs import load_data, load_tokenizer
+from hf_ssm.training.settings import resolve
+
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+# Task -> head, its flags.
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "text-classification": ("ForSequenceClassification", {"id2label": {0: "decoy", 1: "motif", 2: "neither"}}),
+    "text-generation": ("ForCausalLM", {"eos_token_id": 1}),
+    "fill-mask": ("ForMaskedLM", {}),
+    "token-classification": ("ForTokenClassification", {"id2label": {0: "exon", 1: "intron"}}),
+    "feature-extraction": ("Model", {}),
+}
+TEXTS = ["ACGTA", "TTGACGTNNACGATACCAGT", "G"]
+MASKED = ["AC[MASK]TA", "TTGACGTNNACG[MASK]TACCAGT", "[MASK]"]
+NEW_TOKENS, TOP = 6, 5
+OPTIONS: dict[str, dict[str, Any]] = {
+    "text-classification": {"top_k": None},
+    "text-generation": {"max_new_tokens": NEW_TOKENS, "do_sample": False},
+    "fill-mask": {"top_k": TOP},
+}
+
+
+def answers(jobs: dict[str, Any], **loading: Any) -> dict[str, Any]:
+    """Name of a repository -> what the pipeline says of its texts one by one, and as a batch; and what is logged."""
+    import logging
+
+    import transformers
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers.pipelines").addHandler(handler)
+    logging.getLogger("transformers.generation").addHandler(handler)
+    found: dict[str, Any] = {}
+    for name, (task, texts, options) in jobs.items():
+        pipe = transformers.pipeline(task, model=name, **loading)
+        found[name] = {
+            "alone": [pipe(text, **options) for text in texts],
+            "batch": pipe(texts, batch_size=len(texts), **options),
+            "module": type(pipe.model).__module__,
+            "task": pipe.task,
+        }
+    return {"found": found, "said": said}
+
+
+# The same in a process where hf_ssm cannot be imported.
+WITHOUT = f"""
+import json, sys
+from typing import Any
+sys.modules["hf_ssm"] = None
+{inspect.getsource(answers)}
+print(json.dumps(answers(json.load(sys.stdin), trust_remote_code=True), default=float))
+"""
+
+
+def name_of(family: str, task: str) -> str:
+    return f"ada/{family}-{task}".lower()
+
+
+def make(make_model: Any, family: str, task: str) -> Any:
+    head, flags = TASKS[task]
+    model = make_model(family, head, **flags)
+    if task == "text-generation":
+        with torch.no_grad():  # bases are likelier than special tokens, which texts do not show
+            model.lm_head.weight[2:7] = 0
+    return model
+
+
+def texts_of(task: str) -> list[str]:
+    return MASKED if task == "fill-mask" else TEXTS
+
+
+def expected(task: str, model: Any, tokenizer: Any, text: str) -> Any:
+    """What the pipeline has to say of one text."""
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    if task == "text-generation":
+        start = ids.shape[1]
+        while ids.shape[1] < start + NEW_TOKENS and (ids.shape[1] == start or ids[0, -1] != 1):
+            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+        return [{"generated_text": text + tokenizer.decode(ids[0, start:], skip_special_tokens=True)}]
+    output = model(ids)[0][0]
+    if task == "feature-extraction":
+        return [output.tolist()]
+    labels = model.config.id2label
+    scores = output.softmax(-1)
+    if task == "text-classification":
+        pairs = [{"label": labels[i], "score": score} for i, score in enumerate(scores.tolist())]
+        return sorted(pairs, key=lambda pair: -pair["score"])
+    if task == "token-classification":
+        return [
+            {"entity": labels[int(row.argmax())], "score": float(row.max()), "index": i, "word": text[i]}
+            | {"start": i, "end": i + 1}
+            for i, row in enumerate(scores)
+        ]
+    place = ids[0].tolist().index(tokenizer.mask_token_id)
+    filled = []
+    for value, token in zip(*(part.tolist() for part in scores[place].topk(TOP)), strict=True):
+        ids[0, place] = token
+        sequence = tokenizer.decode(ids[0][ids[0] != tokenizer.pad_token_id], skip_special_tokens=True)
+        filled.append({"score": value, "token": token, "token_str": tokenizer.decode([token]), "sequence": sequence})
+    return filled
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Numbers are close, all else is equal."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key in wanted:
+            assert_same(found[key], wanted[key])
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    elif isinstance(wanted, float):
+        assert float(found) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    else:
+        assert found == wanted
+
+
+def unpadded(task: str, batch: list[Any], tokenizer: Any) -> list[Any]:
+    """Features of a batch, as those of BERT, have rows for the padding too."""
+    if task != "feature-extraction":
+        return batch
+    counts = [len(tokenizer(text)["input_ids"]) for text in TEXTS]
+    assert {len(features[0]) for features in batch} == {max(counts)}
+    return [[features[0][:count]] for features, count in zip(batch, counts, strict=True)]
+
+
+def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
+    monkeypatch.setattr("hf_ssm.hub.reload.prove_export", lambda *given: None)  # has its own test
+    tokenizer = build_dna_tokenizer()
+    models = {(family, task): make(make_model, family, task) for family in FAMILIES for task in TASKS}
+    for (family, task), model in models.items():
+        if family == "S4":
+            pushing.push_folder(exporting.export(model, tokenizer, tmp_path / task, prove=False), name_of(family, task))
+        else:
+            pushing.push(model, tokenizer, name_of(family, task))
+        card = hub.repo(name_of(family, task)).files()["README.md"].decode()
+        assert card.count(f'from_pretrained("{name_of(family, task)}"') == 4
+    # Of one family, the Hub knows the task by the card that was pushed.
+    jobs = {
+        name_of(family, task): (None if family == "S4" else task, texts_of(task), OPTIONS.get(task, {}))
+        for family, task in models
+    }
+    here = answers(jobs)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        input=json.dumps(jobs),
+        env={**hub.env(), "OMP_NUM_THREADS": "1", "HF_SSM_KERNELS": "torch"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    there = json.loads(done.stdout.splitlines()[-1])
+    assert here["said"] == there["said"] == []
+    for (family, task), model in models.items():
+        name = name_of(family, task)
+        with torch.no_grad():
+            wanted = [expected(task, model, tokenizer, text) for text in texts_of(task)]
+        for process, module in ((here, "hf_ssm.models."), (there, "transformers_modules.")):
+            found = process["found"][name]
+            assert found["module"].startswith(module) and found["task"] == task
+            assert_same(found["alone"], wanted)
+            assert_same(unpadded(task, found["batch"], tokenizer), wanted)
+
+
+def test_what_is_too_long_for_the_model_is_cut(make_model, tmp_path):
+    """An implicit filter ends at 64 positions, and an exported tokenizer knows that."""
+    text = "ACGTTGCA" * 20
+    tokenizer = build_dna_tokenizer()
+    for task in ("text-classification", "token-classification"):
+        exporting.export(make(make_model, "Hyena", task), tokenizer, tmp_path / task, prove=False)
+    assert tokenizer.model_max_length > 10**6
+    classify = pipeline("text-classification", model=str(tmp_path / "text-classification"))
+    assert_same(classify(text, truncation=True), classify(text[:64]))
+    with pytest.raises(ValueError, match=r"160 positions.*`max_position_embeddings`=64"):
+        classify(text)
+    folder = str(tmp_path / "token-classification")
+    assert len(pipeline("token-classification", model=folder)(text)) == 64
+    pieces = pipeline("token-classification", model=folder, stride=16, aggregation_strategy="simple")
+    for found in (pieces(text), pieces([text, "ACGT"], batch_size=2)[0]):
+        assert found[0]["start"] == 0 and found[-1]["end"] == len(text)
+        assert "".join(group["word"] for group in found) == text
+
+
+def test_a_tokenizer_with_a_shorter_limit_keeps_it(make_model, tmp_path):
+    short = build_dna_tokenizer(model_max_length=9)
+    folder = exporting.export(make_model("Hyena", "ForMaskedLM"), short, tmp_path / "short", prove=False)
+    assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 9
+    free = exporting.export(make_model("S4", "ForMaskedLM"), build_dna_tokenizer(), tmp_path / "free", prove=False)
+    assert transformers.AutoTokenizer.from_pretrained(free).model_max_length > 10**6
+
+
+def test_a_mask_can_be_written_into_a_text_of_bytes(make_model):
+    """The tokenizer of a run keeps "[MASK]" as it stands, but for the task that is about it."""
+    data = {"dataset": "planted-motifs", "tokenizer": "byte"}
+    model = make_model("S4", "ForMaskedLM", vocab_size=263)
+    tokenizer = load_tokenizer(resolve({"model": {"task": "masked-lm"}, "data": data}))
+    fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    texts = ["a é[MASK]b", "a longer [MASK] text"]
+    with torch.no_grad():
+        wanted = [expected("fill-mask", model, tokenizer, text) for text in texts]
+    assert_same(
+        [[{**pair, "sequence": ""} for pair in row] for row in fill(texts, batch_size=2)],
+        [[{**pair, "sequence": ""} for pair in row] for row in wanted],
+    )
+    plain = load_tokenizer(resolve({"model": {"task": "causal-lm"}, "data": data}))
+    assert plain("[MASK]")["input_ids"] == build_byte_tokenizer()("[MASK]")["input_ids"] == list(b"[MASK]")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_by_other_means(make_model, family):
+    """Nothing but the first token, several sequences, half precision."""
+    model = make(make_model, family, "text-generation")
+    model.config.bos_token_id = model.generation_config.bos_token_id = 2
+    generate = pipeline("text-generation", model=model, tokenizer=build_dna_tokenizer(), max_new_tokens=4)
+    assert len(generate("")) == 1
+    beams = generate(TEXTS, batch_size=3, num_beams=3, num_return_sequences=2, do_sample=False)
+    assert [len(found) for found in beams] == [2, 2, 2]
+    assert_same(beams, [generate(text, num_beams=3, num_return_sequences=2, do_sample=False) for text in TEXTS])
+    transformers.set_seed(0)
+    assert all(found[0]["generated_text"].startswith(text) for found, text in zip(generate(TEXTS), TEXTS, strict=True))
+
+
+@pytest.mark.parametrize(("family", "filter_type", "limited"), [("hyena", "implicit", True), ("hyena", "s4d", False)])
+def test_the_tokenizer_of_a_run_knows_what_the_model_can_read(family, filter_type, limited):
+    small = {"length": 40, "motif_length": 8, "copies": 1, "num_train": 8, "num_validation": 4, "num_test": 4}
+    settings = resolve(
+        {
+            "model": {"family": family, "hidden_size": 8, "filter_type": filter_type, "state_size": 4},
+            "data": {"dataset": "planted-motifs", **small},
+        }
+    )
+    data = load_data(settings)
+    build_model(settings, data)
+    assert data.tokenizer is not None
+    assert (data.tokenizer.model_max_length == 40) if limited else (data.tokenizer.model_max_length > 10**6)

@@ -1,0 +1,300 @@
+"""What the Trainer pushes, with every strategy, and what it says when it cannot."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard, snapshot_download
+from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+
+from hf_ssm.hub import client, pushing
+from hf_ssm.tokenization import build_dna_tokenizer
+from hf_ssm.training import SSMTrainer, pushes
+
+NAME = "ada/run"
+COMMIT = ("POST", "/commit/")
+ROWS = [{"input_ids": torch.arange(7, 12).roll(i), "labels": torch.tensor(i % 2)} for i in range(8)]
+# What another process needs to load the model.
+LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "modeling_s4.py", "README.md"}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_dna_tokenizer()
+
+
+@pytest.fixture
+def trainer(hub, make_model, tokenizer, tmp_path):
+    """`trainer(hub_strategy, **arguments)`, of two epochs with two steps each."""
+
+    def make(strategy: str, trainer_class: type = SSMTrainer, **arguments):
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "push_to_hub": True,
+            "hub_strategy": strategy,
+            "hub_model_id": NAME,
+            # Each save is pushed, however fast they come.
+            "hub_always_push": True,
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 4,
+            "save_strategy": "epoch",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": True,
+        }
+        torch.manual_seed(0)
+        model = make_model("S4", "ForSequenceClassification")
+        return trainer_class(
+            model=model,
+            args=TrainingArguments(**{**defaults, **arguments}),
+            train_dataset=ROWS,
+            processing_class=tokenizer,
+        )
+
+    return make
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_save(self, args, state, control, **others):
+        control.should_training_stop = state.global_step >= self.steps
+
+
+class WaitForPush(TrainerCallback):
+    def __init__(self, run):
+        self.run = run
+
+    def on_save(self, args, state, control, **others):
+        self.run.push_in_progress.wait_until_done()
+
+
+def titles(hub, revision="main"):
+    return [commit.title for commit in reversed(hub.repo(NAME).commits(revision))]
+
+
+def test_end(hub, trainer):
+    run = trainer("end")
+    assert titles(hub) == ["initial commit"]
+    run.train()
+    assert titles(hub) == ["initial commit"]
+    info = run.push_to_hub(tags="dna")
+    repo = hub.repo(NAME)
+    assert titles(hub) == ["initial commit", "End of training"] and info.oid == repo.commit().oid
+    files = repo.files()
+    assert files.keys() >= LAYOUT
+    assert not [name for name in files if "checkpoint" in name or name == "training_args.bin"]
+    assert len(json.loads(files["config.json"])["auto_map"]) == 7
+    card = ModelCard(files["README.md"].decode())
+    assert {"dna", "hf_ssm", "generated_from_trainer"} <= set(card.data.tags)
+    assert f'AutoModelForSequenceClassification.from_pretrained("{NAME}", trust_remote_code=True)' in card.text
+    loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
+    tokens = torch.arange(7, 12)[None]
+    assert torch.equal(loaded(tokens).logits, run.model.eval()(tokens).logits)
+
+
+@pytest.mark.parametrize("strategy", ["every_save", "checkpoint", "all_checkpoints"])
+def test_each_save_is_whole(hub, trainer, strategy):
+    run = trainer(strategy)
+    run.train()
+    assert titles(hub) == ["initial commit", "Training in progress, epoch 1", "Training in progress, epoch 2"]
+    repo = hub.repo(NAME)
+    weights = []
+    for commit, step in zip(repo.commits()[:2], (4, 2), strict=True):
+        files = repo.files(commit.oid)
+        assert files.keys() >= LAYOUT and "trainer_state.json" not in files and "optimizer.pt" not in files
+        weights.append(files["model.safetensors"])
+        place = {"every_save": None, "checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{step}"}[strategy]
+        if place is not None:
+            assert files[f"{place}/model.safetensors"] == files["model.safetensors"]
+            assert json.loads(files[f"{place}/trainer_state.json"])["global_step"] == step
+            assert f"{place}/optimizer.pt" in files
+        assert not [name for name in files if name.endswith("training_args.bin")]
+    assert weights[0] != weights[1]
+    folders = {name.split("/")[0] for name in repo.files() if "/" in name}
+    expected = {"every_save": set(), "checkpoint": {"last-checkpoint"}}
+    assert folders == expected.get(strategy, {"checkpoint-2", "checkpoint-4"})
+
+
+def test_a_slow_push_is_not_overtaken(hub, trainer, monkeypatch):
+    """As in transformers, a save is not pushed while another one is; and its folder may be deleted meanwhile."""
+    go_on, pushed, send = threading.Event(), [], pushes.push_files
+
+    def slow(files, *given, **options):
+        assert go_on.wait(20)
+        pushed.append(options["message"])
+        return send(files, *given, **options)
+
+    monkeypatch.setattr(pushes, "push_files", slow)
+    run = trainer("checkpoint", hub_always_push=False, save_total_limit=1, num_train_epochs=3)
+    finish = run._finish_current_push
+    monkeypatch.setattr(run, "_finish_current_push", lambda: (go_on.set(), finish()))
+    run.train()
+    assert pushed == ["Training in progress, epoch 1"]
+    assert not Path(run.args.output_dir, "checkpoint-2").exists()
+    assert json.loads(hub.repo(NAME).files()["last-checkpoint/trainer_state.json"])["global_step"] == 2
+
+
+def test_old_shards_do_not_survive(hub, trainer):
+    stale = {"model-00001-of-00002.safetensors": b"\0", "model.safetensors.index.json": "{}"}
+    hub.create(NAME, files={**stale, "last-checkpoint/rng_state_7.pth": b"\0", "notes.txt": "mine"})
+    trainer("checkpoint").train()
+    files = hub.repo(NAME).files()
+    assert not stale.keys() & files.keys() and "last-checkpoint/rng_state_7.pth" not in files and "notes.txt" in files
+
+
+def test_branch_and_name(hub, trainer):
+    run = trainer("every_save", hub_model_id=None, hub_revision="tries", hub_private_repo=True, num_train_epochs=1)
+    run.train()
+    assert run.hub_model_id == NAME and hub.repo(NAME).private
+    assert titles(hub) == ["initial commit"]
+    assert titles(hub, "tries") == ["initial commit", "Training in progress, epoch 1"]
+
+
+def test_going_on_from_the_hub(hub, trainer, tmp_path):
+    whole = trainer("end")
+    whole.train()
+    first = trainer("checkpoint", output_dir=str(tmp_path / "first"))
+    first.add_callback(StopAfter(2))
+    first.train()
+    assert "last-checkpoint/optimizer.pt" in hub.repo(NAME).files()
+    second = trainer("checkpoint", output_dir=str(tmp_path / "second"))
+    second.train(resume_from_checkpoint="last-checkpoint")
+    assert second.state.global_step == 4
+    for (name, here), there in zip(second.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(here, there), name
+
+
+def test_no_checkpoint_to_go_on_from(hub, trainer):
+    with pytest.raises(ValueError, match="'ada/run' has no last-checkpoint"):
+        trainer("checkpoint").train(resume_from_checkpoint="last-checkpoint")
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("hf_ssm"), "propagate", True)
+    return lambda level: [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == level and "trainer.push_to_hub()" in record.getMessage()
+    ]
+
+
+def test_failed_pushes_are_reported_and_the_training_goes_on(hub, trainer, said):
+    hub.fail(*COMMIT, status=500, times=99)
+    run = trainer("every_save", hub_token=hub.token)
+    # The push of an epoch is over before the next save.
+    run.add_callback(WaitForPush(run))
+    run.train()
+    assert run.state.global_step == 4 and titles(hub) == ["initial commit"]
+    (warning,), (error,) = said(logging.WARNING), said(logging.ERROR)
+    assert "push to 'ada/run' failed" in warning and "500" in warning and "this save is pushed" in warning
+    assert "pushes the model as it is now" in error
+    assert hub.token not in warning + error and "\n" not in warning + error
+    with pytest.raises(OSError, match=r"failed, .* call `trainer\.push_to_hub\(\)` again"):
+        run.push_to_hub()
+    for fault in hub._faults:
+        fault.times = 0
+    run.push_to_hub()
+    assert titles(hub) == ["initial commit", "End of training"]
+
+
+def test_disk_that_is_full(hub, trainer, caplog, said, monkeypatch):
+    def fail(source, target):
+        raise OSError("No space left on device")
+
+    run = trainer("every_save")
+    monkeypatch.setattr(pushes, "_second_name", fail)
+    run.train()
+    assert run.state.global_step == 4 and "No space left" in caplog.text
+
+
+def test_fault_that_passes(hub, trainer):
+    hub.fail("POST", "/api/repos/create", status=503)
+    hub.fail("POST", "/api/validate-yaml", status=503)
+    hub.fail(*COMMIT, lose_answer=True)
+    run = trainer("every_save", num_train_epochs=1)
+    run.train()
+    assert titles(hub) == ["initial commit", "Training in progress, epoch 1"]
+
+
+def test_push_without_waiting(hub, trainer):
+    run = trainer("end", num_train_epochs=1)
+    future = run.push_to_hub(blocking=False)
+    # What is pushed is what was there.
+    weights = Path(run.args.output_dir, "model.safetensors")
+    expected = weights.read_bytes()
+    weights.write_bytes(b"")
+    assert future.result(timeout=20).oid == hub.repo(NAME).commit().oid
+    assert hub.repo(NAME).files()["model.safetensors"] == expected
+
+
+def test_save_model_pushes(hub, trainer):
+    trainer("end").save_model()
+    assert titles(hub) == ["initial commit", "Model save"] and hub.repo(NAME).files().keys() >= LAYOUT
+
+
+def test_own_card_stays(hub, trainer):
+    run = trainer("end")
+    card = Path(run.args.output_dir, "README.md")
+    card.write_text("---\ntags: [mine]\n---\n# My own words\n")
+    run.push_to_hub()
+    assert hub.repo(NAME).files()["README.md"].endswith(b"# My own words\n")
+    run.push_to_hub(dataset_tags="ada/data")
+    assert b"ada/data" in hub.repo(NAME).files()["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda hub, patch: patch.delenv("HF_TOKEN"), "needs a login"),
+        (lambda hub, patch: hub.read_only.add(hub.token), "right to write"),
+        (lambda hub, patch: patch.setattr("hf_ssm.hub.exporting.flatten", _cannot), "cannot travel"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(hub, trainer, monkeypatch, change, message):
+    change(hub, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        trainer("end")
+    assert hub.repos == {}
+
+
+def _cannot(module):
+    raise ValueError("an import cannot travel")
+
+
+def test_the_stock_trainer_at_the_end(hub, trainer):
+    """Fine-tuning without this package's Trainer: what it pushes at the end can be loaded by others, too."""
+    trainer("end", Trainer).push_to_hub()
+    assert hub.repo(NAME).files().keys() >= LAYOUT
+    assert len(json.loads(hub.repo(NAME).files()["config.json"])["auto_map"]) == 7
+
+
+@pytest.mark.parametrize("by_saving", [False, True])
+def test_models_push_themselves(hub, make_model, tmp_path, by_saving):
+    stale = {"model-00001-of-00002.safetensors": b"\0", "model.safetensors.index.json": "{}", "notes.txt": "mine"}
+    hub.create(NAME, files=stale)
+    model = make_model("S4", "ForSequenceClassification")
+    if by_saving:
+        model.save_pretrained(tmp_path / "m", push_to_hub=True, repo_id=NAME)
+    else:
+        model.push_to_hub(NAME)
+    files = hub.repo(NAME).files()
+    assert {"config.json", "model.safetensors", "modeling_s4.py", "README.md", "notes.txt"} <= files.keys()
+    assert {name for name in files if pushing.is_weights(name)} == {"model.safetensors"}
+    assert len(titles(hub)) == 3
+    target = snapshot_download(NAME)
+    loaded = AutoModelForSequenceClassification.from_pretrained(target).eval()
+    tokens = torch.arange(7, 12)[None]
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)

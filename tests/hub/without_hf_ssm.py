@@ -1,0 +1,75 @@
+"""What a user does who has exported folders and no hf_ssm; run by test_export.py in an environment of its own.
+
+    python without_hf_ssm.py FOLDER THREADS
+
+`FOLDER/jobs.json` says which models there are. Writes `found.safetensors` and `facts.json` beside it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+HOME = Path(sys.argv[1])
+
+tensors: dict[str, torch.Tensor] = {}
+facts: dict[str, Any] = {}
+
+
+def load(auto: str, folder: Path) -> Any:
+    return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True)
+
+
+def run(name: str, folder: Path, auto: str, inputs: dict[str, torch.Tensor]) -> Any:
+    """Keep output, gradients and generated tokens of the model in a folder."""
+    model = load(auto, folder)
+    model(**inputs, return_dict=False)[0].square().mean().backward()
+    for key, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            tensors[f"{name}.grad.{key}"] = parameter.grad
+    with torch.no_grad():
+        tensors[f"{name}.output"] = model(**inputs, return_dict=False)[0]
+        if auto == "AutoModelForCausalLM":
+            prompt = inputs["input_ids"][:, :9]
+            for beams in (1, 2):
+                tensors[f"{name}.tokens{beams}"] = model.generate(
+                    prompt, max_new_tokens=12, do_sample=False, num_beams=beams
+                )
+    facts[name] = {"module": type(model).__module__, "class": type(model).__name__, "auto_map": model.config.auto_map}
+    return model
+
+
+def check_backbone(folder: Path, auto: str, again: Path, inputs: dict[str, torch.Tensor]) -> None:
+    """A part that no Auto class has loaded takes the code along too."""
+    part = load(auto, folder).model
+    part.save_pretrained(again)
+    loaded = load("AutoModel", again)
+    with torch.no_grad():
+        assert torch.equal(part(**inputs)[0], loaded(**inputs)[0]), folder.name
+
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(int(sys.argv[2]))
+for name, job in json.loads((HOME / "jobs.json").read_text()).items():
+    folder, again = HOME / name, HOME / f"again-{name}"
+    inputs = load_file(HOME / f"{name}.inputs")
+    run(name, folder, job["auto"], inputs).save_pretrained(again)
+    if job["tokens"]:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        facts[name]["ids"] = tokenizer(job["texts"])["input_ids"]
+        tokenizer.save_pretrained(again)
+    run(f"again {name}", again, job["auto"], inputs)
+    facts[name]["heads"] = {auto: type(load(auto, again)).__name__ for auto in job["heads"]}
+    if job["heads"]:
+        check_backbone(folder, job["auto"], HOME / f"part-{name}", inputs)
+# By which the Trainer knows that label smoothing has to shift the labels.
+names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+facts["shifted"] = sorted(name for kind, name in names if kind.startswith("hf_ssm"))
+facts["hf_ssm"] = sorted(module for module in sys.modules if module.partition(".")[0] == "hf_ssm")
+save_file({key: value.contiguous() for key, value in tensors.items()}, HOME / "found.safetensors")
+(HOME / "facts.json").write_text(json.dumps(facts))

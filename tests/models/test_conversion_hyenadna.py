@@ -1,0 +1,611 @@
+"""HyenaDNA checkpoints: their logits by the published equations, written out here, and what is refused."""
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+
+import hf_ssm
+from hf_ssm import (
+    HyenaConfig,
+    HyenaForCausalLM,
+    HyenaForMaskedLM,
+    HyenaForSequenceClassification,
+    HyenaModel,
+    S4Config,
+    build_dna_tokenizer,
+    cli,
+)
+from hf_ssm.models.configuration_hyenadna import from_hyenadna
+from hf_ssm.models.conversion import convert_checkpoint
+from hf_ssm.models.conversion_hyenadna import converted, recognises
+from hf_ssm.training.optim import is_decayed
+
+D, LAYERS, INNER, WIDTH, EMBEDDING, LONGEST = 6, 2, 10, 8, 5, 23
+LENGTHS = (1, 2, 7, 16, LONGEST)
+FILTER = "hyena.backbone.layers.1.mixer.filter_fn."
+
+
+def hub_config(order: int = 2, **changes: Any) -> dict[str, Any]:
+    """As transformers writes it for HyenaDNA's code on the Hub."""
+    return {
+        "architectures": ["HyenaDNAForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_hyena.HyenaConfig"},
+        "model_type": "hyenadna",
+        "d_model": D,
+        "n_layer": LAYERS,
+        "d_inner": INNER,
+        "max_seq_len": LONGEST,
+        "emb_dim": EMBEDDING,
+        "filter_order": WIDTH,
+        "num_inner_mlps": 2,
+        "hyena_order": order,
+        "short_filter_order": 3,
+        "activation_freq": 10,
+        "train_freq": True,
+        "embed_dropout": 0.1,
+        "hyena_dropout": 0.0,
+        "hyena_filter_dropout": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "use_bias": True,
+        "pad_token_id": 4,
+        "vocab_size": 12,
+        "pad_vocab_size_multiple": 8,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "transformers_version": "4.35.0.dev0",
+        **changes,
+    }
+
+
+def hub_state(order: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights under the names of the layout of the Hub, with a window and positions that no formula gives."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(shape, generator=generator)
+
+    def linear(name: str, after: int, before: int, bias: bool = True) -> dict[str, Tensor]:
+        weights = {f"{name}.weight": normal(after, before, scale=before**-0.5)}
+        return weights | ({f"{name}.bias": normal(after, scale=0.3)} if bias else {})
+
+    def norm(name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": 1 + normal(D, scale=0.3), f"{name}.bias": normal(D, scale=0.3)}
+
+    state = {"hyena.backbone.embeddings.word_embeddings.weight": normal(16, D)}
+    kernels, streams = (order - 1) * D, (order + 1) * D
+    for layer in range(LAYERS):
+        block = f"hyena.backbone.layers.{layer}."
+        filter = f"{block}mixer.filter_fn."
+        steps = torch.arange(LONGEST) / LONGEST
+        angles = 2 * math.pi * steps[:, None] * torch.tensor([1e-4, 1.0])
+        positions = torch.cat([steps[:, None], angles.cos(), -angles.sin()], dim=-1)
+        state |= {
+            f"{filter}bias": normal(kernels),
+            f"{filter}pos_emb.z": (positions + normal(LONGEST, EMBEDDING, scale=0.1))[None],
+            f"{filter}pos_emb.t": (steps + normal(LONGEST, scale=0.01))[None, :, None],
+            f"{filter}modulation.deltas": normal(kernels, scale=6.0)[None, None],
+            f"{filter}implicit_filter.1.freq": 3 + normal(1, WIDTH),
+            **linear(f"{filter}implicit_filter.0", WIDTH, EMBEDDING),
+            **linear(f"{filter}implicit_filter.2", WIDTH, WIDTH),
+            **linear(f"{filter}implicit_filter.4", WIDTH, WIDTH),
+            **linear(f"{filter}implicit_filter.6", kernels, WIDTH, bias=False),
+            **linear(f"{block}mixer.in_proj", streams, D),
+            **linear(f"{block}mixer.out_proj", D, D),
+            f"{block}mixer.short_filter.weight": normal(streams, 1, 3, scale=0.7),
+            f"{block}mixer.short_filter.bias": normal(streams, scale=0.3),
+            **linear(f"{block}mlp.fc1", INNER, D),
+            **linear(f"{block}mlp.fc2", D, INNER),
+            **norm(f"{block}norm1"),
+            **norm(f"{block}norm2"),
+        }
+    return state | norm("hyena.backbone.ln_f") | {"lm_head.weight": normal(16, D)}
+
+
+def write_hub(folder: Path, state: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Published:
+    """HyenaDNA by its equations, one position after the other, for one sequence."""
+
+    def __init__(self, state: dict[str, Tensor], order: int, dtype: torch.dtype):
+        self.w = {name.removeprefix("hyena."): tensor.to(dtype) for name, tensor in state.items()}
+        self.order = order
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        y = torch.stack([self.w[f"{name}.weight"] @ row for row in x])
+        return y + self.w[f"{name}.bias"] if f"{name}.bias" in self.w else y
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        rows = []
+        for row in x:
+            centred = row - row.sum() / D
+            variance = (centred * centred).sum() / D
+            rows.append(centred / (variance + 1e-5).sqrt() * self.w[f"{name}.weight"] + self.w[f"{name}.bias"])
+        return torch.stack(rows)
+
+    def kernel(self, name: str, length: int) -> Tensor:
+        """`(length, (order - 1) D)`."""
+        z, t = (self.w[f"{name}.pos_emb.{part}"][0, :length] for part in "zt")
+        hidden = z
+        for layer in (0, 2, 4):
+            hidden = torch.sin(
+                self.w[f"{name}.implicit_filter.1.freq"] * self.linear(f"{name}.implicit_filter.{layer}", hidden)
+            )
+        taps = self.linear(f"{name}.implicit_filter.6", hidden)
+        return taps * (torch.exp(-t * self.w[f"{name}.modulation.deltas"][0].abs()) + 0.05)
+
+    def short(self, name: str, u: Tensor) -> Tensor:
+        weight, rows = self.w[f"{name}.weight"][:, 0], []
+        for now in range(len(u)):
+            row = self.w[f"{name}.bias"]
+            for lag in range(min(now, 2) + 1):
+                row = row + weight[:, 2 - lag] * u[now - lag]
+            rows.append(row)
+        return torch.stack(rows)
+
+    def mixer(self, name: str, x: Tensor) -> Tensor:
+        streams = self.short(f"{name}.short_filter", self.linear(f"{name}.in_proj", x))
+        parts = [streams[:, i * D : (i + 1) * D] for i in range(self.order + 1)]
+        gates, v = parts[:-1], parts[-1]
+        taps, skip = self.kernel(f"{name}.filter_fn", len(x)), self.w[f"{name}.filter_fn.bias"]
+        for number, gate in enumerate(gates[:0:-1]):
+            own = slice(number * D, (number + 1) * D)
+            u, rows = v * gate, []
+            for now in range(len(x)):
+                rows.append(skip[own] * u[now] + sum(taps[lag, own] * u[now - lag] for lag in range(now + 1)))
+            v = torch.stack(rows)
+        return self.linear(f"{name}.out_proj", v * gates[0])
+
+    def hidden_states(self, ids: Tensor) -> Tensor:
+        h = self.w["backbone.embeddings.word_embeddings.weight"][ids]
+        for layer in range(LAYERS):
+            block = f"backbone.layers.{layer}"
+            h = h + self.mixer(f"{block}.mixer", self.norm(f"{block}.norm1", h))
+            inner = self.linear(f"{block}.mlp.fc1", self.norm(f"{block}.norm2", h))
+            bent = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+            h = h + self.linear(f"{block}.mlp.fc2", bent)
+        return self.norm("backbone.ln_f", h)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self.linear("lm_head", self.hidden_states(ids))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_hub(tmp_path / "theirs", hub_state(), hub_config())
+
+
+def draw_ids(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(0, 12, shape, generator=torch.Generator().manual_seed(seed))
+
+
+class TestLogits:
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    @pytest.mark.parametrize("order", [2, 3])
+    @torch.no_grad()
+    def test_of_the_layout_of_the_hub(self, tmp_path, order, seed):
+        state = hub_state(order, seed)
+        model = HyenaForCausalLM.from_pretrained(write_hub(tmp_path / "theirs", state, hub_config(order)))
+        ids = [draw_ids(length, seed=seed) for length in LENGTHS]
+        for row in ids:
+            expected = Published(state, order, torch.float32).logits(row)
+            assert expected.shape == (len(row), 16)
+            assert expected.abs().max() > 1
+            torch.testing.assert_close(model(row[None]).logits[0], expected, rtol=0, atol=1e-4)
+        model.double()
+        for row in ids:
+            expected = Published(state, order, torch.float64).logits(row)
+            torch.testing.assert_close(model(row[None]).logits[0], expected, rtol=0, atol=1e-11)
+
+    @torch.no_grad()
+    def test_every_tensor_counts(self, tmp_path):
+        ids = draw_ids(7)
+        state = hub_state(3)
+        before = Published(state, 3, torch.float64).logits(ids)
+        for name, tensor in state.items():
+            if ".layers.0." in name:
+                continue
+            changed = converted(state | {name: tensor * 1.1}, hub_config(3)).double()
+            expected = Published(state | {name: tensor * 1.1}, 3, torch.float64).logits(ids)
+            assert (expected - before).abs().max() > 1e-6, name
+            torch.testing.assert_close(changed(ids[None]).logits[0], expected, rtol=0, atol=1e-11)
+
+    @torch.no_grad()
+    def test_no_input_is_longer_than_theirs(self, folder):
+        with pytest.raises(ValueError, match=f"max_position_embeddings`={LONGEST}"):
+            HyenaForCausalLM.from_pretrained(folder)(draw_ids(1, LONGEST + 1))
+
+    @torch.no_grad()
+    def test_of_the_classifier(self, tmp_path):
+        state = hub_state()
+        del state["lm_head.weight"]
+        state["score.weight"] = torch.randn(3, D)
+        labels = {"0": "enhancer", "1": "junk", "2": "promoter"}
+        config = hub_config(architectures=["HyenaDNAForSequenceClassification"], id2label=labels)
+        folder = write_hub(tmp_path / "theirs", state, config)
+        model = HyenaForSequenceClassification.from_pretrained(folder)
+        assert model.config.id2label == {0: "enhancer", 1: "junk", 2: "promoter"}
+        for length in LENGTHS:
+            ids = draw_ids(length)
+            expected = Published(state, 2, torch.float32).hidden_states(ids)[-1] @ state["score.weight"].T
+            torch.testing.assert_close(model(ids[None]).logits[0], expected, rtol=0, atol=1e-4)
+        assert isinstance(convert_checkpoint(folder, tmp_path / "ours"), HyenaForSequenceClassification)
+
+    @torch.no_grad()
+    def test_padding_on_the_right_changes_nothing(self, folder):
+        model, ids = HyenaForCausalLM.from_pretrained(folder), draw_ids(1, 9)
+        padded = torch.nn.functional.pad(ids, (0, 5), value=4)
+        mask = (torch.arange(14) < 9).long()[None]
+        torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, :9], model(ids).logits)
+
+
+class TestLoading:
+    def test_nothing_is_missing(self, folder, caplog):
+        model, report = HyenaForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values())
+        assert not caplog.records
+        assert not model.training
+        assert model.config.model_type == "hf_ssm_hyena"
+
+    def test_their_embedding_is_learned_and_their_window_is_not(self, folder):
+        model, state = HyenaForCausalLM.from_pretrained(folder), hub_state()
+        filter = model.model.layers[1].mixer.long_conv.filter
+        assert torch.equal(filter.positions, state[f"{FILTER}pos_emb.z"][0])
+        assert torch.equal(filter.time, state[f"{FILTER}pos_emb.t"][0, :, 0])
+        assert torch.equal(filter.decay_rates, state[f"{FILTER}modulation.deltas"][0, 0].abs())
+        model(draw_ids(1, LONGEST), labels=draw_ids(1, LONGEST)).loss.backward()
+        # The last tap of all reaches the last position alone, which predicts nothing.
+        assert filter.positions.grad[:-1].abs().min() > 0
+        assert not any(filter.get_buffer(name).requires_grad for name in ("time", "decay_rates"))
+        assert not is_decayed("model.layers.1.mixer.long_conv.filter.positions")
+
+    def test_under_other_heads(self, folder):
+        ids = draw_ids(1, 9)
+        hidden = HyenaModel.from_pretrained(folder)(ids).last_hidden_state
+        expected = HyenaForCausalLM.from_pretrained(folder).model(ids).last_hidden_state
+        assert torch.equal(hidden, expected)
+        assert torch.equal(HyenaForMaskedLM.from_pretrained(folder).model(ids).last_hidden_state, expected)
+        _, report = HyenaForSequenceClassification.from_pretrained(folder, num_labels=5, output_loading_info=True)
+        assert report["missing_keys"] == {"classifier.weight"}
+
+    def test_of_their_backbone_alone(self, tmp_path):
+        state = {name.removeprefix("hyena."): tensor for name, tensor in hub_state().items() if "lm_head" not in name}
+        config = hub_config(architectures=["HyenaDNAModel"])
+        del config["tie_word_embeddings"]
+        folder = write_hub(tmp_path / "theirs", state, config)
+        model, report = HyenaModel.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values())
+        found = convert_checkpoint(folder, tmp_path / "ours")
+        assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
+        assert type(converted(state, config)) is HyenaModel
+
+    def test_in_half_precision_filters_stay_single(self, folder):
+        model = HyenaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        single = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
+        assert single == {name for name in model.state_dict() if ".long_conv." in name}
+
+    def test_of_shards_and_pickles(self, tmp_path, folder):
+        expected = HyenaForCausalLM.from_pretrained(folder).state_dict()
+        state, (first, second) = hub_state(), (tmp_path / "shards", tmp_path / "pickle")
+        names = sorted(state)
+        parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+        first.mkdir()
+        for file, own in parts.items():
+            save_file({name: state[name] for name in own}, first / file, metadata={"format": "pt"})
+        index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+        (first / "model.safetensors.index.json").write_text(json.dumps(index))
+        second.mkdir()
+        torch.save(state, second / "pytorch_model.bin")
+        for other in (first, second):
+            (other / "config.json").write_text(json.dumps(hub_config()))
+            found = HyenaForCausalLM.from_pretrained(other).state_dict()
+            assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+    def test_not_as_another_model(self, tmp_path):
+        config = hub_config()
+        del config["auto_map"]
+        folder = write_hub(tmp_path / "theirs", hub_state(), config)
+        for other in (AutoConfig, S4Config):
+            with pytest.raises(ValueError, match="hyenadna"):
+                other.from_pretrained(folder)
+
+    def test_a_constant_frequency(self, tmp_path):
+        state = {name: tensor for name, tensor in hub_state().items() if not name.endswith(".freq")}
+        folder = write_hub(tmp_path / "theirs", state, hub_config(train_freq=False, activation_freq=4.0))
+        model = HyenaForCausalLM.from_pretrained(folder)
+        constant = {name: torch.full((1, WIDTH), 4.0) for name in hub_state() if name.endswith(".freq")}
+        expected = Published(state | constant, 2, torch.float32).logits(draw_ids(9))
+        torch.testing.assert_close(model(draw_ids(9)[None]).logits[0], expected, rtol=0, atol=1e-4)
+        assert "frequency" not in {name.rsplit(".", 1)[-1] for name, _ in model.named_parameters()}
+
+    def test_a_tied_head(self, tmp_path):
+        state = hub_state()
+        del state["lm_head.weight"]
+        model = HyenaForCausalLM.from_pretrained(write_hub(tmp_path / "a", state, hub_config(tie_word_embeddings=True)))
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        with pytest.raises(ValueError, match=r"lm_head\.weight"):
+            convert_checkpoint(write_hub(tmp_path / "b", state, hub_config()), tmp_path / "ours")
+        both = write_hub(tmp_path / "c", hub_state(), hub_config(tie_word_embeddings=True))
+        with pytest.raises(ValueError, match=r"lm_head\.weight differs from the embedding"):
+            HyenaForCausalLM.from_pretrained(both)
+
+
+class TestGeneration:
+    @pytest.mark.parametrize("order", [2, 3])
+    @torch.no_grad()
+    def test_with_a_cache_is_as_without(self, tmp_path, order):
+        folder = write_hub(tmp_path / "theirs", hub_state(order), hub_config(order))
+        model, ids = HyenaForCausalLM.from_pretrained(folder), draw_ids(2, 5)
+        whole, cached = (
+            model.generate(ids, max_new_tokens=LONGEST - 5, do_sample=False, pad_token_id=4, use_cache=use)
+            for use in (False, True)
+        )
+        assert whole.shape == (2, LONGEST)
+        assert torch.equal(whole, cached)
+        cache, pieces = None, []
+        for piece in whole.split([5, 1, 1, 9, 1, 6], dim=1):
+            outputs = model(piece, past_key_values=cache, use_cache=True)
+            cache = outputs.past_key_values
+            pieces.append(outputs.logits)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), model(whole).logits, rtol=0, atol=1e-4)
+
+
+class TestConverting:
+    @torch.no_grad()
+    def test_saved_and_loaded_again_every_bit_is_the_same(self, folder, tmp_path):
+        ids = draw_ids(2, LONGEST)
+        expected = HyenaForCausalLM.from_pretrained(folder)
+        assert cli.main(["convert", str(folder), str(tmp_path / "ours")]) == 0
+        found, report = HyenaForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+        assert not any(report.values())
+        assert found.state_dict().keys() == expected.state_dict().keys()
+        assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in expected.state_dict().items())
+        # Copies lie as allocated memory does; products of matrices may round otherwise in the memory of a mapped file.
+        assert torch.equal(copy.deepcopy(found)(ids).logits, copy.deepcopy(expected)(ids).logits)
+        config = json.loads((tmp_path / "ours" / "config.json").read_text())
+        assert config["architectures"] == ["HyenaForCausalLM"]
+        assert "hyenadna" not in json.dumps(config)
+
+    def test_the_tokenizer_has_their_ids(self, folder, tmp_path):
+        convert_checkpoint(folder, tmp_path / "ours", build_dna_tokenizer=build_dna_tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+        assert tokenizer("ACGTN")["input_ids"] == [7, 8, 9, 10, 11, 1]
+        special = [tokenizer.cls_token, tokenizer.sep_token, tokenizer.bos_token, tokenizer.mask_token]
+        assert tokenizer.convert_tokens_to_ids([*special, tokenizer.pad_token]) == [0, 1, 2, 3, 4]
+        assert (tokenizer.model_max_length, tokenizer.padding_side) == (LONGEST, "left")
+        model = HyenaForCausalLM.from_pretrained(tmp_path / "ours")
+        result = hf_ssm.MaskingProbe(model, tokenizer, mask="n", allow_wrong=True).run("ACGTACGTAC", 5, progress=False)
+        assert sorted(result.order.tolist()) == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("change", ["missing", "foreign", "shape", "nan"])
+    def test_what_is_wrong_is_named_and_nothing_written(self, tmp_path, change):
+        state, name = hub_state(), f"{FILTER}pos_emb.t"
+        if change == "missing":
+            del state[name]
+        elif change == "foreign":
+            state[f"{FILTER}pos_emb.s"], name = torch.zeros(3), f"{FILTER}pos_emb.s"
+        elif change == "shape":
+            state[name] = state[name][:, :-1]
+        else:
+            state[name] = state[name] * math.nan
+        folder = write_hub(tmp_path / "theirs", state, hub_config())
+        with pytest.raises(ValueError, match=re.escape(name.removeprefix("hyena."))):
+            convert_checkpoint(folder, tmp_path / "ours")
+        if change == "foreign":
+            _, report = HyenaForCausalLM.from_pretrained(folder, output_loading_info=True)
+            assert report["unexpected_keys"] == {name.removeprefix("hyena.")}
+        else:
+            with pytest.raises(ValueError, match=re.escape(name.removeprefix("hyena."))):
+                HyenaForCausalLM.from_pretrained(folder)
+        assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+    def test_every_wrong_tensor_is_named(self):
+        state = hub_state()
+        for name in ("pos_emb.z", "bias"):
+            del state[FILTER + name]
+        state["hyena.extra"] = state["other"] = torch.zeros(1)
+        state[f"{FILTER}modulation.deltas"] = torch.zeros(1, 1, D + 1)
+        with pytest.raises(ValueError) as error:
+            converted(state, hub_config())
+        for name in ("pos_emb.z", "filter_fn.bias", "extra", "other", f"modulation.deltas (1, 1, {D + 1})"):
+            assert name in str(error.value)
+
+    def test_a_head_too_many_or_of_another_size(self, tmp_path):
+        state = hub_state() | {"score.weight": torch.zeros(2, D)}
+        with pytest.raises(ValueError, match=r"not used: classifier\.weight"):
+            convert_checkpoint(write_hub(tmp_path / "a", state, hub_config()), tmp_path / "ours")
+        config = hub_config(architectures=["HyenaDNAForSequenceClassification"], num_labels=3)
+        del state["lm_head.weight"]
+        with pytest.raises(ValueError, match=r"shape: classifier\.weight"):
+            convert_checkpoint(write_hub(tmp_path / "b", state, config), tmp_path / "ours")
+        with pytest.raises(ValueError, match=r"shape: classifier\.weight"):
+            converted(state, config)
+        assert not (tmp_path / "ours").exists()
+
+    def test_one_frequency_for_all_sines(self):
+        state = hub_state()
+        freq = state[f"{FILTER}implicit_filter.1.freq"]
+        each = {f"{FILTER}implicit_filter.{number}.freq": freq.clone() for number in (3, 5)}
+        expected = converted(state, hub_config()).state_dict()
+        for other in (
+            state | each,
+            {name: t for name, t in (state | each).items() if ".1.mixer" not in name or "1.freq" not in name},
+        ):
+            found = converted(other, hub_config()).state_dict()
+            assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+        each[f"{FILTER}implicit_filter.5.freq"] += 1
+        with pytest.raises(ValueError, match=r"implicit_filter\.5\.freq differs"):
+            converted(state | each, hub_config())
+        with pytest.raises(ValueError, match=r"not used: .*implicit_filter\.7\.freq"):
+            converted(state | {f"{FILTER}implicit_filter.7.freq": freq}, hub_config())
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"short_filter_order": 4}, "short_filter_order`=4"),
+            ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon`=1e-06"),
+            ({"d_model": "6"}, "d_model` must be a number"),
+            ({"vocab_size": None}, "vocab_size` must be a positive number"),
+            ({"emb_dim": 4}, "filter_emb_dim"),
+            ({"architectures": ["Other"]}, "architectures"),
+        ],
+    )
+    def test_configurations_that_mean_something_else(self, change, message):
+        with pytest.raises(ValueError, match=message):
+            converted(hub_state(), hub_config(**change))
+
+
+def original_config(order: int = 2, /, **layer: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "_name_": "hyena",
+        "emb_dim": EMBEDDING,
+        "filter_order": WIDTH,
+        "local_order": 3,
+        "l_max": LONGEST,
+    }
+    own |= {"modulate": True, "w": 10, "lr": 6e-4, "wd": 0.0, "lr_pos_emb": 0.0, "order": order}
+    model: dict[str, Any] = {
+        "d_model": D,
+        "n_layer": LAYERS,
+        "d_inner": INNER,
+        "vocab_size": 12,
+        "pad_vocab_size_multiple": 8,
+    }
+    model |= {"resid_dropout": 0.0, "embed_dropout": 0.1, "fused_mlp": False, "residual_in_fp32": True}
+    return {**model, "return_hidden_state": True, "layer": {**own, **layer}}
+
+
+def original_state(order: int = 2, *, checkpointing: bool = False) -> dict[str, Tensor]:
+    """The weights of `hub_state`, with its embedding for a head, in the original layout."""
+    state = {}
+    for name, tensor in hub_state(order).items():
+        if name.endswith(("filter_fn.bias", "implicit_filter.6.weight", "deltas")):
+            # The kernels of one channel are side by side.
+            rows = torch.arange((order - 1) * D).view(order - 1, D).T.flatten()
+            tensor = tensor[..., rows] if name.endswith("deltas") else tensor[rows]
+        new = name.replace("hyena.", "model.")
+        if checkpointing:
+            new = new.replace(".mixer.", ".mixer.layer.").replace(".mlp.", ".mlp.layer.")
+        for number in (1, 3, 5) if name.endswith("1.freq") else (None,):
+            state[new if number is None else new.replace("1.freq", f"{number}.freq")] = tensor
+    state["model.lm_head.weight"] = state["model.backbone.embeddings.word_embeddings.weight"]
+    return {k: v for k, v in state.items() if k != "lm_head.weight"} | {
+        "train_torchmetrics.num_tokens.count": torch.tensor(7)
+    }
+
+
+def write_original(folder: Path, state: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    torch.save(
+        {"state_dict": state, "epoch": 3, "global_step": 17, "pytorch-lightning_version": "1.8.6"},
+        folder / "weights.ckpt",
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class TestOriginalLayout:
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    @pytest.mark.parametrize("order", [2, 3])
+    def test_weights_are_those_of_the_layout_of_the_hub(self, tmp_path, order, checkpointing):
+        source = write_original(
+            tmp_path / "theirs", original_state(order, checkpointing=checkpointing), original_config(order)
+        )
+        state = hub_state(order)
+        state["lm_head.weight"] = state["hyena.backbone.embeddings.word_embeddings.weight"]
+        expected = converted(state, hub_config(order)).state_dict()
+        assert cli.main(["convert", str(source / "weights.ckpt"), str(tmp_path / "ours")]) == 0
+        found = HyenaForCausalLM.from_pretrained(tmp_path / "ours")
+        assert found.state_dict().keys() == expected.keys()
+        assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in expected.items())
+        assert found.lm_head.weight is found.model.embed_tokens.weight
+        assert found.config.filter_positions == "stored"
+        assert AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == LONGEST
+
+    def test_the_folder_will_do(self, tmp_path):
+        source = write_original(tmp_path / "theirs", original_state(), original_config())
+        assert isinstance(convert_checkpoint(source, tmp_path / "ours"), HyenaForCausalLM)
+
+    def test_an_embedding_that_was_trained_is_learned(self):
+        model = converted(original_state(), original_config(lr_pos_emb=1e-5))
+        assert model.get_parameter("model.layers.0.mixer.long_conv.filter.positions").requires_grad
+
+    def test_floor_of_the_window(self):
+        one, other = (converted(original_state(), original_config(**shift)) for shift in ({}, {"shift": 0.2}))
+        assert (one.config.filter_window_shift, other.config.filter_window_shift) == (0.05, 0.2)
+
+    def test_what_is_wrong_is_named_and_nothing_written(self, tmp_path):
+        state = original_state()
+        del state["model.backbone.ln_f.bias"]
+        state["decoder.0.weight"] = torch.zeros(2)
+        source = write_original(tmp_path / "theirs", state, original_config())
+        with pytest.raises(ValueError, match=r"missing: backbone\.ln_f\.bias; not known: decoder\.0\.weight$"):
+            convert_checkpoint(source / "weights.ckpt", tmp_path / "ours")
+        assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            ({"num_heads": 2}, "'num_heads'=2"),
+            ({"modulate": False}, "'modulate'=False"),
+            ({"_name_": "mha"}, "'_name_'='mha'"),
+            ({"some_option": 1}, "'some_option', whose meaning"),
+            ({"l_max": None}, r"no `layer\.l_max`"),
+        ],
+    )
+    def test_other_operators(self, layer, message):
+        with pytest.raises(ValueError, match=message):
+            converted(original_state(), original_config(**layer))
+
+    def test_a_model_with_attention(self):
+        with pytest.raises(ValueError, match="attn_layer_idx"):
+            converted(original_state(), original_config() | {"attn_layer_idx": [1]})
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "longest", "millions"),
+    [
+        (128, 2, 1026, 0.4),  # tiny-1k
+        (256, 2, 1026, 1.6),  # tiny-1k-d256
+        (128, 2, 16386, 0.4),  # tiny-16k
+        (256, 4, 32770, 3.3),  # small-32k
+        (256, 8, 160002, 6.6),  # medium-160k
+        (256, 8, 450002, 6.6),  # medium-450k
+        (256, 8, 1000002, 6.6),  # large-1m
+    ],
+)
+def test_the_published_sizes(size, layers, longest, millions):
+    sizes = {"d_model": size, "n_layer": layers, "d_inner": 4 * size}
+    hub = hub_config(**sizes, max_seq_len=longest, filter_order=64)
+    original = original_config(l_max=longest, filter_order=64) | sizes
+    assert recognises(hub)
+    assert recognises(original)
+    for found in (hub, original):
+        config = HyenaConfig.from_dict(from_hyenadna(found))
+        assert (config.vocab_size, config.max_position_embeddings, config.use_bias) == (16, longest, True)
+        with torch.device("meta"):
+            model = HyenaForCausalLM(config)
+        count = sum(p.numel() for name, p in model.named_parameters() if not name.endswith("positions"))
+        assert round(count / 1e6, 1) == pytest.approx(millions, abs=0.06)
+
+
+def test_other_configurations_are_not_recognised():
+    assert not any(
+        recognises(config) for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
+    )
+    with pytest.raises(ValueError, match="no configuration of a HyenaDNA model"):
+        converted(hub_state(), {"model_type": "mamba"})

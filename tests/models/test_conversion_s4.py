@@ -1,0 +1,387 @@
+"""State dicts of state-spaces/s4 as ours: the same function, by the published formulas in plain loops."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from hf_ssm import S4Config, S4ForSequenceClassification, cli
+from hf_ssm.models.conversion_s4 import converted, layer_from_state_dict, recognises
+from hf_ssm.modules.mixers import S4Mixer
+
+H, P, C, K = 6, 4, 3, 5
+
+
+def pairs(*shape):
+    return torch.randn(*shape, 2)
+
+
+def outputs(glu=True):
+    """The rest of a layer: gated linear unit or a linear map alone, and the feed-through."""
+    name, width = ("output_linear.0", 2 * H) if glu else ("output_linear", H)
+    return {"D": torch.randn(H), f"{name}.weight": torch.randn(width, H, 1), f"{name}.bias": torch.randn(width)}
+
+
+def steps():
+    return torch.rand(H) * 3 - 3
+
+
+def s4d():
+    """models/s4/s4d.py: zero-order hold, no B."""
+    kernel = {"log_dt": steps(), "C": pairs(H, P), "log_A_real": torch.randn(H, P) - 1, "A_imag": 3 * torch.rand(H, P)}
+    return {**{f"kernel.{name}": value for name, value in kernel.items()}, **outputs()}
+
+
+def first_s4d():
+    """The first stand-alone S4D: one system for all channels, kernel within a kernel, no gated linear unit."""
+    kernel = {
+        "log_dt": steps(),
+        "C": pairs(1, H, P),
+        "log_w_real": torch.randn(1, P) - 1,
+        "w_imag": 3 * torch.randn(1, P),
+    }
+    return {**{f"kernel.kernel.{name}": value for name, value in kernel.items()}, **outputs(glu=False)}
+
+
+def s4d_3():
+    """Version 3 of S4D: bilinear rule, B, two systems for all channels."""
+    kernel = {
+        **{"log_dt": steps(), "C": pairs(1, H, P), "B": pairs(2, P)},
+        **{"inv_A_real": torch.randn(2, P) - 1, "A_imag": torch.randn(2, P)},
+    }
+    return {**{f"kernel.kernel.{name}": value for name, value in kernel.items()}, **outputs()}
+
+
+def s4d_4(heads=1):
+    """Version 4 of S4D: the layer within a block, the opposite sign of the imaginary parts."""
+    kernel = {
+        **{"inv_dt": steps().unsqueeze(-1), "C": pairs(heads, H, P), "B": pairs(1, 3, P)},
+        **{"A_real": torch.randn(3, P) - 1, "A_imag": 3 * torch.rand(3, P)},
+    }
+    rest = outputs()
+    return {
+        **{f"layer.kernel.{name}": value for name, value in kernel.items()},
+        "layer.D": rest["D"].unsqueeze(0),
+        "output_linear.0.weight": rest["output_linear.0.weight"][..., 0],
+        "output_linear.0.bias": rest["output_linear.0.bias"],
+    }
+
+
+def s4(real="inv_w_real", length="L", taps=16, heads=1):
+    """Versions 2 and 3 of S4: bilinear rule, low-rank term, C for a number of taps."""
+    kernel = {
+        **{"log_dt": steps(), "C": pairs(heads, H, P), "B": pairs(1, 2, P), "P": pairs(1, 2, P)},
+        **{real: torch.randn(2, P) - 1, "w_imag": torch.randn(2, P), length: torch.tensor(taps)},
+    }
+    return {**{f"kernel.kernel.{name}": value for name, value in kernel.items()}, **outputs()}
+
+
+def s4_4():
+    """Version 4 of S4."""
+    block = s4d_4(heads=2)
+    return {
+        **block,
+        "layer.kernel.P": pairs(1, 3, P),
+        "layer.kernel.l_kernel": torch.tensor(16),
+    }
+
+
+LAYERS = {
+    "s4d": s4d,
+    "first_s4d": first_s4d,
+    "s4d_3": s4d_3,
+    "s4d_4": s4d_4,
+    "s4d_4_two_sided": lambda: s4d_4(heads=2),
+    "s4_2": lambda: s4("log_w_real"),
+    "s4_3": s4,
+    "s4_3_fresh": lambda: s4(taps=0),
+    "s4_3_two_sided": lambda: s4(heads=2),
+    "s4_4": s4_4,
+}
+
+
+def kernels(layer, length):
+    """Taps `(M, H, length)` of every published form, in complex128, channel by channel."""
+    part = {name.rpartition("kernel.")[2]: value.double() for name, value in layer.items() if "kernel." in name}
+
+    def one_of(*names):
+        return next(part[name] for name in names if name in part)
+
+    step = one_of("log_dt", "inv_dt").flatten().exp()
+    real = one_of("log_A_real", "log_w_real", "inv_w_real", "inv_A_real", "A_real")
+    imag = one_of("A_imag", "w_imag")
+    eigenvalues = torch.complex(-real.exp(), -imag if "inv_dt" in part else imag)
+    output = torch.view_as_complex(part["C"].reshape(-1, H, P, 2))
+    system = [h % len(eigenvalues) for h in range(H)]
+    if "P" in part:
+        return low_rank_kernels(part, step, eigenvalues, output, system, length)
+    inputs = torch.view_as_complex(part["B"].reshape(-1, P, 2)) if "B" in part else torch.ones_like(eigenvalues)
+    taps = torch.zeros(len(output), H, length, dtype=torch.float64)
+    for h in range(H):
+        a, b, dt = eigenvalues[system[h]], inputs[system[h]], step[h]
+        if "inv_A_real" in part:
+            discrete, b_bar = (1 + dt * a / 2) / (1 - dt * a / 2), dt * b / (1 - dt * a / 2)
+        else:
+            discrete, b_bar = torch.exp(dt * a), (torch.exp(dt * a) - 1) / a * b
+        for m in range(len(output)):
+            for lag in range(length):
+                taps[m, h, lag] = 2 * (output[m, h] * b_bar * discrete**lag).sum().real
+    return taps
+
+
+def low_rank_kernels(part, step, eigenvalues, output, system, length):
+    """The generating function of the taps at the roots of unity (S4, Appendix C.3), by dense solves."""
+    inputs, rank = (torch.view_as_complex(part[name].reshape(-1, P, 2)) for name in "BP")
+    made_for = int(part.get("L", part.get("l_kernel")))
+    taps = torch.zeros(len(output), H, length, dtype=torch.float64)
+    unit = torch.eye(2 * P, dtype=torch.complex128)
+    for h in range(H):
+        a, b, p = (torch.cat([t[system[h]], t[system[h]].conj()]) for t in (eigenvalues, inputs, rank))
+        matrix = torch.diag(a) - torch.outer(p, p.conj())
+        discrete = torch.linalg.solve(unit - step[h] / 2 * matrix, unit + step[h] / 2 * matrix)
+        b_bar = torch.linalg.solve(unit - step[h] / 2 * matrix, step[h] * b)
+        for m in range(len(output)):
+            c = torch.cat([output[m, h], output[m, h].conj()])
+            if made_for == 0:
+                for lag in range(length):
+                    taps[m, h, lag] = (c @ torch.linalg.matrix_power(discrete, lag) @ b_bar).real
+                continue
+            roots = [torch.tensor(2j * math.pi * k / made_for, dtype=torch.complex128).exp() for k in range(made_for)]
+            values = torch.stack([c @ torch.linalg.solve(unit - discrete / root, b_bar) for root in roots])
+            taps[m, h] = torch.fft.ifft(values).real[:length]
+    return taps
+
+
+def layer_by_formula(layer, inputs):
+    """One layer on `(L, H)`, in float64, position by position."""
+    length = len(inputs)
+    taps = kernels(layer, length)
+    skip = layer.get("D", layer.get("layer.D")).double().flatten()
+    mixed = skip * inputs
+    for t in range(length):
+        for s in range(t + 1):
+            mixed[t] += taps[0, :, t - s] * inputs[s]
+        if len(taps) == 2:
+            for s in range(t + 1, length):
+                mixed[t] += taps[1, :, s - t - 1] * inputs[s]
+    active = 0.5 * mixed * (1 + torch.erf(mixed / math.sqrt(2)))
+    glu = "output_linear.0.weight" in layer
+    name = "output_linear.0" if glu else "output_linear"
+    weight, bias = layer[f"{name}.weight"].double().flatten(1), layer[f"{name}.bias"].double()
+    mapped = active @ weight.T + bias
+    return mapped[:, :H] / (1 + torch.exp(-mapped[:, H:])) if glu else mapped
+
+
+def example(make_layer, layers=3):
+    """The state dict of the example's `S4Model`."""
+    found = {
+        **{"encoder.weight": torch.randn(H, C), "encoder.bias": torch.randn(H)},
+        **{"decoder.weight": torch.randn(K, H), "decoder.bias": torch.randn(K)},
+    }
+    for index in range(layers):
+        found |= {f"norms.{index}.weight": torch.randn(H), f"norms.{index}.bias": torch.randn(H)}
+        found |= {f"s4_layers.{index}.{name}": value for name, value in make_layer().items()}
+    return found
+
+
+def example_by_formula(state, rows, norm_first):
+    """Logits of `(B, L, C)` by the example's published model, in float64."""
+    part = {name: value.double() for name, value in state.items()}
+    layers = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("s4_layers."))
+
+    def norm(index, hidden):
+        centred = hidden - hidden.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
+        return scaled * part[f"norms.{index}.weight"] + part[f"norms.{index}.bias"]
+
+    logits = []
+    for row in rows.double():
+        hidden = row @ part["encoder.weight"].T + part["encoder.bias"]
+        for index in range(layers):
+            prefix = f"s4_layers.{index}."
+            layer = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            if norm_first:
+                hidden = hidden + layer_by_formula(layer, norm(index, hidden))
+            else:
+                hidden = norm(index, hidden + layer_by_formula(layer, hidden))
+        logits.append(hidden.mean(0) @ part["decoder.weight"].T + part["decoder.bias"])
+    return torch.stack(logits)
+
+
+def mixer_of(layer):
+    parameters, options = layer_from_state_dict(layer)
+    mixer = S4Mixer(S4Config(**options), 0)
+    mixer.load_state_dict(parameters)
+    return mixer.eval()
+
+
+@pytest.mark.parametrize("version", LAYERS)
+def test_a_layer_is_the_same_function(version):
+    layer = LAYERS[version]()
+    inputs = torch.randn(2, 13, H, dtype=torch.float64)
+    found, _ = mixer_of(layer).double()(inputs)
+    expected = torch.stack([layer_by_formula(layer, row) for row in inputs])
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("version", ["s4d", "s4_3"])
+def test_a_layer_in_double_precision_keeps_it(version):
+    layer = {n: value.double() if value.is_floating_point() else value for n, value in LAYERS[version]().items()}
+    inputs = torch.randn(1, 13, H, dtype=torch.float64)
+    mixer = mixer_of(layer).double()
+    mixer.load_state_dict(layer_from_state_dict(layer).parameters)
+    found, _ = mixer(inputs)
+    torch.testing.assert_close(found[0], layer_by_formula(layer, inputs[0]), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("version", ["s4d", "s4_4"])
+def test_the_example_model(version, norm_first):
+    state = example(LAYERS[version])
+    model = converted(state, norm_first=norm_first)
+    assert not model.training
+    rows = torch.randn(2, 12, C)
+    expected = example_by_formula(state, rows, norm_first)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(model.double()(input_values=rows.double()).logits, expected, atol=1e-5, rtol=1e-5)
+    other = converted(state, norm_first=not norm_first).double()
+    assert (other(input_values=rows.double()).logits - expected).abs().max() > 1e-2
+
+
+def test_the_example_model_in_single_precision():
+    state = example(s4d)
+    rows = torch.randn(2, 12, C)
+    logits = converted(state)(input_values=rows).logits
+    torch.testing.assert_close(logits.double(), example_by_formula(state, rows, False), atol=1e-5, rtol=1e-5)
+
+
+def test_double_precision_is_kept():
+    state = {name: value.double() for name, value in example(s4d).items()}
+    model = converted(state)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    rows = torch.randn(1, 12, C, dtype=torch.float64)
+    torch.testing.assert_close(
+        model(input_values=rows).logits, example_by_formula(state, rows, False), atol=1e-11, rtol=1e-11
+    )
+
+
+def test_the_discretization_may_be_told():
+    assert layer_from_state_dict(s4d_3()).options["discretization"] == "bilinear"
+    assert layer_from_state_dict(s4d_3(), discretization="zoh").options["discretization"] == "zoh"
+    assert converted(example(s4d_3), discretization="zoh").config.discretization == "zoh"
+
+
+def test_convert_and_load(tmp_path, capsys):
+    state = example(s4d)
+    torch.save({"model": {f"module.{n}": v for n, v in state.items()}, "acc": 88.5, "epoch": 3}, tmp_path / "ckpt.pth")
+    assert cli.main(["convert", str(tmp_path / "ckpt.pth"), str(tmp_path / "ours"), "--norm-first"]) == 0
+    said = capsys.readouterr().out
+    assert "AutoModelForSequenceClassification.from_pretrained" in said
+    assert "norm_first=True" in said
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
+    assert type(model) is S4ForSequenceClassification
+    rows = torch.randn(2, 9, C)
+    torch.testing.assert_close(
+        model(input_values=rows).logits.double(), example_by_formula(state, rows, True), atol=1e-5, rtol=1e-5
+    )
+    model.train()(input_values=rows, labels=torch.tensor([0, 4])).loss.backward()
+    assert model.model.norm is None
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def changed(**changes):
+    """A whole example with some tensors of its first layer changed, or taken out (None)."""
+
+    def change(state):
+        for name, value in changes.items():
+            full = f"s4_layers.0.{name}"
+            state.pop(full, None)
+            if value is not None:
+                state[full] = value
+        return state
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "change", "message"),
+    [
+        (s4d, changed(**{"kernel.A_imag": None}), r"missing s4_layers\.0\.kernel\.A_imag$"),
+        (s4d, changed(**{"kernel.log_dt": None}), r"missing s4_layers\.0\.kernel\.log_dt$"),
+        (
+            s4d,
+            changed(**{"D": None, "input_gate.0.weight": torch.ones(H, H), "kernel.Q": torch.ones(1)}),
+            r"missing s4_layers\.0\.D; unknown s4_layers\.0\.input_gate\.0\.weight, s4_layers\.0\.kernel\.Q",
+        ),
+        (s4, changed(**{"kernel.kernel.L": None}), r"missing s4_layers\.0\.kernel\.L"),
+        (s4, changed(**{"kernel.kernel.P": torch.ones(2, 2, P, 2)}), r"kernel\.P has the rank 2"),
+        (s4, changed(**{"kernel.kernel.L": torch.tensor(-3)}), "cannot be -3"),
+        (s4, changed(**{"kernel.kernel.L": torch.tensor(2.5)}), "one whole number"),
+        (s4d, changed(**{"kernel.C": torch.ones(3, H, P, 2)}), "several heads"),
+        (s4d, changed(**{"D": torch.ones(2, H)}), "several heads"),
+        (s4d, changed(**{"kernel.C": torch.ones(H, P + 1, 2)}), r"s4_layers\.0\.kernel\.log_A_real has the shape"),
+        (s4d, changed(**{"kernel.log_dt": torch.ones(H, P)}), r"kernel\.log_dt has the shape"),
+        (s4d, changed(**{"kernel.log_dt": torch.full((H,), math.nan)}), "NaN"),
+        (
+            s4d,
+            changed(**{"output_linear.0.weight": torch.ones(H, H, 1), "output_linear.0.bias": torch.ones(H)}),
+            "gated",
+        ),
+        (s4d_3, changed(**{"kernel.kernel.B": torch.ones(4, P, 2)}), "has the shape"),
+        (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), "there twice"),
+        (s4d, lambda state: state | {"norms.0.running_mean": torch.ones(H)}, r"unknown norms\.0\.running_mean"),
+        (s4d, lambda state: {n: v for n, v in state.items() if n != "encoder.bias"}, r"missing encoder\.bias"),
+        (s4d, lambda state: {n.replace("s4_layers.0", "s4_layers.7"): v for n, v in state.items()}, "without gaps"),
+        (s4d, lambda state: state | {"decoder.weight": torch.ones(K, H + 1)}, r"decoder\.weight has the shape"),
+        (s4d, lambda state: {n: v for n, v in state.items() if ".kernel." in n}, "missing"),
+        (s4d, lambda state: s4d(), "layer_from_state_dict"),
+    ],
+)
+def test_what_cannot_be_represented_is_named(make_layer, change, message, tmp_path, capsys):
+    state = change(example(make_layer))
+    assert recognises(state)
+    with pytest.raises(ValueError, match=message):
+        converted(state)
+    torch.save(state, tmp_path / "ckpt.pth")
+    assert cli.main(["convert", str(tmp_path / "ckpt.pth"), str(tmp_path / "ours")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt.pth"]
+
+
+def test_layers_of_two_kinds_are_refused():
+    state = example(s4d) | {f"s4_layers.1.{name}": value for name, value in first_s4d().items()}
+    for name in [*s4d()]:
+        if name not in first_s4d():
+            state.pop(f"s4_layers.1.{name}")
+    with pytest.raises(ValueError, match=r"s4_layers\.1 differs"):
+        converted(state)
+
+
+def test_a_length_that_says_nothing_is_refused():
+    layer = s4(taps=16)
+    # Without decay, the matrix to the power of 16 is one.
+    layer["kernel.kernel.log_dt"] = torch.full((H,), -100.0)
+    with pytest.raises(ValueError, match=r"kernel\.C.*(singular|infinite)"):
+        layer_from_state_dict(layer)
+
+
+def test_options_of_s4_are_for_s4_alone(tmp_path, capsys):
+    torch.save({"embedding.weight": torch.ones(3, 2)}, tmp_path / "other.pth")
+    assert cli.main(["convert", str(tmp_path / "other.pth"), str(tmp_path / "ours"), "--norm-first"]) == 2
+    assert "norm_first: for state dicts of state-spaces/s4 alone" in capsys.readouterr().err
+
+
+def test_a_model_without_final_norm(make_model):
+    plain = make_model("S4", "Model", norm_first=True, use_final_norm=False)
+    ids = torch.randint(0, 12, (2, 10))
+    normed = make_model("S4", "Model", norm_first=True)
+    assert plain.norm is None
+    missing, unexpected = plain.load_state_dict(normed.state_dict(), strict=False)
+    assert not missing
+    assert sorted(unexpected) == ["norm.bias", "norm.weight"]
+    found = plain(ids).last_hidden_state
+    expected = F.layer_norm(found, (8,), normed.norm.weight, normed.norm.bias)
+    torch.testing.assert_close(normed(ids).last_hidden_state, expected)
