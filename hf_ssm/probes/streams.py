@@ -7,7 +7,7 @@ Legend: `V` rows, `L` length of a piece, `D` channels, `R` positions of the whol
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ class _OfRows:
             setattr(self, name, getattr(self, name).index_select(0, index))
 
     @classmethod
-    def join(cls, streams: Sequence[Self]) -> Self:
+    def join(cls, streams: Sequence[Any]) -> Any:
         """As `StreamingConvolution.join`."""
         joined = copy.copy(streams[0])
         if len(streams) > 1:

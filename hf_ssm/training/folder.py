@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_ssm.hub.flatten import HEADER
+
 SETTINGS_NAME = "train_config.yaml"
 LOG_NAME = "training_log.json"
 PICTURE_NAME = "training_log.png"
@@ -59,6 +61,10 @@ def clear_output(folder: Path) -> None:
             shutil.rmtree(checkpoint)
     for pattern in _FILES:
         for path in folder.glob(pattern):
+            path.unlink()
+    # The code that was saved with the model; code of others begins otherwise.
+    for path in folder.glob("*.py"):
+        if path.read_bytes().startswith(HEADER.encode()):
             path.unlink()
 
 

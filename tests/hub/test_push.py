@@ -1,6 +1,7 @@
 """What a push makes of a repository on a Hub of this machine: whole, in one commit, and nothing stale."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,3 +286,13 @@ def test_command(hub, folder, capsys):
     assert main(["push", str(folder), "ada/motifs", "--private", "--revision", "next"]) == 0
     assert capsys.readouterr().out == f"Pushed to {hub.endpoint}/ada/motifs\n"
     assert hub.repo("ada/motifs").private and "config.json" in hub.repo("ada/motifs").files("next")
+
+
+def test_the_readme_runs(hub, model, tokenizer, unproved):
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    pushes, loads = (part.split("```")[0] for part in readme.split("## The Hub")[1].split("```python\n")[1:3])
+    exec(pushes.replace("user/name", "ada/name"), {"model": model, "tokenizer": tokenizer})
+    assert titles(hub, "ada/name") == ["initial commit", "Add model"]
+    assert 'from_pretrained("user/name", trust_remote_code=True)' in loads
+    again = AutoModelForSequenceClassification.from_pretrained("ada/name")
+    assert torch.equal(again.classifier.weight, model.classifier.weight)
