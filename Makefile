@@ -10,6 +10,8 @@ VENV ?= .venv
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
 PYTEST_ARGS ?=
+# Tests run in so many processes, file by file; 0: in this one.
+WORKERS ?= auto
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -20,7 +22,7 @@ demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # transformers' own tests of models on ours, fetched once: make conformance CONFORMANCE_ARGS="--family S4"
 .PHONY: conformance

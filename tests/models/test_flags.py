@@ -32,7 +32,7 @@ COMMON = {
     "use_residual": False,
 }
 FLAGS = {
-    "S4": {**COMMON, "kernel_type": "s4", "output_glu": False, "use_skip": False},
+    "S4": {**COMMON, "kernel_type": "s4", "output_glu": False, "use_final_norm": False, "use_skip": False},
     "Hyena": {
         **COMMON,
         "conv_kernel": 5,
