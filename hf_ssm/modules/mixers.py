@@ -155,11 +155,11 @@ class SelectiveMixer(nn.Module):
         output_tau: bool = False,
         state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
+        if state is not None and state.last_only:
+            return self._last(hidden_states, mask, state), None
         inputs, gate = self.project(hidden_states, mask)
         scanned = self.scan_inputs(inputs, mask, state)
         output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state)
-        if state is not None and state.last_only:
-            output = output[:, -1:]
         if self.bidirectional:
             gate, mask = (None if part is None else part.flip(1) for part in (gate, mask))
             scanned = self.scan_inputs(inputs.flip(1), mask, reverse=True)
@@ -167,6 +167,23 @@ class SelectiveMixer(nn.Module):
             output = output + behind.flip(1)
             tau = (tau + other) / 2 if output_tau else None
         return output if self.out_proj is None else self.out_proj(output), tau
+
+    def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
+        """The output at the last position, `(B, 1, D)`: no other one is gated and projected."""
+        gate = None
+        if type(self.in_proj) is nn.Linear:
+            halves = (part.chunk(2) for part in self.in_proj.parameters())
+            for_input, for_gate = zip(*halves, strict=True)
+            inputs = nn.functional.linear(hidden_states, *for_input)
+            gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
+        else:
+            # An adapter, say, whose halves are not known.
+            inputs, gate = self.project(hidden_states, mask)
+            gate = None if gate is None else gate[:, -1:]
+        output = self.scan(self.scan_inputs(inputs, mask, state), None, mask, state=state)[0][:, -1:]
+        if gate is not None:
+            output = output * nn.functional.silu(gate)
+        return output if self.out_proj is None else self.out_proj(output)
 
     def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.

@@ -21,7 +21,7 @@ from hf_ssm.probes.variants import VariantEvaluator, bytes_of_a_row, is_recurren
 __all__ = ["PrefixEvaluator", "evaluator_for"]
 
 # Positions between two states that are kept, and the length from which this takes less time than reading all at once.
-_BLOCK, _SHORTEST = 64, 128
+_BLOCK, _SHORTEST = 50, 128
 # The same where long convolutions go on by their recurrence: fast by pieces of 64, slowly by what is less.
 _RECURRENT_BLOCK, _SHORTEST_RECURRENT = 64, 256
 # With fewer candidates for each block, the way from block to block costs more than it spares.

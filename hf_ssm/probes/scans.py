@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.modules.mixers import SelectiveMixer
+from hf_ssm.modules.mixers import OutputProjection, SelectiveMixer
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.autocast import no_autocast
 
@@ -32,7 +32,9 @@ class FirstScan:
         self.mixer = mixer
         self.reach = 1 if mixer.conv1d is None else mixer.conv1d.kernel_size[0]
         # Where states grow, the exponentials of sums might not be finite though those of each term are.
-        self.applies = bool((mixer.scan.state_matrix().real <= 0).all())
+        # Of an output projection with an adapter, the bias would not be known.
+        linear = mixer.out_proj is None or type(mixer.out_proj) is OutputProjection
+        self.applies = linear and bool((mixer.scan.state_matrix().real <= 0).all())
 
     @contextmanager
     def standing_in(self, places: Tensor, border: int) -> Iterator[None]:
@@ -62,24 +64,23 @@ class FirstScan:
         difference = state.tensors["scan"][rows] - first.tensors["scan"]
         outputs = hidden_states.new_empty(hidden_states.shape)
         outputs[others] = forward(hidden_states[others], None, False, by_themselves)[0]
-        shared, left = self._linear(hidden_states[:1], first, difference)
-        outputs[rows] = shared.to(outputs.dtype)
+        change, left = self._linear(hidden_states[:1], first, difference)
+        outputs[rows] = (outputs[:1] + change).to(outputs.dtype)
         for name, own in by_themselves.tensors.items():
             after = own.new_empty(len(alike), *own.shape[1:])
             after[others] = own
-            after[rows] = first.tensors[name] + left if name == "scan" else first.tensors[name]
+            after[rows] = own[:1] + left if name == "scan" else own[:1]
             state.tensors[name] = after
         return outputs
 
     def _linear(self, hidden_states: Tensor, state: LayerState, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of M rows, `(M, L, ...)`, of the first row's inputs `(1, L, ...)` and memory, which goes on.
+        """By how much the outputs of M rows differ, `(M, L, ...)`, of the first row's inputs `(1, L, ...)` and memory.
 
         `difference` is that of the states, `(M, D, N)`; what is left of it at the end is returned too.
         """
         mixer, scan = self.mixer, self.mixer.scan
         inputs, gate = mixer.project(hidden_states)
-        scanned = mixer.scan_inputs(inputs, None, state)
-        step, _, weights = scan.selection(scanned)
+        step, _, weights = scan.selection(mixer.scan_inputs(inputs, None, state))
         with no_autocast(hidden_states.device):
             decay = (scan.time_steps(step)[0].cumsum(0).unsqueeze(-1) * scan.state_matrix()).exp()
             weights = weights[0].unsqueeze(1) * decay
@@ -90,9 +91,11 @@ class FirstScan:
             change = change.permute(1, 2, 0)
             if gate is not None:
                 change = change * torch.nn.functional.silu(gate)
-        first, _ = scan(scanned, gate, state=state)
-        outputs = (first + change).to(first.dtype)
-        return outputs if mixer.out_proj is None else mixer.out_proj(outputs), decay[-1] * difference
+            change = change.to(hidden_states.dtype)
+        if mixer.out_proj is not None:
+            # Linear as well: its bias is in the first row's output.
+            change = torch.nn.functional.linear(change, mixer.out_proj.weight)
+        return change, decay[-1] * difference
 
 
 def _real(numbers: Tensor, sign: int) -> Tensor:
