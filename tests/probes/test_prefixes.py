@@ -135,3 +135,21 @@ def test_a_layer_of_which_the_last_output_is_wanted_gives_that_one(make_model, f
         cache.states[-1].last_only = False
         following = [model(ids[:, :2], past_key_values=c).last_hidden_state for c in (cache, whole.past_key_values)]
     assert torch.equal(*following)
+
+
+class Adapted(torch.nn.Linear):
+    """As an adapter does: more than its weight says."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) + 0.3 * inputs.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["in_proj", "out_proj"])
+def test_projections_with_adapters_are_called(make_model, name):
+    model = make_model("SelectiveSSM", "ForCausalLM").double()
+    for layer in model.model.layers:
+        plain = getattr(layer.mixer, name)
+        adapted = Adapted(plain.in_features, plain.out_features, bias=plain.bias is not None).double()
+        adapted.load_state_dict(plain.state_dict())
+        setattr(layer.mixer, name, adapted)
+    check_search(model, "ForCausalLM", VariantEvaluator, steps=2)
