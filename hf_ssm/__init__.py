@@ -38,11 +38,15 @@ _LAZY = {
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }
+# Packages that people reach as attributes, `hf_ssm.hub.push` say, without having imported them.
+_PACKAGES = ("data", "hub", "metrics", "probes", "theory")
 
 __all__ = ["HyenaConfig", "S4Config", "SelectiveSSMConfig", *sorted(_LAZY)]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
@@ -51,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted({*globals(), *_LAZY, *_PACKAGES})
 
 
 def _register_models() -> None:

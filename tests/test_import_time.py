@@ -14,6 +14,7 @@ from transformers import AutoModel
 before = set(sys.modules)
 import hf_ssm
 print(json.dumps(sorted(set(sys.modules) - before)))
+assert callable(hf_ssm.hub.push) and callable(hf_ssm.metrics.load) and callable(hf_ssm.probes.MaskingProbe)
 """
 
 
