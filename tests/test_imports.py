@@ -19,7 +19,8 @@ ALLOWED = {
     "ops": frozenset(),
     "theory": frozenset({"ops"}),
     "modules": frozenset({"ops", "theory"}),
-    "models": frozenset({"ops", "theory", "modules"}),
+    # A converted checkpoint gets the tokenizer that it had.
+    "models": frozenset({"ops", "theory", "modules", "tokenization"}),
     "tokenization": frozenset(),
     "data": frozenset(),
     "metrics": frozenset(),

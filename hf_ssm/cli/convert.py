@@ -31,7 +31,6 @@ def run_convert(args: argparse.Namespace) -> None:
     from hf_ssm.models.configuration_s4 import S4Config
     from hf_ssm.models.conversion import convert_checkpoint
     from hf_ssm.models.registry import FAMILIES, HEADS
-    from hf_ssm.tokenization import build_dna_tokenizer
 
     model = convert_checkpoint(
         args.source,
@@ -39,7 +38,6 @@ def run_convert(args: argparse.Namespace) -> None:
         overwrite=args.overwrite_output,
         norm_first=args.norm_first,
         discretization=args.discretization,
-        build_dna_tokenizer=build_dna_tokenizer,
     )
     name, config = type(model).__name__, model.config
     family = next(family for family in FAMILIES if name.startswith(family))

@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ssm.analysis.recording import evaluating
 from hf_ssm.ops.kernels import use_kernels
 
 __all__ = ["check_reload", "logits_of", "probe_inputs", "prove_export", "reload_logits"]
@@ -157,19 +157,8 @@ def _plain_output(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, by plain torch."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with torch.no_grad(), use_kernels("torch"), _evaluating(model):
+    with use_kernels("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _in_clean_process(

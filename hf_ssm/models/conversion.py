@@ -5,7 +5,7 @@ Legend: `V` vocabulary, `D` channels, `N` states.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file, has_file
+
+from hf_ssm.tokenization import build_dna_tokenizer
 
 from . import conversion_hyenadna, conversion_s4
 from .configuration_selective import SelectiveSSMConfig
@@ -83,7 +85,6 @@ def convert_checkpoint(
     overwrite: bool = False,
     norm_first: bool | None = None,
     discretization: str | None = None,
-    build_dna_tokenizer: Callable[..., Any] | None = None,
 ) -> PreTrainedModel:
     """Write a foreign checkpoint as one of ours, whole or not at all.
 
@@ -91,14 +92,12 @@ def convert_checkpoint(
 
     Args:
         source: A file with a state dict of Honarpisheh et al. or of the example of `state-spaces/s4`; or a folder or
-            Hub id with a checkpoint of transformers' `MambaForCausalLM` or of HyenaDNA (a tokenizer, if it has one,
-            comes along), or the `weights.ckpt` in it.
+            Hub id with a checkpoint of transformers' `MambaForCausalLM` or of HyenaDNA, or the `weights.ckpt` in it. A
+            tokenizer comes along, if there is one; that of HyenaDNA, which is code, as ours with the same ids.
         target: The folder to make.
         overwrite: Replace a `target` that exists.
         norm_first, discretization: Of a state dict of `state-spaces/s4`, which does not say: see
             `hf_ssm.models.conversion_s4.converted`.
-        build_dna_tokenizer: `hf_ssm.tokenization.build_dna_tokenizer`, for a plain tokenizer in the place of
-            HyenaDNA's, which is code. Default: its models come without one.
 
     Returns:
         The model that was written.
@@ -115,8 +114,7 @@ def convert_checkpoint(
             f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, --overwrite-output)"
         )
     options = {"norm_first": norm_first, "discretization": discretization}
-    build = build_dna_tokenizer or (lambda **_: None)
-    model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None}, build)
+    model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None})
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         whole = Path(scratch, "whole")
@@ -142,12 +140,12 @@ def _put(whole: Path, target: Path) -> None:
         shutil.rmtree(replaced)
 
 
-def _load(source: str | Path, options: Mapping[str, Any], build: Callable[..., Any]) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer (or `None`) of a foreign checkpoint; `options` are those of S4, `build` is for HyenaDNA."""
+def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
+    """Model and tokenizer (or `None`) of a foreign checkpoint; `options` are those of S4."""
     try:
         if Path(source).is_file():
-            return _from_file(Path(source), options, build)
-        return _from_folder(source, options, build)
+            return _from_file(Path(source), options)
+        return _from_folder(source, options)
     except (OSError, ValueError):
         raise
     except Exception as error:
@@ -156,7 +154,7 @@ def _load(source: str | Path, options: Mapping[str, Any], build: Callable[..., A
         raise ValueError(f"{str(source)!r} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def _from_file(path: Path, options: Mapping[str, Any], build: Callable[..., Any]) -> tuple[PreTrainedModel, Any]:
+def _from_file(path: Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
     state_dict = load_state_dict(path)
     if conversion_s4.recognises(state_dict):
         return conversion_s4.converted(state_dict, **options), None
@@ -165,7 +163,7 @@ def _from_file(path: Path, options: Mapping[str, Any], build: Callable[..., Any]
     if beside.is_file():
         config = read_json(beside)
         if conversion_hyenadna.recognises(config):
-            return _from_hyenadna(state_dict, config, build)
+            return _from_hyenadna(state_dict, config)
         if not state_dict.keys() & _PLAIN_SHAPES.keys():
             raise ValueError(f"{str(path)!r} belongs to the config.json beside it: give their folder")
     return plain_classifier_from_state_dict(state_dict), None
@@ -178,16 +176,12 @@ def _refuse(options: Mapping[str, Any]) -> None:
         )
 
 
-def _from_hyenadna(
-    weights: str | Path | dict[str, Tensor], config: dict[str, Any], build: Callable[..., Any]
-) -> tuple[PreTrainedModel, Any]:
+def _from_hyenadna(weights: str | Path | dict[str, Tensor], config: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
     model, arguments = conversion_hyenadna.converted(weights, config), conversion_hyenadna.tokenizer_arguments(config)
-    return model, None if arguments is None else build(**arguments)
+    return model, None if arguments is None else build_dna_tokenizer(**arguments)
 
 
-def _from_folder(
-    source: str | Path, options: Mapping[str, Any], build: Callable[..., Any]
-) -> tuple[PreTrainedModel, Any]:
+def _from_folder(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
     _refuse(options)
     if Path(source).is_dir():
         check_folder(Path(source))
@@ -199,7 +193,7 @@ def _from_folder(
     if conversion_hyenadna.recognises(config):
         # The original layout has its weights in a file of its own.
         weights = source if kind is not None else load_state_dict(_file(source, "weights.ckpt"))
-        return _from_hyenadna(weights, config, build)
+        return _from_hyenadna(weights, config)
     if kind is None:
         raise ValueError(f"the config.json of {str(source)!r} has no `model_type`: give the folder of a checkpoint")
     if kind in [config_class.model_type for config_class in FAMILIES.values()]:

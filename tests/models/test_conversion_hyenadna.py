@@ -21,7 +21,6 @@ from hf_ssm import (
     HyenaForSequenceClassification,
     HyenaModel,
     S4Config,
-    build_dna_tokenizer,
     cli,
 )
 from hf_ssm.models.configuration_hyenadna import from_hyenadna
@@ -381,7 +380,7 @@ class TestConverting:
         assert "hyenadna" not in json.dumps(config)
 
     def test_the_tokenizer_has_their_ids(self, folder, tmp_path):
-        convert_checkpoint(folder, tmp_path / "ours", build_dna_tokenizer=build_dna_tokenizer)
+        convert_checkpoint(folder, tmp_path / "ours")
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
         assert tokenizer("ACGTN")["input_ids"] == [7, 8, 9, 10, 11, 1]
         special = [tokenizer.cls_token, tokenizer.sep_token, tokenizer.bos_token, tokenizer.mask_token]
