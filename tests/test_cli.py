@@ -65,7 +65,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_output_is_in_hub_layout(finished):
     files = {path.name for path in finished.iterdir()}
-    assert {name for name in files if name.endswith(".py")} == set(flatten("hf_ssm.models.modeling_hyena"))
+    assert {name for name in files if name.endswith(".py")} == set(flatten("hf_ssm.models.hyena.modeling_hyena"))
     assert {name for name in files if not name.endswith(".py")} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
         *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),

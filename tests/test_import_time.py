@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HEAVY = ("transformers.modeling_utils", "transformers.trainer", "datasets", "evaluate", "matplotlib", "numba")
+HEAVY = ("transformers.trainer", "datasets", "evaluate", "matplotlib", "numba")
 
 SCRIPT = """
 import json, sys

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import evaluating, sequence_operators, unwrapped
-from hf_ssm.models.heads import SSMForSequenceClassification, SSMForSignalRegression
+from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
 from hf_ssm.modules.operator import loaded
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
 from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions, selective_norms
+from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
 

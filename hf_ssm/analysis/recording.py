@@ -6,7 +6,6 @@ Legend: `B` batch, `L` length of the longest row, `D` channels of one operator, 
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from hf_ssm.ops.autocast import no_autocast
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum
+from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["OperatorRecord", "evaluating", "record_operators", "sequence_operators", "unwrapped"]
+__all__ = ["OperatorRecord", "record_operators", "sequence_operators"]
 
 # Inputs of a model that are no data of its operators.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
@@ -225,19 +225,6 @@ def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOpe
                 yield f"layers.{path.rpartition('.')[2]}.{name}", layer, part
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in the mode that it was in."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
 def record_operators(
     model: Any, batches: Iterable[Mapping[str, Any]], *, num_frequencies: int | None = None
 ) -> list[OperatorRecord]:
@@ -290,17 +277,6 @@ def _recorder(name: str, layer: int, operator: SequenceOperator, num_frequencies
     if isinstance(operator, SelectiveScan):
         return _ScanRecorder(name, layer, operator, num_frequencies)
     raise ValueError(f"{name} is a {type(operator).__name__}, which cannot be recorded.")
-
-
-def unwrapped(model: Any) -> Any:
-    """The model without the wrappers that would run copies of its modules, or a graph without its hooks."""
-    while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def _model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from hf_ssm.analysis.frequency import (
     frequency_responses,
 )
 from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
-from hf_ssm.analysis.recording import OperatorRecord, record_operators, unwrapped
+from hf_ssm.analysis.recording import OperatorRecord, record_operators
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["BANDS", "TheoryReport", "theory_report"]
 

@@ -28,9 +28,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(args: argparse.Namespace) -> None:
     """`hf-ssm convert`: a foreign checkpoint as a folder that the Auto classes load."""
-    from hf_ssm.models.configuration_s4 import S4Config
     from hf_ssm.models.conversion import convert_checkpoint
     from hf_ssm.models.registry import FAMILIES, HEADS
+    from hf_ssm.models.s4.configuration_s4 import S4Config
 
     model = convert_checkpoint(
         args.source,

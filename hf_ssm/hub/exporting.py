@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 
 from hf_ssm.hub.card import write_default_card
 from hf_ssm.hub.flatten import HEADER, flatten
-from hf_ssm.models.registry import FAMILIES, HEADS, modeling_module
+from hf_ssm.models.registry import FAMILIES, HEADS
 
 __all__ = ["add_code", "auto_class_of", "auto_map_of", "export", "write_code"]
 
@@ -31,11 +31,12 @@ def auto_map_of(config: PreTrainedConfig) -> dict[str, str]:
     Raises:
         ValueError: The configuration of another library, or of a class derived from one of ours.
     """
-    for family, config_class in FAMILIES.items():
-        if type(config) is config_class:
-            code = modeling_module(config_class).rpartition(".")[2]
-            own = {"AutoConfig": f"{config_class.__module__.rpartition('.')[2]}.{config_class.__name__}"}
-            return own | {auto_class: f"{code}.{family}{head}" for head, auto_class in HEADS.items()}
+    for family in FAMILIES.values():
+        if type(config) is family.config_class:
+            module = family.config_class.__module__.rpartition(".")[2]
+            code = family.modeling.__name__.rpartition(".")[2]
+            own = {"AutoConfig": f"{module}.{family.config_class.__name__}"}
+            return own | {HEADS[head]: f"{code}.{cls.__name__}" for head, cls in family.model_classes.items()}
     raise ValueError(
         f"only models of hf_ssm itself can travel with their code, not one with a {type(config).__module__}."
         f"{type(config).__name__}"
@@ -49,10 +50,10 @@ def auto_class_of(model: PreTrainedModel) -> str:
         ValueError: A model of another library, or of a class derived from one of ours.
     """
     kind = type(model)
-    for family, config_class in FAMILIES.items():
-        head = kind.__name__.removeprefix(family)
-        if kind.__module__ == modeling_module(config_class) and kind.__name__.startswith(family) and head in HEADS:
-            return HEADS[head]
+    for family in FAMILIES.values():
+        for head, model_class in family.model_classes.items():
+            if kind is model_class:
+                return HEADS[head]
     raise ValueError(
         f"only models of hf_ssm itself can be exported, not a {kind.__module__}.{kind.__name__}"
         + (" (of PEFT: export what `merge_and_unload` gives)" if kind.__module__.startswith("peft.") else "")
@@ -67,7 +68,7 @@ def add_code(config: PreTrainedConfig, folder: str | os.PathLike[str]) -> None:
     Raises:
         FileExistsError: A file of the same name is there that is none of ours.
     """
-    if type(config) not in FAMILIES.values():
+    if type(config) not in [family.config_class for family in FAMILIES.values()]:
         return
     config.auto_map = auto_map_of(config)
     _put_code(config, folder)
@@ -111,7 +112,7 @@ def write_code(model_or_config: PreTrainedModel | PreTrainedConfig, folder: str 
 
 
 def _put_code(config: Any, folder: str | os.PathLike[str]) -> None:
-    files = flatten(modeling_module(type(config)))
+    files = flatten(type(config).__module__.replace("configuration_", "modeling_"))
     for name in files:
         path = Path(folder, name)
         if path.exists() and not path.read_bytes().startswith(HEADER.encode()):

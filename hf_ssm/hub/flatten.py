@@ -35,7 +35,7 @@ def flatten(module: str) -> dict[str, str]:
     """The source of a module and of all it imports of this package, by file name.
 
     Args:
-        module: Its full name, such as `"hf_ssm.models.modeling_hyena"`.
+        module: Its full name, such as `"hf_ssm.models.hyena.modeling_hyena"`.
 
     Raises:
         ValueError: Some import cannot travel; the message says where and why.

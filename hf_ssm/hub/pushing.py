@@ -3,7 +3,6 @@
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Set
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from hf_ssm.hub.client import as_one_line, check_can_push, check_repo_id, patien
 from hf_ssm.hub.committing import LocalFile, commit, is_weights
 from hf_ssm.hub.exporting import auto_class_of, export, write_code
 from hf_ssm.hub.verifying import check_folder
-from hf_ssm.models.files import read_json
-from hf_ssm.models.registry import FAMILIES, modeling_module
+from hf_ssm.models.base.files import read_json
+from hf_ssm.models.registry import FAMILIES
 
 __all__ = [
     "IGNORED",
@@ -287,14 +286,14 @@ def _prove(folder: Path) -> None:
         OSError: if the proof fails.
     """
     stored = read_json(folder / "config.json")
-    family = next((config for config in FAMILIES.values() if config.model_type == stored.get("model_type")), None)
+    family = next((f for f in FAMILIES.values() if f.config_class.model_type == stored.get("model_type")), None)
     if family is None:
         return
-    config: Any = family.from_pretrained(folder)
+    config: Any = family.config_class.from_pretrained(folder)
     if not stored.get("auto_map"):
         write_code(config, folder)
     names = config.architectures or []
-    model_class: Any = getattr(import_module(modeling_module(family)), names[0], None) if names else None
+    model_class: Any = getattr(family.modeling, names[0], None) if names else None
     if model_class is None:
         raise ValueError(f"the config.json of {str(folder)!r} has the architectures {names}: none is a model of hf_ssm")
     model = model_class.from_pretrained(folder)

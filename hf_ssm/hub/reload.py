@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ssm.analysis.recording import evaluating
 from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["check_reload", "logits_of", "probe_inputs", "prove_export", "reload_logits"]
 

@@ -16,13 +16,13 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import as_one_line, patiently, without_token
-from hf_ssm.models.files import check_regular, read_index, read_json, read_safetensors_header
+from hf_ssm.models.base.files import check_regular, read_index, read_json, read_safetensors_header
 from hf_ssm.models.registry import FAMILIES
 
 __all__ = ["Problem", "Verification", "check_folder", "verify"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_OURS = frozenset(config_class.model_type for config_class in FAMILIES.values())
+_OURS = frozenset(family.config_class.model_type for family in FAMILIES.values())
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file, has_file
 
+from hf_ssm.models.base.files import check_folder, read_json
+from hf_ssm.models.base.state_dicts import check_names, check_tensors, load_state_dict
+from hf_ssm.models.hyena import convert_hyenadna
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.models.s4 import convert_s4
+from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
+from hf_ssm.models.selective.modeling_selective import SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
 from hf_ssm.tokenization import build_dna_tokenizer
-
-from . import conversion_hyenadna, conversion_s4
-from .configuration_selective import SelectiveSSMConfig
-from .files import check_folder, read_json
-from .modeling_selective import SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
-from .registry import FAMILIES
-from .state_dicts import check_names, check_tensors, load_state_dict
 
 # Shapes of a state dict of Honarpisheh et al.
 _PLAIN_SHAPES: dict[str, tuple[str | int, ...]] = {
@@ -97,7 +97,7 @@ def convert_checkpoint(
         target: The folder to make.
         overwrite: Replace a `target` that exists.
         norm_first, discretization: Of a state dict of `state-spaces/s4`, which does not say: see
-            `hf_ssm.models.conversion_s4.converted`.
+            `hf_ssm.models.s4.convert_s4.converted`.
 
     Returns:
         The model that was written.
@@ -156,13 +156,13 @@ def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedMod
 
 def _from_file(path: Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
     state_dict = load_state_dict(path)
-    if conversion_s4.recognises(state_dict):
-        return conversion_s4.converted(state_dict, **options), None
+    if convert_s4.recognises(state_dict):
+        return convert_s4.converted(state_dict, **options), None
     _refuse(options)
     beside = path.with_name("config.json")
     if beside.is_file():
         config = read_json(beside)
-        if conversion_hyenadna.recognises(config):
+        if convert_hyenadna.recognises(config):
             return _from_hyenadna(state_dict, config)
         if not state_dict.keys() & _PLAIN_SHAPES.keys():
             raise ValueError(f"{str(path)!r} belongs to the config.json beside it: give their folder")
@@ -177,7 +177,7 @@ def _refuse(options: Mapping[str, Any]) -> None:
 
 
 def _from_hyenadna(weights: str | Path | dict[str, Tensor], config: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
-    model, arguments = conversion_hyenadna.converted(weights, config), conversion_hyenadna.tokenizer_arguments(config)
+    model, arguments = convert_hyenadna.converted(weights, config), convert_hyenadna.tokenizer_arguments(config)
     return model, None if arguments is None else build_dna_tokenizer(**arguments)
 
 
@@ -190,13 +190,13 @@ def _from_folder(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTra
     if has_file(source, "adapter_config.json"):
         # transformers would read the model that it names, wherever that is.
         raise ValueError(f"{str(source)!r} holds an adapter of PEFT: put it together with its model, and convert that")
-    if conversion_hyenadna.recognises(config):
+    if convert_hyenadna.recognises(config):
         # The original layout has its weights in a file of its own.
         weights = source if kind is not None else load_state_dict(_file(source, "weights.ckpt"))
         return _from_hyenadna(weights, config)
     if kind is None:
         raise ValueError(f"the config.json of {str(source)!r} has no `model_type`: give the folder of a checkpoint")
-    if kind in [config_class.model_type for config_class in FAMILIES.values()]:
+    if kind in [family.config_class.model_type for family in FAMILIES.values()]:
         raise ValueError(f"{str(source)!r} is a checkpoint of hf_ssm already")
     if kind != "mamba":
         raise ValueError(

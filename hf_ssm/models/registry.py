@@ -1,12 +1,16 @@
-"""Which model classes there are: the families, their heads, and the Auto class of each head. Imports no torch."""
+"""The families of models: configuration, model classes, and the Auto class that loads each head."""
 
-from .configuration_common import SSMConfig
-from .configuration_hyena import HyenaConfig
-from .configuration_s4 import S4Config
-from .configuration_selective import SelectiveSSMConfig
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
-FAMILIES: dict[str, type[SSMConfig]] = {"Hyena": HyenaConfig, "S4": S4Config, "SelectiveSSM": SelectiveSSMConfig}
-"""How the names of a family's model classes begin, and its configuration."""
+import transformers
+from transformers import AutoConfig
+
+from hf_ssm.models.base.configuration import SSMConfig
+
+__all__ = ["FAMILIES", "HEADS", "Family", "register_family"]
 
 HEADS = {
     "Model": "AutoModel",
@@ -16,12 +20,63 @@ HEADS = {
     "ForTokenClassification": "AutoModelForTokenClassification",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
-"""How they end, and the Auto class that loads them."""
+"""How the name of a model class ends, and the Auto class that loads it."""
 
 
-def modeling_module(config_class: type[SSMConfig]) -> str:
-    """The module of the model classes of a family."""
-    return config_class.__module__.replace(".configuration_", ".modeling_")
+@dataclass(frozen=True)
+class Family:
+    """A registered family.
+
+    Attributes:
+        name: What the names of its classes begin with, such as "Hyena".
+        config_class: Its configuration.
+        model_classes: Its model classes by head, a subset of `HEADS`.
+        modeling: The module that defines them.
+    """
+
+    name: str
+    config_class: type[SSMConfig]
+    model_classes: dict[str, type[Any]]
+    modeling: ModuleType
+
+    @property
+    def short_name(self) -> str:
+        """Its name on the command line and in reports: the `model_type` without the prefix `hf_ssm_`."""
+        return self.config_class.model_type.removeprefix("hf_ssm_")
 
 
-__all__ = ["FAMILIES", "HEADS", "modeling_module"]
+FAMILIES: dict[str, Family] = {}
+"""All registered families by name."""
+
+
+def register_family(config_class: type[SSMConfig]) -> Family:
+    """Register a configuration and its model classes with the Auto classes of transformers.
+
+    The model classes are found by name: the configuration `ToyConfig` in `configuration_toy.py` belongs to `ToyModel`,
+    `ToyForCausalLM` and so on (see `HEADS`) in `modeling_toy.py`, which has to be imported already. A family need not
+    have all heads.
+
+    Args:
+        config_class: A subclass of `SSMConfig` with a `model_type` of its own.
+
+    Returns:
+        The entry, also in `FAMILIES`.
+
+    Raises:
+        ValueError: The name does not end in `Config`, or there is no such backbone.
+    """
+    name = config_class.__name__.removesuffix("Config")
+    module = config_class.__module__.replace("configuration_", "modeling_")
+    modeling = sys.modules.get(module)
+    if name == config_class.__name__ or not hasattr(modeling, f"{name}Model"):
+        raise ValueError(
+            f"register_family({config_class.__name__}): expected a class <Family>Config in configuration_*.py and an "
+            f"imported module {module} with the class {name}Model"
+        )
+    assert modeling is not None
+    classes = {head: getattr(modeling, f"{name}{head}") for head in HEADS if hasattr(modeling, f"{name}{head}")}
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    for head, model_class in classes.items():
+        getattr(transformers, HEADS[head]).register(config_class, model_class, exist_ok=True)
+    FAMILIES[name] = Family(name, config_class, classes, modeling)
+    return FAMILIES[name]

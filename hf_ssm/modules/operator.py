@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.processes import Processes, all_processes
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
+from hf_ssm.utils.processes import Processes, all_processes
 
 __all__ = ["SequenceOperator", "loaded", "precise_memory", "precise_parameter", "theory_flags"]
 

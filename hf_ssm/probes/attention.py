@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.models.inputs import check_mask
+from hf_ssm.models.base.inputs import check_mask
+from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.mixers import SelectiveMixer
 from hf_ssm.modules.operator import loaded
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.ops.selective_scan import scan_matrix

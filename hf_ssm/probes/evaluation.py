@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import evaluating
-from hf_ssm.models.common import SSMPreTrainedModel
-from hf_ssm.models.heads import SSMForCausalLM, SSMForMaskedLM
+from hf_ssm.models.base.backbone import SSMPreTrainedModel
+from hf_ssm.models.base.heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.probes.targets import Subject
+from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["Evaluator", "probing"]
 

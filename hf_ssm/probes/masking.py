@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.analysis.recording import unwrapped
 from hf_ssm.probes.evaluation import Evaluator, probing
 from hf_ssm.probes.prefixes import evaluator_for
 from hf_ssm.probes.reading import (
@@ -27,6 +26,7 @@ from hf_ssm.probes.results import MaskingResult
 from hf_ssm.probes.resuming import Company, Store, fingerprint_of_inputs, fingerprint_of_model
 from hf_ssm.probes.strategies import SCORES, STRATEGIES, Choices, search
 from hf_ssm.probes.targets import Start, Subject, Target, head_of, make_subject
+from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["MaskingProbe"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ssm.models.cache import SSMCache
-from hf_ssm.models.heads import SSMForCausalLM, SSMForSequenceClassification
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.heads import SSMForCausalLM, SSMForSequenceClassification
 from hf_ssm.probes.evaluation import Evaluator, _chunks
 from hf_ssm.probes.states import StateEvaluator, pooling_of, total
 from hf_ssm.probes.streams import SharedPast

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.models.common import SSMPreTrainedModel
+from hf_ssm.models.base.backbone import SSMPreTrainedModel
 
 __all__ = ["Mask", "check_choice", "find_mask", "is_single", "longest_input", "read_sequences", "read_targets"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.modules.mixers import OutputProjection, SelectiveMixer
+from hf_ssm.models.selective.mixer_selective import OutputProjection, SelectiveMixer
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.autocast import no_autocast
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.cache import SSMCache
-from hf_ssm.models.heads import SSMForSequenceClassification
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.heads import SSMForSequenceClassification
 from hf_ssm.probes.evaluation import Evaluator
 from hf_ssm.probes.targets import Subject
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.heads import (
+from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
     SSMForSequenceClassification,

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.models.cache import SSMCache, SSMCacheLayer
-from hf_ssm.models.heads import SSMForSequenceClassification
+from hf_ssm.models.base.cache import SSMCache, SSMCacheLayer
+from hf_ssm.models.base.heads import SSMForSequenceClassification
+from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
+from hf_ssm.models.s4.modeling_s4 import S4Mixer
+from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.mixers import HyenaMixer, S4Mixer, SelectiveMixer
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.probes.scans import FirstScan

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.processes import Processes
+from hf_ssm.utils.processes import Processes
 
 __all__ = ["lag_means", "lag_moments"]
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.ops.processes import all_processes
+from hf_ssm.utils.processes import all_processes
 
 __all__ = ["rescale_init_"]
 

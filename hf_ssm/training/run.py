@@ -19,7 +19,7 @@ from transformers import (
 
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
 from hf_ssm.analysis.movement import ParameterMovement, movement_of_log
-from hf_ssm.analysis.recording import evaluating, sequence_operators
+from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -29,6 +29,7 @@ from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
+from hf_ssm.utils.evaluation import evaluating
 
 _PROBE_ROWS = 64
 

@@ -25,7 +25,7 @@ from hf_ssm.hub import reload
 from hf_ssm.hub.exporting import auto_class_of, auto_map_of, export, write_code
 from hf_ssm.hub.flatten import flatten
 from hf_ssm.hub.reload import probe_inputs
-from hf_ssm.models.registry import FAMILIES, HEADS, modeling_module
+from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.ops.kernels import use_kernels
 
 # Name -> family, head and flags. Names are those of folders, and some are no names of modules.
@@ -182,7 +182,7 @@ def test_without_hf_ssm_the_trainer_knows_causal_models(without):
 def test_a_folder_has_all_that_a_repository_should(exported):
     for name, (family, _, flags) in MODELS.items():
         files = {path.name for path in (exported / name).iterdir()}
-        code = set(flatten(modeling_module(FAMILIES[family])))
+        code = set(flatten(FAMILIES[family].modeling.__name__))
         other = {"README.md", "config.json", "model.safetensors"}
         if "ForCausalLM" in MODELS[name][1]:
             other |= {"generation_config.json"}
@@ -337,7 +337,7 @@ def test_every_way_of_saving_writes_the_code(small, tmp_path):
     small.save_pretrained(tmp_path / "model")
     small.config.save_pretrained(tmp_path / "config")
     write_code(small, tmp_path / "code")
-    code = set(flatten("hf_ssm.models.modeling_selective"))
+    code = set(flatten("hf_ssm.models.selective.modeling_selective"))
     for folder in tmp_path.iterdir():
         assert code <= {path.name for path in folder.iterdir()}
         assert json.loads((folder / "config.json").read_text())["auto_map"] == auto_map_of(small.config)

@@ -15,7 +15,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_import_f
 import hf_ssm
 from hf_ssm.hub import flatten as module
 from hf_ssm.hub.flatten import HEADER, flatten
-from hf_ssm.models.registry import FAMILIES, modeling_module
+from hf_ssm.models.registry import FAMILIES
 from hf_ssm.ops import cpu_kernels
 from hf_ssm.ops.cpu import INTERFACE
 
@@ -39,7 +39,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def files(request: pytest.FixtureRequest) -> dict[str, str]:
-    return flatten(modeling_module(FAMILIES[request.param]))
+    return flatten(FAMILIES[request.param].modeling.__name__)
 
 
 @pytest.fixture

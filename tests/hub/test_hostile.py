@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from hf_ssm import HyenaConfig, S4Config, S4ForSequenceClassification, S4Model, SelectiveSSMModel, cli
-from hf_ssm.models.files import check_inside, read_safetensors_header
-from hf_ssm.models.state_dicts import load_state_dict
+from hf_ssm.models.base.files import check_inside, read_safetensors_header
+from hf_ssm.models.base.state_dicts import load_state_dict
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,6 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     tokenizer = AutoTokenizer.from_pretrained(NAME)
     for revision, expected in ((old, found["first"]), (None, found["tuned"])):
         model = AutoModelForSequenceClassification.from_pretrained(NAME, revision=revision).eval()
-        assert type(model).__module__ == "hf_ssm.models.modeling_hyena"
+        assert type(model).__module__ == "hf_ssm.models.hyena.modeling_hyena"
         torch.testing.assert_close(logits(model, tokenizer), torch.tensor(expected), rtol=1e-5, atol=1e-6)
     assert verify(NAME, "main").problems == () and hub.token not in done.stdout + done.stderr

@@ -23,9 +23,9 @@ from hf_ssm import (
     S4Config,
     cli,
 )
-from hf_ssm.models.configuration_hyenadna import from_hyenadna
 from hf_ssm.models.conversion import convert_checkpoint
-from hf_ssm.models.conversion_hyenadna import converted, recognises
+from hf_ssm.models.hyena.configuration_hyenadna import from_hyenadna
+from hf_ssm.models.hyena.convert_hyenadna import converted, recognises
 from hf_ssm.training.optim import is_decayed
 
 D, LAYERS, INNER, WIDTH, EMBEDDING, LONGEST = 6, 2, 10, 8, 5, 23

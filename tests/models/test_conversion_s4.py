@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from hf_ssm import S4Config, S4ForSequenceClassification, cli
-from hf_ssm.models.conversion_s4 import converted, layer_from_state_dict, recognises
-from hf_ssm.modules.mixers import S4Mixer
+from hf_ssm.models.s4.convert_s4 import converted, layer_from_state_dict, recognises
+from hf_ssm.models.s4.modeling_s4 import S4Mixer
 
 H, P, C, K = 6, 4, 3, 5
 

@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-import hf_ssm.models.common as common
+import hf_ssm.models.base.backbone as common
 from hf_ssm.ops.kernels import use_kernels
 
 ELIGIBLE = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hf_ssm
-from hf_ssm.models.configuration_common import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig
 
 # A value other than the default for each flag that changes the output of a freshly drawn model in training mode.
 COMMON = {

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .configuration_hyena import HyenaConfig
-from .configuration_hyenadna import from_hyenadna, is_hub_layout, is_original_layout
-from .modeling_hyena import (
+from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
+from hf_ssm.models.hyena.configuration_hyenadna import from_hyenadna, is_hub_layout, is_original_layout
+from hf_ssm.models.hyena.modeling_hyena import (
     HyenaForCausalLM,
     HyenaForSequenceClassification,
     HyenaModel,
     HyenaPreTrainedModel,
 )
-from .weights_hyenadna import own_weights
+from hf_ssm.models.hyena.weights_hyenadna import own_weights
 
 # Their model classes, in `architectures`, and ours.
 _CLASSES: dict[str, type[HyenaPreTrainedModel]] = {

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ssm.models.base.state_dicts import check_names, check_tensor, check_tensors, widest
+from hf_ssm.models.s4.configuration_s4 import S4Config
+from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
 from hf_ssm.ops.discretize import bilinear_dense
 from hf_ssm.ops.lti_kernel import dplr_dense
-
-from .configuration_s4 import S4Config
-from .modeling_s4 import S4ForSequenceClassification
-from .state_dicts import check_names, check_tensor, check_tensors, widest
 
 
 class _Layout(NamedTuple):
@@ -321,7 +320,7 @@ def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         raise ValueError(
             "these are layers of S4 without the model around them that the example of state-spaces/s4 has (`encoder`, "
             "`s4_layers`, `norms`, `decoder`): put a layer into a model of your own with "
-            "`hf_ssm.models.conversion_s4.layer_from_state_dict`"
+            "`hf_ssm.models.s4.convert_s4.layer_from_state_dict`"
         )
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"the layers of `s4_layers` must be counted from 0 without gaps, got {sorted(found)}")

@@ -2,21 +2,63 @@
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers.modeling_utils import load_state_dict
 
-from hf_ssm.modules.mixers import HyenaMixer
-
-from .common import SSMModel, SSMPreTrainedModel
-from .configuration_hyena import HyenaConfig
-from .heads import (
+from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
     SSMForSequenceClassification,
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
-from .weights_hyenadna import holds_hyenadna, own_weights
+from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
+from hf_ssm.models.hyena.weights_hyenadna import holds_hyenadna, own_weights
+from hf_ssm.modules.filters import build_filter
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.short_convolution import ShortConvolution
+from hf_ssm.modules.state import LayerState
+
+
+class HyenaMixer(nn.Module):
+    """v ← x_o ⊙ v, v ← k_o ∗ v for o = order-1, ..., 1; y = W_out (x_0 ⊙ v), with [x_0, ..., v] = short(W_in h).
+
+    Source: Nishikawa & Suzuki 2025, Section 3; the practical form is HyenaDNA's operator.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        self.order = config.hyena_order
+        size = config.hidden_size
+        width = (self.order + 1) * size
+        self.in_proj = nn.Linear(size, width, bias=config.use_bias)
+        self.short_filter = ShortConvolution(width, config.conv_kernel, bidirectional=bool(config.bidirectional))
+        filters = build_filter(config, config.filter_type, (self.order - 1) * size)
+        self.long_conv = LongConvolution.from_config(config, layer_idx, filters, groups=self.order - 1)
+        self.out_proj = nn.Linear(size, size, bias=config.use_bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        # All streams are zero at padding, and so is each product with one.
+        *gates, value = self.short_filter(self.in_proj(hidden_states), state, mask).chunk(self.order + 1, dim=-1)
+        kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau) if state is None else None
+        taus = []
+        for group, gate in enumerate(reversed(gates[1:])):
+            gated = value * gate
+            if state is None:
+                value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
+                taus.append(tau)
+            else:
+                value = self.long_conv.extend(gated, state, group=group)
+        output = self.out_proj(value * gates[0][:, -value.shape[1] :])
+        return output, torch.stack(taus).mean() if output_tau else None
 
 
 class HyenaPreTrainedModel(SSMPreTrainedModel):

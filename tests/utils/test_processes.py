@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hf_ssm.ops.processes import Processes, all_processes
+from hf_ssm.utils.processes import Processes, all_processes
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .configuration_hyena import HyenaConfig
+from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 
 _FIRST_SINE = "implicit_filter.1.freq"
 # What the original checkpoints hold beside the model: how many tokens it has seen.

@@ -1,16 +1,21 @@
 """The selective state space models: the mixer, the names, and those of transformers' checkpoints."""
 
-from hf_ssm.modules.mixers import SelectiveMixer
+from collections.abc import Sequence
 
-from .common import SSMModel, SSMPreTrainedModel
-from .configuration_selective import SelectiveSSMConfig
-from .heads import (
+from torch import Tensor
+
+from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
     SSMForSequenceClassification,
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
+from hf_ssm.models.selective.fused_decoding import step_of_blocks
+from hf_ssm.models.selective.mixer_selective import SelectiveMixer
+from hf_ssm.modules.state import LayerState
 
 # Weight names of transformers' `MambaForCausalLM` and `MambaModel`, as regular expressions, and what they are here.
 MAMBA_NAMES = {
@@ -37,6 +42,10 @@ class SelectiveSSMPreTrainedModel(SSMPreTrainedModel):
 
 class SelectiveSSMModel(SelectiveSSMPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
+
+    def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
+        stepped = step_of_blocks(self.layers, self.norm, hidden_states, mask, states)
+        return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
 
 
 class SelectiveSSMForCausalLM(SelectiveSSMPreTrainedModel, SSMForCausalLM):

@@ -2,7 +2,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_common import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig
 
 
 @strict

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from .files import check_folder
+from hf_ssm.models.base.files import check_folder
 
 
 @contextmanager

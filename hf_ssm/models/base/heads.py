@@ -13,12 +13,11 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
+from hf_ssm.models.base.backbone import SSMModel, SSMOutput, SSMPreTrainedModel
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.modules.pooling import pool
-
-from .cache import SSMCache
-from .common import SSMModel, SSMOutput, SSMPreTrainedModel
-from .configuration_common import SSMConfig
-from .inputs import check_extra_arguments
 
 # What `generate` may hand on and these models do not read.
 _NOT_READ = frozenset({"cache_position", "labels", "position_ids", "token_type_ids"})

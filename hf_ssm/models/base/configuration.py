@@ -10,7 +10,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from .files import check_claims
+from hf_ssm.models.base.files import check_claims
 
 logger = logging.get_logger(__name__)
 
@@ -129,11 +129,8 @@ class SSMConfig(PreTrainedConfig):
         "dt_max": "time_step_max",
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
-    # Set by `hf_ssm` itself: the model classes (and with them torch) are registered with the Auto classes when the
-    # first configuration is made, not when the package is imported.
-    on_first_use: ClassVar[Callable[[], None] | None] = None
-    # Likewise; called with the configuration and the folder it is saved to, it adds the code that loads the model. Code
-    # that came with a checkpoint is copied by transformers.
+    # Set by `hf_ssm` itself; called with the configuration and the folder it is saved to, it adds the code that loads
+    # the model. Code that came with a checkpoint is copied by transformers.
     on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
     # Likewise; it does what the `_upload_modified_files` of a model does.
     on_upload: ClassVar[Callable[..., Any] | None] = None
@@ -183,8 +180,6 @@ class SSMConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
-        if SSMConfig.on_first_use is not None:
-            SSMConfig.on_first_use()
 
     def _derive(self) -> None:
         """Fill fields whose default depends on others; after `attribute_map` has been applied."""
@@ -257,11 +252,6 @@ class SSMConfig(PreTrainedConfig):
         if push_to_hub:
             # In one go with saving, transformers would leave the code behind.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if SSMConfig.on_first_use is not None:
-            SSMConfig.on_first_use()
 
     def check(self) -> None:
         """Raise `ValueError` for values out of range; also run by the models, as fields can be assigned later."""

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_common import SSMConfig
-from .configuration_hyenadna import HYENADNA_TYPE, from_hyenadna, is_hub_layout
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.hyena.configuration_hyenadna import HYENADNA_TYPE, from_hyenadna, is_hub_layout
 
 
 @strict

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_common import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig
 
 # `None` stands for a default that depends on the block, and is filled in before anyone reads it; a type checker
 # would nevertheless ask every reader for a test.

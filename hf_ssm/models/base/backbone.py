@@ -14,18 +14,13 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
+from hf_ssm.models.base.cache import SSMCache, go_on
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
+from hf_ssm.models.base.loading import check_some_loaded, readable
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.decoding import step_of_blocks
-from hf_ssm.modules.filters import LongFilter
-from hf_ssm.modules.mixers import OutputProjection
 from hf_ssm.modules.norms import build_norm
-from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
-
-from .cache import SSMCache, go_on
-from .configuration_common import SSMConfig
-from .inputs import check_extra_arguments, check_mask
-from .loading import check_some_loaded, readable
 
 
 class SSMOutput(ModelOutput):
@@ -186,20 +181,13 @@ class SSMPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (SequenceOperator, LongFilter)):
-            for name, value in module.initial_parameters().items():
+        initial_parameters: Any = getattr(module, "initial_parameters", None)
+        if initial_parameters is not None:
+            for name, value in initial_parameters().items():
                 init.copy_(attrgetter(name)(module), value)
         elif isinstance(module, nn.Conv1d):
             # The short convolution has few inputs per output: initializer_range would all but silence it.
             init.kaiming_uniform_(module.weight, a=5**0.5)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, OutputProjection):
-            # What PyTorch would draw; with many layers on one residual stream, optionally less.
-            bound = module.in_features**-0.5
-            if self.config.rescale_prenorm_residual:
-                bound /= self.config.num_hidden_layers**0.5
-            init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:
@@ -287,10 +275,6 @@ class SSMModel(SSMPreTrainedModel):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and what each layer gives, the last after the final norm; and τ."""
         dtype = hidden_states.dtype
-        if states is not None:
-            stepped = step_of_blocks(self.layers, self.norm, hidden_states, mask, states)
-            if stepped is not None:
-                return [hidden_states, *stepped], []
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             hidden_states, tau = layer(hidden_states, mask, output_tau, None if states is None else states[index])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .files import check_regular, read_safetensors_header
+from hf_ssm.models.base.files import check_regular, read_safetensors_header
 
 # Where training scripts keep the state dict among other things.
 _INSIDE = ("state_dict", "model_state_dict", "model")

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from transformers.activations import SiLUActivation
 
+from hf_ssm.models.selective.mixer_selective import OutputProjection, SelectiveMixer
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.mixers import OutputProjection, SelectiveMixer, ShortConvolution
 from hf_ssm.modules.norms import LayerNorm, NoNorm, RMSNorm
 from hf_ssm.modules.plain import is_plain
 from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.cpu.calling import is_plain_call
 from hf_ssm.ops.cpu_kernels import BlockOptions, BlocksStep, BlockWeights

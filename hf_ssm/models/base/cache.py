@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.state import LayerState
-
-from .configuration_common import SSMConfig
 
 
 class SSMCacheLayer(LayerState):

@@ -1,0 +1,1 @@
+"""Configuration, backbone, heads and cache that all families share."""

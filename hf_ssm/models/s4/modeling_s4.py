@@ -1,0 +1,103 @@
+"""The linear time-invariant state space models S4 and S4D: the mixer, and the names."""
+
+from torch import Tensor, nn
+
+from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.heads import (
+    SSMForCausalLM,
+    SSMForMaskedLM,
+    SSMForSequenceClassification,
+    SSMForSignalRegression,
+    SSMForTokenClassification,
+)
+from hf_ssm.models.s4.configuration_s4 import S4Config
+from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.filters import build_filter
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.short_convolution import masked
+from hf_ssm.modules.state import LayerState
+
+
+class S4Mixer(nn.Module):
+    """State space convolution, activation, and a linear map (with a gated linear unit where configured).
+
+    Source: Liu & Li 2024, Appendix A.2 (S4-LegS, S4D-LegS).
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size = config.hidden_size
+        filters = build_filter(config, config.kernel_type, size)
+        self.long_conv = LongConvolution.from_config(config, layer_idx, filters, use_skip=config.use_skip)
+        self.activation = build_activation(config)
+        self.output_glu = config.output_glu
+        self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden_states, tau = masked(hidden_states, mask), None
+        if state is None:
+            kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau)
+            output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau)
+        else:
+            output = self.long_conv.extend(hidden_states, state)
+        output = self.out_proj(self.activation(output))
+        return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
+
+
+class S4PreTrainedModel(SSMPreTrainedModel):
+    """Base of the S4 models."""
+
+    config: S4Config
+    config_class = S4Config
+    mixer_class = S4Mixer
+
+
+class S4Model(S4PreTrainedModel, SSMModel):
+    """Hidden states of a sequence: see `SSMModel`."""
+
+
+class S4ForCausalLM(S4PreTrainedModel, SSMForCausalLM):
+    """Next-token prediction: see `SSMForCausalLM`."""
+
+    backbone_class = S4Model
+
+
+class S4ForMaskedLM(S4PreTrainedModel, SSMForMaskedLM):
+    """Masked-token prediction: see `SSMForMaskedLM`."""
+
+    backbone_class = S4Model
+
+
+class S4ForSequenceClassification(S4PreTrainedModel, SSMForSequenceClassification):
+    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = S4Model
+
+
+class S4ForTokenClassification(S4PreTrainedModel, SSMForTokenClassification):
+    """A class for each token: see `SSMForTokenClassification`."""
+
+    backbone_class = S4Model
+
+
+class S4ForSignalRegression(S4PreTrainedModel, SSMForSignalRegression):
+    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
+
+    backbone_class = S4Model
+
+
+__all__ = [
+    "S4ForCausalLM",
+    "S4ForMaskedLM",
+    "S4ForSequenceClassification",
+    "S4ForSignalRegression",
+    "S4ForTokenClassification",
+    "S4Model",
+    "S4PreTrainedModel",
+]

@@ -1,0 +1,118 @@
+"""The mixer of the selective state space models.
+
+Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B, L, D)` and, on request, returns the
+mean τ of its operators. Padding is read as zeros by everything that mixes positions.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.plain import is_plain
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.modules.short_convolution import ShortConvolution, masked
+from hf_ssm.modules.state import LayerState
+
+__all__ = ["OutputProjection", "SelectiveMixer"]
+
+
+class OutputProjection(nn.Linear):
+    """Projection back to the residual stream, with PyTorch's uniform initialisation times `gain`."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, gain: float = 1.0):
+        super().__init__(in_features, out_features, bias=bias)
+        self.gain = gain
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Fresh values of the parameters by name."""
+        bound = self.gain * self.in_features**-0.5
+        values = {"weight": torch.empty(self.weight.shape).uniform_(-bound, bound)}
+        return values if self.bias is None else values | {"bias": torch.zeros(self.bias.shape)}
+
+
+class SelectiveMixer(nn.Module):
+    """Block "mamba": out_proj(scan(act(conv(u))) ⊙ SiLU(z)) with [u, z] = in_proj(h). Block "plain": scan(h).
+
+    Two-sided, a second convolution and scan read the sequence from its end, and the outputs are added; the projections
+    are shared.
+
+    Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8).
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        plain = config.block == "plain"
+        self.in_proj = None if plain else nn.Linear(size, 2 * inner, bias=config.use_bias)
+        self.activation = None if plain else build_activation(config)
+        gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
+        self.out_proj = None if plain else OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.conv1d = None if plain else self._convolution(config)
+        self.scan = SelectiveScan(config, layer_idx)
+        self.bidirectional = bool(config.bidirectional)
+        if self.bidirectional:
+            self.reverse_conv1d = None if plain else self._convolution(config)
+            self.reverse_scan = SelectiveScan(config, layer_idx)
+
+    @staticmethod
+    def _convolution(config) -> ShortConvolution:
+        return ShortConvolution(config.intermediate_size, config.conv_kernel, bias=config.use_conv_bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if state is not None and state.last_only:
+            return self._last(hidden_states, mask, state), None
+        inputs, gate = self.project(hidden_states, mask)
+        scanned = self.scan_inputs(inputs, mask, state)
+        output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state)
+        if self.bidirectional:
+            gate, mask = (None if part is None else part.flip(1) for part in (gate, mask))
+            scanned = self.scan_inputs(inputs.flip(1), mask, reverse=True)
+            behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau)
+            output = output + behind.flip(1)
+            tau = (tau + other) / 2 if output_tau else None
+        return output if self.out_proj is None else self.out_proj(output), tau
+
+    def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
+        """The output at the last position, `(B, 1, D)`: no other one is gated and projected."""
+        gate = None
+        if type(self.in_proj) is nn.Linear:
+            halves = (part.chunk(2) for part in self.in_proj.parameters())
+            for_input, for_gate = zip(*halves, strict=True)
+            inputs = nn.functional.linear(hidden_states, *for_input)
+            gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
+        else:
+            # An adapter, say, whose halves are not known.
+            inputs, gate = self.project(hidden_states, mask)
+            gate = None if gate is None else gate[:, -1:]
+        output = self.scan(self.scan_inputs(inputs, mask, state), None, mask, state=state)[0][:, -1:]
+        if gate is not None:
+            output = output * nn.functional.silu(gate)
+        return output if self.out_proj is None else self.out_proj(output)
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
+
+        At padding, the input of the convolution means nothing, and that of the block "plain" is zero.
+        """
+        if self.in_proj is None:
+            return masked(hidden_states, mask), None
+        inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
+        return inputs, gate
+
+    def scan_inputs(
+        self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
+    ) -> Tensor:
+        """What the scan (the reverse one where asked for) reads, `(B, L, D)`, from what `project` returns."""
+        convolution = self.reverse_conv1d if reverse else self.conv1d
+        if self.activation is None or convolution is None:
+            return inputs
+        if is_plain(self.activation, nn.SiLU, SiLUActivation):
+            return convolution(inputs, state, mask, "silu")
+        return masked(self.activation(convolution(inputs, state, mask)), mask)

@@ -1,0 +1,46 @@
+"""Generators of long convolution kernels: state space (S4D, S4), implicit (Hyena) and sinusoid filters."""
+
+from hf_ssm.modules.filters.base import LongFilter
+from hf_ssm.modules.filters.implicit import ImplicitFilter
+from hf_ssm.modules.filters.sinusoid import SinusoidFilter
+from hf_ssm.modules.filters.state_space import StateSpaceFilter
+
+__all__ = ["ImplicitFilter", "LongFilter", "SinusoidFilter", "StateSpaceFilter", "build_filter"]
+
+
+def build_filter(config, kind: str, channels: int) -> LongFilter:
+    """The filter of a configuration.
+
+    Args:
+        config: A `HyenaConfig` or `S4Config`.
+        kind: `"implicit"`, `"sinusoid"`, `"s4d"` or `"s4"`.
+        channels: Number of kernels per direction.
+    """
+    directions = 2 if config.bidirectional else 1
+    frequencies = {"frequency_scale": config.frequency_scale, "frequency_shift": config.frequency_shift}
+    if kind == "implicit":
+        return ImplicitFilter(
+            channels,
+            directions,
+            longest=config.max_position_embeddings,
+            embedding_size=config.filter_emb_dim,
+            width=config.filter_order,
+            num_inner_layers=config.num_inner_mlps,
+            activation_frequency=config.filter_activation_frequency,
+            train_frequency=config.filter_train_frequency,
+            window_shift=config.filter_window_shift,
+            positions=config.filter_positions,
+            **frequencies,
+        )
+    if kind == "sinusoid":
+        return SinusoidFilter(channels, directions, window=config.sinusoid_window, **frequencies)
+    return StateSpaceFilter(
+        channels,
+        directions,
+        state_size=config.state_size,
+        low_rank=kind == "s4",
+        init=config.init,
+        discretization=config.discretization,
+        time_step_range=(config.time_step_min, config.time_step_max),
+        **frequencies,
+    )

@@ -1,0 +1,71 @@
+"""Two-frequency kernels with a finite window (Nishikawa & Suzuki 2025).
+
+Legend: `C` channels, `K` directions (1, or 2 for a two-sided convolution), `L` length, `N` state size, `H` = N / 2
+stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction holds the taps that look ahead, the
+nearest first.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_ssm.modules.filters.base import LongFilter
+from hf_ssm.modules.operator import precise_parameter
+from hf_ssm.ops.lti_kernel import sinusoid_kernel
+from hf_ssm.ops.transfer import sinusoid_response
+
+__all__ = ["SinusoidFilter"]
+
+# Larger kernels are computed in pieces of this many taps, to bound the memory of intermediate results.
+_TAPS = 1 << 22
+
+
+class SinusoidFilter(LongFilter):
+    """k_t = c₁ cos(2π a₁ t / U) + c₂ sin(2π a₂ t / U) for t < U, and 0 beyond.
+
+    The frequencies a are drawn uniformly from [0, U/8] periods per window, times `frequency_scale`, plus
+    `frequency_shift`; the amplitudes c are normal with variance 1/U, so that the kernel has an expected squared
+    norm of one.
+
+    Source: Nishikawa & Suzuki 2025, Section 3 (gated convolution layer) and Appendix D (as a state space model).
+    """
+
+    def __init__(
+        self, channels: int, directions: int, *, window: int, frequency_scale: float = 1.0, frequency_shift: float = 0.0
+    ):
+        super().__init__(channels, directions)
+        self.window = window
+        self.frequency_scale = frequency_scale
+        self.frequency_shift = frequency_shift
+        self.amplitudes = precise_parameter(2, directions, channels)
+        self.frequencies = precise_parameter(2, directions, channels)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        draw = torch.rand(self.frequencies.shape) * self.window / 8
+        return {
+            "amplitudes": torch.randn(self.amplitudes.shape) / math.sqrt(self.window),
+            "frequencies": self.frequency_scale * draw + self.frequency_shift,
+        }
+
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        (c1, c2), (a1, a2) = (self._precise(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
+        if torch.is_grad_enabled() or len(c1) * length <= _TAPS:
+            kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
+        else:
+            kernel = c1.new_empty(len(c1), length)
+            size = max(1, _TAPS // length)
+            parts = (slice(start, start + size) for start in range(0, len(c1), size))
+            for part in parts:
+                kernel[part] = sinusoid_kernel(c1[part], c2[part], a1[part], a2[part], self.window, length)
+        return kernel.unflatten(0, (self.directions, self.channels))
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        amplitudes, frequencies = self.amplitudes.flatten(1), self.frequencies.flatten(1)
+        if rows is not None:
+            amplitudes, frequencies = amplitudes[:, rows], frequencies[:, rows]
+        return sinusoid_response(omega, amplitudes[0], amplitudes[1], frequencies[0], frequencies[1], self.window)
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        self.amplitudes[:, :, channels] *= factor

@@ -1,0 +1,123 @@
+"""Kernels of linear time-invariant state space models, S4D and S4.
+
+Legend: `C` channels, `K` directions (1, or 2 for a two-sided convolution), `L` length, `N` state size, `H` = N / 2
+stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction holds the taps that look ahead, the
+nearest first.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_ssm.modules.filters.base import LongFilter
+from hf_ssm.modules.operator import precise_parameter
+from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_kernel
+from hf_ssm.ops.transfer import diagonal_response, dplr_response
+
+__all__ = ["StateSpaceFilter"]
+
+
+class StateSpaceFilter(LongFilter):
+    r"""Kernel of a state space model, k_l = C Ā^l B̄, with a diagonal (S4D) or diagonal plus rank-one (S4) matrix.
+
+    The real part of the eigenvalues is -exp(log_A_real), so that the model stays stable. Complex parameters are stored
+    as real pairs in a last dimension of size 2. Both directions share Δ, A and B.
+
+    Source: Liu & Li 2024, Appendix A.2 (models); Yu et al. 2025, eq. (5) (frequency scale).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        directions: int,
+        *,
+        state_size: int,
+        low_rank: bool,
+        init: str,
+        discretization: str,
+        time_step_range: tuple[float, float],
+        frequency_scale: float = 1.0,
+        frequency_shift: float = 0.0,
+    ):
+        super().__init__(channels, directions)
+        self.state_size = state_size
+        self.low_rank = low_rank
+        self.init = init
+        self.discretization = discretization
+        self.time_step_range = time_step_range
+        self.frequency_scale = frequency_scale
+        self.frequency_shift = frequency_shift
+        pairs = state_size // 2
+        self.log_dt = precise_parameter(channels)
+        self.log_A_real = precise_parameter(channels, pairs)
+        self.A_imag = precise_parameter(channels, pairs)
+        self.B = precise_parameter(channels, pairs, 2)
+        self.C = precise_parameter(directions, channels, pairs, 2)
+        if low_rank:
+            self.P = precise_parameter(channels, pairs, 2)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        pairs = self.state_size // 2
+        eigenvalues = initial_eigenvalues(self.init, self.state_size, self.frequency_scale, self.frequency_shift)
+        if self.init == "legs":
+            _, low_rank, inputs, _ = legs_nplr(self.state_size)
+        else:
+            low_rank = torch.randn(self.channels, pairs, dtype=torch.complex128)
+            inputs = torch.ones(pairs, dtype=torch.complex128)
+        low, high = (math.log(bound) for bound in self.time_step_range)
+        shape = (self.channels, pairs)
+        values = {
+            "log_dt": low + (high - low) * torch.rand(self.channels),
+            "log_A_real": (-eigenvalues.real).log().expand(shape),
+            "A_imag": eigenvalues.imag.expand(shape),
+            "B": torch.view_as_real(inputs.expand(shape).contiguous()),
+            "C": torch.view_as_real(torch.randn(self.directions, *shape, dtype=torch.complex128)),
+        }
+        if self.low_rank:
+            values["P"] = torch.view_as_real(low_rank.expand(shape).contiguous())
+        return values
+
+    def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
+        matrices = {
+            "a": torch.complex(-self._precise(self.log_A_real, dtype).exp(), self._precise(self.A_imag, dtype)),
+            "b": torch.view_as_complex(self._precise(self.B, dtype).contiguous()),
+            "c": torch.view_as_complex(self._precise(self.C, dtype).contiguous()),
+        }
+        if self.low_rank:
+            matrices["p"] = torch.view_as_complex(self._precise(self.P, dtype).contiguous())
+        return matrices
+
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._precise(self.log_dt, dtype).exp()
+
+    def _rows(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
+        """The continuous model of every row of the kernel, matrices `(K C, H)`, and Δ, `(K C,)`."""
+        model = self.state_space(dtype)
+        # Both directions have their own C alone.
+        flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
+        return flat, self.time_step(dtype).repeat(self.directions)
+
+    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        model, dt = self._rows(dtype)
+        a, b, c = model["a"], model["b"], model["c"]
+        if self.low_rank:
+            kernel = dplr_kernel(a, model["p"], b, c, dt, length, self.discretization)
+        else:
+            kernel = diagonal_kernel(a, b, c, dt, length, self.discretization)
+        return kernel.unflatten(0, (self.directions, self.channels))
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        model, dt = self._rows(torch.float64)
+        if rows is not None:
+            model, dt = {name: matrix[rows] for name, matrix in model.items()}, dt[rows]
+        a, b, c = model["a"], model["b"], model["c"]
+        if self.low_rank:
+            return dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
+        return diagonal_response(omega, a, b, c, dt, self.discretization)
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        self.C[:, channels] *= factor

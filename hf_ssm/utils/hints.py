@@ -1,0 +1,19 @@
+"""Suggestions for misspelled names."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["closest_name"]
+
+
+def closest_name(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name most similar to `name`, compared without regard to case; `None` if nothing is similar.
+
+    Args:
+        name: The misspelled name.
+        known: Valid names.
+        cutoff: Least similarity in [0, 1], as in `difflib.get_close_matches`.
+    """
+    folded = {candidate.lower(): candidate for candidate in sorted(known, reverse=True)}
+    found = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
+    return folded[found[0]] if found else None
