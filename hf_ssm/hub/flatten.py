@@ -52,7 +52,8 @@ def flatten(module: str) -> dict[str, str]:
 
 
 def _path(module: str) -> Path:
-    return _ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    path = _ROOT.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def _file_name(module: str) -> str:
