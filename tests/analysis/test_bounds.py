@@ -89,7 +89,7 @@ class TestPlain:
         assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9, **options)
         with pytest.raises(ValueError, match=r"`input_bound`=0\.1 is below"):
             generalization_bound(model, [batch], input_bound=0.1)
-        with pytest.raises(ValueError, match="holds no batch"):
+        with pytest.raises(ValueError, match="`batches` is empty"):
             generalization_bound(model, [])
 
     def test_two_logits_are_read_as_their_difference(self, weights, batch):

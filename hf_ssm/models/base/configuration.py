@@ -1,4 +1,4 @@
-"""What every configuration of hf_ssm shares: the theory flags, input and pooling, and the checks."""
+"""The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
 import difflib
 import math
@@ -14,7 +14,7 @@ from hf_ssm.models.base.files import check_claims
 
 logger = logging.get_logger(__name__)
 
-# Arguments that transformers itself understands although they are no fields of the configuration.
+# Arguments of transformers that are not fields of the configuration.
 _TRANSFORMERS_ARGUMENTS = frozenset(
     {
         "attn_implementation",
@@ -41,8 +41,7 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
 @strict
 class SSMConfig(PreTrainedConfig):
     r"""
-    Base of `HyenaConfig`, `S4Config` and `SelectiveSSMConfig`. Unknown arguments are an error that names the nearest
-    valid one.
+    Base of the configurations of all families. Unknown arguments raise an error that names the nearest valid one.
 
     Args:
         vocab_size (`int`, defaults to 12): Number of tokens; 12 is the single-nucleotide vocabulary.
@@ -69,7 +68,7 @@ class SSMConfig(PreTrainedConfig):
         frequency_shift (`float`, defaults to 0.0): Yu et al., eq. (14): w ↦ sign(w)(|w| + shift), after α.
         sobolev_order (`float` or list of one per layer, defaults to 0.0): β of Yu et al., eq. (8).
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
-            looks ahead and is refused by causal heads.
+            is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
             `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
@@ -78,10 +77,10 @@ class SSMConfig(PreTrainedConfig):
         rescaled (`bool`, defaults to `False`): Record that the rescaling was done. Not meant to be set by hand.
         tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
         tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`; or
-            regularisers that know nothing of the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
-            kernel), `"white"` (uncorrelated besides: the squared ℓ2 norm). In distributed training the rows of
-            all processes are one batch (in gradient accumulation: those of a micro-batch); a model in evaluation mode
-            takes those of its own process.
+            regularisers that do not depend on the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
+            kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
+            all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
+            process uses its own rows.
         tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
@@ -173,7 +172,7 @@ class SSMConfig(PreTrainedConfig):
         self.check()
 
     def _derive(self) -> None:
-        """Fill fields whose default depends on others; after `attribute_map` has been applied."""
+        """Fill fields whose default depends on others; called after `attribute_map` has been applied."""
 
     @classmethod
     def _known(cls) -> set[str]:
@@ -266,11 +265,13 @@ class SSMConfig(PreTrainedConfig):
         if not all(math.isfinite(order) for order in orders):
             raise ValueError(f"`sobolev_order` must be finite, got {self.sobolev_order}.")
         if self.residual_in_fp32 and not self.use_residual:
-            raise ValueError("`residual_in_fp32=True` needs `use_residual=True`: there is no residual to keep.")
+            raise ValueError(
+                "`residual_in_fp32=True` needs `use_residual=True`: there is no residual stream without it."
+            )
         for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
             if not self.has_frequencies and getattr(self, name) != neutral:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: take "
+                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: use "
                     f"init='lin' (in a selective model with `complex_state=True`), or leave `{name}` at {neutral}."
                 )
 
@@ -301,7 +302,7 @@ class SSMConfig(PreTrainedConfig):
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
         return self.init != "real"
 
     @property
@@ -316,7 +317,7 @@ class SSMConfig(PreTrainedConfig):
 
     @property
     def default_pooling(self) -> str:
-        """What the sequence classifier reads where `pooling` is `None`."""
+        """Pooling of the sequence classifier if `pooling` is `None`."""
         return "mean"
 
     @property

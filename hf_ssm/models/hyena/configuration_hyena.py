@@ -22,7 +22,7 @@ class HyenaConfig(SSMConfig):
         conv_kernel (`int`, defaults to 3): Taps of the short convolution.
         intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
         max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is
-            normalised by it. The other filter types have no longest input.
+            normalised by it. Other filter types have no limit.
         filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
         filter_emb_dim (`int`, defaults to 5): Width of its positional embedding: odd, three or more (time, and pairs
             of cosine and sine).
@@ -31,8 +31,8 @@ class HyenaConfig(SSMConfig):
         filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
         filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window.
         filter_positions (`str`, defaults to `"computed"`): `"computed"`: positional embedding and window of the
-            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, which begin so.
-            `"learned"`: the embedding is trained besides, as in HyenaDNA.
+            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
+            the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
@@ -109,7 +109,7 @@ class HyenaConfig(SSMConfig):
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
         return self.filter_type in ("implicit", "sinusoid") or self.init != "real"
 
     @property
@@ -117,7 +117,7 @@ class HyenaConfig(SSMConfig):
         """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
         if self.filter_type in ("implicit", "sinusoid"):
             return (
-                f"`filter_type`={self.filter_type!r} has no state matrix, for whose α there is a rule: take 's4d' or "
+                f"`filter_type`={self.filter_type!r} has no state matrix, and the rule for α needs one: use 's4d' or "
                 "'s4'."
             )
         return super().no_alpha_rule
