@@ -24,12 +24,13 @@ from hf_ssm import (
     cli,
 )
 from hf_ssm.models.conversion import convert_checkpoint
-from hf_ssm.models.hyena.configuration_hyenadna import from_hyenadna
-from hf_ssm.models.hyena.convert_hyenadna import converted, recognises
+from hf_ssm.models.hyena.convert_hyenadna import HyenaDNAConverter
 from hf_ssm.training.optim import is_decayed
 
 D, LAYERS, INNER, WIDTH, EMBEDDING, LONGEST = 6, 2, 10, 8, 5, 23
 LENGTHS = (1, 2, 7, 16, LONGEST)
+CONVERTER = HyenaDNAConverter()
+converted = CONVERTER.convert
 FILTER = "hyena.backbone.layers.1.mixer.filter_fn."
 
 
@@ -591,10 +592,10 @@ def test_the_published_sizes(size, layers, longest, millions):
     sizes = {"d_model": size, "n_layer": layers, "d_inner": 4 * size}
     hub = hub_config(**sizes, max_seq_len=longest, filter_order=64)
     original = original_config(l_max=longest, filter_order=64) | sizes
-    assert recognises(hub)
-    assert recognises(original)
+    assert CONVERTER.recognises(hub, ())
+    assert CONVERTER.recognises(original, ())
     for found in (hub, original):
-        config = HyenaConfig.from_dict(from_hyenadna(found))
+        config = HyenaConfig.from_dict(CONVERTER.convert_config(found))
         assert (config.vocab_size, config.max_position_embeddings, config.use_bias) == (16, longest, True)
         with torch.device("meta"):
             model = HyenaForCausalLM(config)
@@ -604,7 +605,8 @@ def test_the_published_sizes(size, layers, longest, millions):
 
 def test_other_configurations_are_not_recognised():
     assert not any(
-        recognises(config) for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
+        CONVERTER.recognises(config, ())
+        for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
     )
     with pytest.raises(ValueError, match="no configuration of a HyenaDNA model"):
         converted(hub_state(), {"model_type": "mamba"})

@@ -8,10 +8,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from hf_ssm import S4Config, S4ForSequenceClassification, cli
-from hf_ssm.models.s4.convert_s4 import converted, layer_from_state_dict, recognises
+from hf_ssm.models.s4.convert_s4 import S4Converter, layer_from_state_dict
 from hf_ssm.models.s4.modeling_s4 import S4Mixer
 
 H, P, C, K = 6, 4, 3, 5
+converted = S4Converter().convert
 
 
 def pairs(*shape):
@@ -342,7 +343,7 @@ def changed(**changes):
 )
 def test_what_cannot_be_represented_is_named(make_layer, change, message, tmp_path, capsys):
     state = change(example(make_layer))
-    assert recognises(state)
+    assert S4Converter().recognises({}, state)
     with pytest.raises(ValueError, match=message):
         converted(state)
     torch.save(state, tmp_path / "ckpt.pth")

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMModel, cli, rescale_init_
-from hf_ssm.models.conversion import convert_checkpoint, plain_classifier_from_state_dict
-from hf_ssm.models.selective.modeling_selective import MAMBA_NAMES
+from hf_ssm.models.conversion import convert_checkpoint
+from hf_ssm.models.selective.convert_mamba import MAMBA_NAMES, plain_classifier_from_state_dict
 from hf_ssm.theory.complexity import tau
 
 
