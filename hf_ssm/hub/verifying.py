@@ -168,7 +168,10 @@ def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
 def _check_index(index: Path, held: dict[str, set[str]], unknown: Set[str]) -> Iterator[Problem]:
     """An index against the tensors of its shards; nothing is said of the shards that are `unknown`."""
     try:
-        places = json.loads(index.read_bytes())["weight_map"]
+        content = json.loads(index.read_bytes())
+        places = content["weight_map"]
+        if not isinstance(places, dict) or not isinstance(content["metadata"], dict):
+            raise ValueError("`weight_map` and `metadata` must be objects")
     except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         yield Problem(index.name, _reason(error, index))
         return

@@ -209,9 +209,9 @@ class SSMConfig(PreTrainedConfig):
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         try:
             found, rest = super().get_config_dict(*args, **kwargs)
+            kind = found.get("model_type")
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
-        kind = found.get("model_type")
         if cls.model_type and kind != cls.model_type:
             converter = converter_for(cls, kind)
             if converter is not None:
