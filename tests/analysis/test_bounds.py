@@ -9,7 +9,7 @@ import torch
 
 import hf_ssm
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.models.conversion import plain_classifier_from_state_dict
+from hf_ssm.models.selective.convert_mamba import plain_classifier_from_state_dict
 from hf_ssm.theory.bounds import capacity_covers, combine_covers, gap_bound, log_output_bound
 from hf_ssm.theory.selective_norms import selective_norms
 

@@ -10,7 +10,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ssm.models.base.files import check_claims
+from hf_ssm.models.base.loading import converter_for
 
 logger = logging.get_logger(__name__)
 
@@ -124,8 +124,6 @@ class SSMConfig(PreTrainedConfig):
     on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
     # Likewise; it does what the `_upload_modified_files` of a model does.
     on_upload: ClassVar[Callable[..., Any] | None] = None
-    # Whose configurations of other libraries are read as one of this family.
-    foreign_model_types: ClassVar[tuple[str, ...]] = ()
 
     vocab_size: int = 12
     hidden_size: int = 128
@@ -191,18 +189,23 @@ class SSMConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers, which would only warn of the configuration of another model, and make a random one.
+        """Read a `config.json`; that of a checkpoint which a converter of the family reads is converted.
+
+        transformers only warns of another `model_type`, and makes a model with default sizes.
 
         Raises:
-            ValueError: The file holds no configuration, or that of another family, or does not say of which.
+            ValueError: The file is not a configuration, or has another `model_type` or none.
         """
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         try:
             found, rest = super().get_config_dict(*args, **kwargs)
+            kind = found.get("model_type")
         except (AttributeError, RecursionError, TypeError) as error:
-            raise ValueError(f"the config.json of {str(source)!r} holds no configuration: {error}") from error
-        kind = found.get("model_type")
-        if cls.model_type and kind not in (cls.model_type, *cls.foreign_model_types):
+            raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
+        if cls.model_type and kind != cls.model_type:
+            converter = converter_for(cls, kind)
+            if converter is not None:
+                return converter.convert_config(found), rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
@@ -211,12 +214,11 @@ class SSMConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers: what a file on disk holds beyond our fields is kept as it is, with a warning.
+        """Build the configuration from the content of a file; unknown fields of the file are kept, with a warning.
 
         Raises:
-            ValueError: A keyword argument that is close to, but not, one of the fields; absurd sizes.
+            ValueError: A keyword argument whose name is nearly that of a field.
         """
-        check_claims(config_dict)
         known = cls._known()
         for name in kwargs.keys() - known:
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)

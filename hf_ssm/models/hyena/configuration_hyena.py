@@ -1,11 +1,10 @@
 """Configuration of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.hyena.configuration_hyenadna import HYENADNA_TYPE, from_hyenadna, is_hub_layout
 
 
 @strict
@@ -43,7 +42,6 @@ class HyenaConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_hyena"
-    foreign_model_types: ClassVar[tuple[str, ...]] = (HYENADNA_TYPE,)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",
@@ -84,12 +82,6 @@ class HyenaConfig(SSMConfig):
     sinusoid_window: int | None = None
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
-
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; the configuration of a HyenaDNA model is read as one of ours."""
-        found, rest = super().get_config_dict(*args, **kwargs)
-        return from_hyenadna(found) if is_hub_layout(found) else found, rest
 
     def _derive(self) -> None:
         if self.intermediate_size is None:

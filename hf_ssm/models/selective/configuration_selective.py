@@ -34,14 +34,6 @@ _ONLY_MAMBA: dict[str, Any] = {
 # Arguments that have no effect with a fixed step.
 _ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
 
-# What a Mamba configuration says about code rather than about the model, or in other words a second time.
-_NOT_OURS = frozenset(
-    {
-        *("model_type", "architectures", "use_mambapy", "use_associative_scan", "ssm_cfg", "rms_norm"),
-        *("fused_add_norm", "pad_vocab_size_multiple"),
-    }
-)
-
 
 @strict
 class SelectiveSSMConfig(SSMConfig):
@@ -95,7 +87,6 @@ class SelectiveSSMConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_selective"
-    foreign_model_types: ClassVar[tuple[str, ...]] = ("mamba",)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",
@@ -140,14 +131,6 @@ class SelectiveSSMConfig(SSMConfig):
     classifier_bias: _Bool = None
     tie_word_embeddings: _Bool = None
     initializer_range: _Float = None
-
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; the configuration of a `MambaForCausalLM` is read as one of ours."""
-        found, rest = super().get_config_dict(*args, **kwargs)
-        if found.get("model_type") == "mamba":
-            found = {name: value for name, value in found.items() if name not in _NOT_OURS}
-        return found, rest
 
     def _derive(self) -> None:
         mamba = self.block == "mamba"
