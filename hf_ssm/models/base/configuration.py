@@ -1,10 +1,11 @@
 """What every configuration of hf_ssm shares: the theory flags, input and pooling, and the checks."""
 
 import difflib
+import importlib
 import math
 import os
 from dataclasses import fields
-from typing import Any, Callable, ClassVar
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
@@ -129,11 +130,6 @@ class SSMConfig(PreTrainedConfig):
         "dt_max": "time_step_max",
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
-    # Set by `hf_ssm` itself; called with the configuration and the folder it is saved to, it adds the code that loads
-    # the model. Code that came with a checkpoint is copied by transformers.
-    on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
-    # Likewise; it does what the `_upload_modified_files` of a model does.
-    on_upload: ClassVar[Callable[..., Any] | None] = None
     # Whose configurations of other libraries are read as one of this family.
     foreign_model_types: ClassVar[tuple[str, ...]] = ()
 
@@ -242,15 +238,19 @@ class SSMConfig(PreTrainedConfig):
         return found
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers; beside the file lies the code that loads the model where hf_ssm is not installed."""
-        if SSMConfig.on_save is None:
-            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-            return
-        if not os.path.isfile(save_directory):
-            SSMConfig.on_save(self, save_directory)
+        """Save the configuration together with the code that loads the model without hf_ssm.
+
+        Args:
+            save_directory: Folder; created if missing.
+            push_to_hub: Also push the folder's new files to the Hub.
+            kwargs: `repo_id` (default: the name of the folder) and further arguments of `push_to_hub`.
+        """
+        # transformers itself copies the code of classes that were loaded from a checkpoint.
+        if not self.is_remote_code() and not os.path.isfile(save_directory):
+            importlib.import_module("hf_ssm.models.bundle").write_code(self, save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:
-            # In one go with saving, transformers would leave the code behind.
+            # With `push_to_hub` above, transformers would upload what was written after the code.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check(self) -> None:
