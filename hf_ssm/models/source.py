@@ -70,6 +70,7 @@ class Statement:
         uses: Module names that it reads, builtins included.
         triggers: Module names whose presence requires this statement, which acts on them (`table[key] = value`,
             `@operator.register_fake`). `None`: a side effect that the whole module requires.
+        decorators: Names of functions that decorate it.
     """
 
     module: str
@@ -81,6 +82,7 @@ class Statement:
     binds: frozenset[str] = field(init=False)
     uses: frozenset[str] = field(init=False)
     triggers: frozenset[str] | None = field(init=False)
+    decorators: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         finder = _Finder()
@@ -89,6 +91,8 @@ class Statement:
         self.binds = frozenset(_bound_names([self.node]))
         self.uses = frozenset(reference.name for reference in self.references) - self.binds
         self.triggers = _triggers(self.node, self.binds)
+        plain = [getattr(decorator, "func", decorator) for decorator in getattr(self.node, "decorator_list", [])]
+        self.decorators = frozenset(decorator.id for decorator in plain if isinstance(decorator, ast.Name))
 
     @property
     def is_definition(self) -> bool:
@@ -427,11 +431,15 @@ def _edits(reference: _Reference, new: str, text: str, first_line: int) -> list[
 
 
 def _is_code(node: ast.AST, before: bytes) -> bool:
-    """Whether the text after `before` in an f-string is a replacement field; true elsewhere."""
-    if not isinstance(node, ast.JoinedStr):
-        return True
-    before = before.replace(b"{{", b"").replace(b"}}", b"")
-    return before.count(b"{") > before.count(b"}")
+    """Whether the text after `before` in an f-string is in a replacement field; true for other nodes."""
+    depth, position = 0, 0
+    while isinstance(node, ast.JoinedStr) and position < len(before):
+        if depth == 0 and before[position : position + 2] in (b"{{", b"}}"):
+            position += 1
+        else:
+            depth += {b"{": 1, b"}": -1}.get(before[position : position + 1], 0)
+        position += 1
+    return depth > 0 or not isinstance(node, ast.JoinedStr)
 
 
 def _replace(text: str, name: str, new: str) -> str:
