@@ -101,7 +101,7 @@ def _token_ids(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"], trust_remote_code=False)
     ids = {f"ids.{number}": tokenizer(text)["input_ids"] for number, text in enumerate(job["texts"])}
     return {name: torch.tensor(value, dtype=torch.int64) for name, value in ids.items()}
 
