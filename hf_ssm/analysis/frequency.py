@@ -16,10 +16,10 @@ from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.filters import SinusoidFilter, StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import loaded
-from hf_ssm.ops.hippo import initial_eigenvalues
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.lti_kernel import dplr_dense
-from hf_ssm.ops.transfer import frequency_grid, sobolev_response
+from hf_ssm.ops.lti.dplr import dplr_dense
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.lti.transfer import frequency_grid, sobolev_response
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
 from hf_ssm.theory.spectrum import spectral_edge
 

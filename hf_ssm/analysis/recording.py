@@ -15,7 +15,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import SequenceOperator, loaded
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum

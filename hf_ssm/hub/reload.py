@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["check_reload", "logits_of", "probe_inputs", "prove_export", "reload_logits"]
@@ -157,7 +157,7 @@ def _plain_output(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, by plain torch."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_kernels("torch"), evaluating(model):
+    with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
 
 

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
-from hf_ssm.modules.kernel_memo import KernelMemo
 from hf_ssm.modules.operator import SequenceOperator, loaded, theory_flags
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.kernels import reference
-from hf_ssm.ops.long_conv import kernel_spectrum, long_conv
-from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
+from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import tau
 
 __all__ = ["LongConvolution"]
@@ -32,9 +30,6 @@ class LongConvolution(SequenceOperator):
     With `sobolev_mode="causal"` the filter (1 + s)^β is part of the kernel (of each direction, in its own direction of
     time). With `"zero_phase"` the filter (1 + |s|)^β is applied to the input, whose tokens alone are kept.
 
-    Where the layer is checkpointed (transformers' `gradient_checkpointing_enable`), the transform of the kernel is kept
-    from the forward pass to the one that is run again for the gradients.
-
     Args:
         filter: The kernel generator, with C channels.
         groups: Convolutions that share the generator (Hyena of order > 2); group g owns the channels g, g + G, ...
@@ -43,14 +38,10 @@ class LongConvolution(SequenceOperator):
     Source: Yu et al. 2025, eqs. (3) and (8); Liu & Li 2024, Algorithms 1 and 2.
     """
 
-    # transformers sets it, as in every module that has it.
-    gradient_checkpointing = False
-
     def __init__(self, filter: LongFilter, *, groups: int = 1, **flags: Any):
         super().__init__(filter.channels, **flags)
         self.filter = filter
         self.groups = groups
-        self._memo = KernelMemo()
 
     @classmethod
     def from_config(cls, config, layer_idx: int, filter: LongFilter, *, groups: int = 1, use_skip: bool = True):
@@ -59,11 +50,6 @@ class LongConvolution(SequenceOperator):
 
     def scale_(self, factor: Tensor, channels: slice) -> None:
         self.filter.scale_(factor, channels)
-
-    def train(self, mode: bool = True) -> "LongConvolution":
-        if not mode:
-            self._memo.forget()
-        return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
         return super()._apply(self._at_least_single(fn), recurse)
@@ -106,11 +92,7 @@ class LongConvolution(SequenceOperator):
                 processes whose rows enter it.
         """
         wants_tau = output_tau or self.rescaling is not None
-        kernels = self.kernels(self._longest(inputs) if wants_tau else inputs.shape[1])
-        if not torch.compiler.is_compiling():
-            checkpointed = self.gradient_checkpointing and self.training and self.rescaling is None and not reference()
-            self._memo.watch(kernels if checkpointed else None, self.parameters())
-        return kernels
+        return self.kernels(self._longest(inputs) if wants_tau else inputs.shape[1])
 
     def forward(
         self,
@@ -135,7 +117,7 @@ class LongConvolution(SequenceOperator):
             `None`.
         """
         channels = slice(group, None, self.groups)
-        made, kernels = kernels, kernels[:, channels]
+        kernels = kernels[:, channels]
         dtype = inputs.dtype
         value = None
         with no_autocast(inputs.device):
@@ -147,15 +129,8 @@ class LongConvolution(SequenceOperator):
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     kernels = kernels * self._rescale_(value.detach(), channels)
-            spectrum = None
-            if not torch.compiler.is_compiling():
-                use = group, inputs.shape[1], inputs.dtype
-                transform = partial(kernel_spectrum, *kernels, length=inputs.shape[1], dtype=inputs.dtype)
-                spectrum = self._memo.spectrum(made, use, transform)
             backward = kernels[1] if len(kernels) == 2 else None
-            if spectrum is None:
-                return long_conv(inputs, kernels[0], backward).to(dtype), value
-            return long_conv(inputs, kernels[0], backward, spectrum=spectrum).to(dtype), value
+            return long_conv(inputs, kernels[0], backward).to(dtype), value
 
     def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """Mean over channels and directions of τ at the last (for the other direction: the first) token."""

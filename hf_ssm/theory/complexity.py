@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.discretize import bilinear, zoh
-from hf_ssm.ops.lti_kernel import diagonal_kernel
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.discretize import bilinear, zoh
 
 __all__ = [
     "filter_norm",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.discretize import check_discretization
+from hf_ssm.ops.lti.discretize import check_discretization
 from hf_ssm.ops.quadrature import adaptive_integral
 
 __all__ = [

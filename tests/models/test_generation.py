@@ -10,7 +10,7 @@ from accelerate import cpu_offload
 from transformers import DynamicCache, GenerationConfig
 
 from hf_ssm import SSMCache
-from hf_ssm.ops.streaming_conv import StreamingConvolution
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
 VARIANTS = {
     "hyena": ("Hyena", {"max_position_embeddings": 1100}),

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ssm.ops import diagonal_kernel as module
-from hf_ssm.ops.hippo import initial_eigenvalues
-from hf_ssm.ops.kernels import use_kernels
-from hf_ssm.ops.lti_kernel import diagonal_kernel, diagonal_kernel_reference
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_kernel_reference
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
 
 RULES = ("zoh", "bilinear")
 
 
 @pytest.fixture(autouse=True)
 def two_level_product() -> Iterator[None]:
-    with use_kernels("torch"):
+    with use_backend("torch"):
         yield
 
 
@@ -195,5 +195,5 @@ def test_the_operators_are_well_formed():
 
 def test_the_reference_runs_where_it_is_chosen():
     inputs = single(system(2, 2))
-    with use_kernels("reference"):
+    with use_backend("reference"):
         assert torch.equal(diagonal_kernel(*inputs, 30), diagonal_kernel_reference(*inputs, 30))

@@ -6,8 +6,8 @@ import pytest
 import scipy.linalg
 import torch
 
-from hf_ssm.ops.discretize import bilinear, bilinear_dense, check_discretization, zoh, zoh_dense
-from hf_ssm.ops.hippo import legs_matrix
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, check_discretization, zoh, zoh_dense
+from hf_ssm.ops.lti.hippo import legs_matrix
 
 EIGENVALUES = [-0.5 + 3j, -0.5 + 300j, -7.0 + 0j, -1e-9 + 0j, -1e-4 + 1e-4j, 0j]
 

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ssm.ops import dplr_kernel as module
-from hf_ssm.ops.discretize import bilinear_dense, zoh_dense
-from hf_ssm.ops.hippo import legs_nplr
-from hf_ssm.ops.kernels import use_kernels
-from hf_ssm.ops.lti_kernel import dplr_dense, dplr_kernel, dplr_kernel_reference
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference
+from hf_ssm.ops.lti.hippo import legs_nplr
 
 RULES = ("bilinear", "zoh")
 
 
 @pytest.fixture(autouse=True)
 def rows_and_columns() -> Iterator[None]:
-    with use_kernels("torch"):
+    with use_backend("torch"):
         yield
 
 
@@ -232,5 +232,5 @@ def test_the_operators_are_well_formed():
 
 def test_the_reference_runs_where_it_is_chosen():
     inputs = single(system(2, 2))
-    with use_kernels("reference"):
+    with use_backend("reference"):
         assert torch.equal(dplr_kernel(*inputs, 30), dplr_kernel_reference(*inputs, 30))

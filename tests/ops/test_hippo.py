@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.hippo import initial_eigenvalues, legs_matrix, legs_nplr
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_matrix, legs_nplr
 
 SIZES = (2, 4, 16, 64)
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 
-from hf_ssm.ops import kernels
-from hf_ssm.ops.kernels import CHOICES, use_kernels
+from hf_ssm.ops.backends import CHOICES, use_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -24,7 +23,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 )
 def test_what_each_choice_means(choice, expected):
     pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
-    with use_kernels(choice):
+    with use_backend(choice):
         assert (kernels.compiled(CPU), kernels.hub(GPU), kernels.reference()) == expected
         assert not kernels.compiled(GPU)
         assert not kernels.hub(CPU)
@@ -33,7 +32,7 @@ def test_what_each_choice_means(choice, expected):
 def test_the_choice_before_is_restored_after_an_error():
     before = kernels.current()
     other = "torch" if before != "torch" else "reference"
-    with pytest.raises(RuntimeError, match="stop"), use_kernels(other):
+    with pytest.raises(RuntimeError, match="stop"), use_backend(other):
         assert kernels.current() == other
         raise RuntimeError("stop")
     assert kernels.current() == before
@@ -41,7 +40,7 @@ def test_the_choice_before_is_restored_after_an_error():
 
 def test_an_unknown_choice_names_the_others():
     with pytest.raises(ValueError, match=r"HF_SSM_KERNELS must be one of auto, numba, torch, reference, got 'fast'"):
-        kernels.set_kernels("fast")
+        kernels.set_backend("fast")
 
 
 def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +68,7 @@ WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None\n"
 def test_without_numba_torch_serves():
     source = """
 import torch, hf_ssm
-from hf_ssm.ops import kernels
+from hf_ssm.ops import backends
 assert not kernels.compiled(torch.device("cpu"))
 config = hf_ssm.SelectiveSSMConfig(hidden_size=8, state_size=4, num_hidden_layers=1, vocab_size=8)
 model = hf_ssm.SelectiveSSMForCausalLM(config)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ssm.ops import long_conv as module
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import kernel_spectrum, long_conv, long_conv_reference, next_fast_len
 
 
@@ -26,7 +26,7 @@ def small_blocks() -> Iterator[None]:
 @pytest.fixture
 def transforms() -> Iterator[None]:
     """The transforms whatever `HF_SSM_KERNELS` says, for what is theirs alone."""
-    with use_kernels("torch"):
+    with use_backend("torch"):
         yield
 
 
@@ -352,7 +352,7 @@ def test_autocast_does_not_reach_it(length):
 def test_the_reference_serves_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.fft, "rfft", None)
     u, kernel = randn(1, 30, 2).requires_grad_(), randn(2, 30, seed=1)
-    with use_kernels("reference"):
+    with use_backend("reference"):
         (grad,) = torch.autograd.grad(long_conv(u, kernel).pow(2).sum(), u, create_graph=True)
         grad.sum().backward()
         assert long_conv(u.detach().bfloat16(), kernel.float()).dtype == torch.bfloat16

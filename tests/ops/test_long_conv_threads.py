@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from hf_ssm.ops import long_conv as module
-from hf_ssm.ops.cpu.long_conv_threads import run_single_threaded
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.threads import run_single_threaded
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_convolution_has_the_same_bits_with_one_thread_and_with_two(back, mo
 
     monkeypatch.setattr(torch.fft, "rfft", watched)
     found = []
-    with use_kernels("torch"):
+    with use_backend("torch"):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             names.clear()

@@ -5,23 +5,19 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.discretize import bilinear, bilinear_dense, zoh, zoh_dense
-from hf_ssm.ops.hippo import initial_eigenvalues, legs_matrix, legs_nplr
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.lti_kernel import (
+from hf_ssm.ops.lti.diagonal import (
     diagonal_kernel,
     diagonal_kernel_reference,
     diagonal_step,
     diagonal_transfer,
-    dplr_dense,
-    dplr_kernel,
-    dplr_kernel_reference,
     dplr_step,
-    dplr_transfer,
-    sinusoid_kernel,
-    sinusoid_ssm,
 )
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference, dplr_transfer
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_matrix, legs_nplr
+from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_ssm
 
 RULES = {"zoh": zoh, "bilinear": bilinear}
 DENSE_RULES = {"zoh": zoh_dense, "bilinear": bilinear_dense}
@@ -30,7 +26,7 @@ LENGTHS = (1, 2, 3, 17, 64, 101)
 
 @pytest.fixture(autouse=True)
 def fast_kernels() -> Iterator[None]:
-    with use_kernels("torch"):
+    with use_backend("torch"):
         yield
 
 

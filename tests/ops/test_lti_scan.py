@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ssm.ops.discretize import bilinear, bilinear_dense, zoh, zoh_dense
-from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.lti_kernel import diagonal_kernel, diagonal_step, dplr_dense, dplr_kernel, dplr_step
-from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
+from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_step, dplr_step
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
 
 FORMS = ("diagonal", "dplr")
 RULES = ("zoh", "bilinear")

@@ -11,7 +11,7 @@ from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 from hf_ssm.ops import chunked_scan
 from hf_ssm.ops import selective_scan as module
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 
 BATCH, CHANNELS, STATES = 3, 4, 3
@@ -32,7 +32,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     choice = getattr(request, "param", "torch")
     if choice == "numba":
         pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
-    with use_kernels(choice):
+    with use_backend(choice):
         yield
 
 
@@ -501,7 +501,7 @@ def test_what_the_hub_kernel_takes():
     assert not ask(A=((4, 3), torch.complex64))
     assert not ask(u=((2, 5, 4), torch.float64))
     assert not ask(state=((2, 4, 3), torch.float32))
-    with use_kernels("torch"):
+    with use_backend("torch"):
         assert not ask()
 
 

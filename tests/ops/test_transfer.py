@@ -6,26 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
-from hf_ssm.ops.lti_kernel import (
-    diagonal_kernel_reference,
-    diagonal_transfer,
-    dplr_kernel_reference,
-    dplr_transfer,
-    sinusoid_kernel,
-)
-from hf_ssm.ops.sobolev import causal_taps, sobolev_weight
-from hf_ssm.ops.transfer import (
+from hf_ssm.ops.lti.diagonal import diagonal_kernel_reference, diagonal_transfer
+from hf_ssm.ops.lti.dplr import dplr_kernel_reference, dplr_transfer
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
+from hf_ssm.ops.lti.transfer import (
     conjugate_poles,
     diagonal_response,
     dplr_response,
     frequency_grid,
     real_transfer,
-    sinusoid_response,
     sobolev_response,
     taps_response,
     taps_response_reference,
 )
+from hf_ssm.ops.sobolev import causal_taps, sobolev_weight
 
 OMEGA = torch.tensor([0.0, 1e-9, 0.3, 1.7, 3.0, math.pi], dtype=torch.float64)
 

@@ -9,7 +9,7 @@ import torch
 from hf_ssm import SSMTrainer
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.training import SSMTrainingArguments
 from hf_ssm.training.optim import is_state_matrix
 

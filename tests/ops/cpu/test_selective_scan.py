@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.cpu import scan_tiles, vector
 from hf_ssm.ops.cpu import selective_scan as operator
 from hf_ssm.ops.cpu.selective_scan import _backward, _forward
-from hf_ssm.ops.kernels import use_kernels
 from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
@@ -30,7 +30,7 @@ OPTIONS = ("D", "z", "delta_bias", "initial_state", "mask")
 
 @pytest.fixture(autouse=True)
 def implementation() -> Iterator[None]:
-    with use_kernels("numba"):
+    with use_backend("numba"):
         yield
 
 
@@ -142,7 +142,7 @@ def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
     inputs["mask"][1, [3, 20]] = True
     bad = {k: v.masked_fill(~inputs["mask"][..., None], math.nan) if k in ALONG else v for k, v in inputs.items()}
     bad["u"].masked_fill_(bad["u"].isnan(), math.inf)
-    with use_kernels(kernels):
+    with use_backend(kernels):
         actual = outputs_and_gradients(selective_scan, learning(bad))
     for b, seen in enumerate(inputs["mask"]):
         alone = {k: v[b : b + 1] if k in (*ALONG, "initial_state") else v for k, v in inputs.items() if k != "mask"}
@@ -160,7 +160,7 @@ def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
 @pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
 def test_all_masked_and_none_masked(kernels):
     inputs = scan_inputs()
-    with use_kernels(kernels):
+    with use_backend(kernels):
         none, every = torch.zeros(2, 37, dtype=torch.bool), torch.ones(2, 37, dtype=torch.bool)
         y, last = selective_scan(**(inputs | {"mask": none}), return_last_state=True, delta_softplus=True)
         assert (y == 0).all()

@@ -1,15 +1,6 @@
-"""The selective scan as a kernel; for its dimensions and its order of work see `scan_tiles.py`."""
+"""The selective scan as a kernel; for its dimensions and its order of work see `numba_tiles.py`."""
 
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.scan_tiles import (
-    GROUP,
-    TILE,
-    copy,
-    parameter,
-    prefetch_inputs,
-    raw_step,
-    read_weights,
-)
 from hf_ssm.ops.cpu.vector import (
     LANES,
     constant,
@@ -29,6 +20,15 @@ from hf_ssm.ops.cpu.vector import (
     store,
     store_some,
     sub,
+)
+from hf_ssm.ops.selective_scan.numba_tiles import (
+    GROUP,
+    TILE,
+    copy,
+    parameter,
+    prefetch_inputs,
+    raw_step,
+    read_weights,
 )
 
 __all__ = ["forward_rows", "forward_scratch"]

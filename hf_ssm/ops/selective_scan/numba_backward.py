@@ -1,4 +1,4 @@
-"""The gradients of the selective scan as a kernel; for its dimensions and its order of work see `scan_tiles.py`.
+"""The gradients of the selective scan as a kernel; for its dimensions and its order of work see `numba_tiles.py`.
 
 With `e_t = exp(d_t A)`, the gradient `g_t = C_t ∂y_t + e_{t+1} g_{t+1}` of the state `x_t`, and `w_t = g_t e_t x_{t-1}`
 (where complex, all factors but g conjugated):
@@ -13,7 +13,6 @@ import math
 from typing import NamedTuple
 
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.scan_tiles import GROUP, TILE, parameter, prefetch_inputs, raw_step, read_weights
 from hf_ssm.ops.cpu.vector import (
     LANES,
     add,
@@ -36,6 +35,7 @@ from hf_ssm.ops.cpu.vector import (
     sub,
     total,
 )
+from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, parameter, prefetch_inputs, raw_step, read_weights
 
 __all__ = ["GradientArguments", "backward", "backward_scratch"]
 

@@ -13,9 +13,9 @@ import math
 
 import torch
 
-from hf_ssm.ops.discretize import check_discretization, zoh, zoh_dense
-from hf_ssm.ops.dplr_kernel import dense_kernel
-from hf_ssm.ops.lti_kernel import _dplr_real, dplr_dense
+from hf_ssm.ops.lti.discretize import check_discretization, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
+from hf_ssm.ops.lti.krylov import dense_kernel
 from hf_ssm.ops.sobolev import FREQUENCIES
 
 # Bytes of temporary tables and matrices at a time.
@@ -183,7 +183,7 @@ def dplr_response(
     lam, p, b, c, dt = _double(lam, p, b, c, dt)
     if discretization == "zoh":
         if _is_grid(omega):
-            return _dense_response_on_grid(omega.shape[0], *_dplr_real(lam, p, b, c), dt)
+            return _dense_response_on_grid(omega.shape[0], *dplr_real(lam, p, b, c), dt)
         return _dense_response(omega, *dplr_dense(lam, p, b, c), dt)
     stored, mirrored, mean = _bilinear_denominators(omega, lam, dt)
     g_cb, g_cp = _paired(c * b, stored, mirrored), _paired(c * p, stored, mirrored)
@@ -224,41 +224,6 @@ def _dense_response_on_grid(
     wrapped = identity - torch.linalg.matrix_power(a_bar, period)
     b_bar = torch.linalg.solve(wrapped, b_bar.unsqueeze(-1)).squeeze(-1)
     return torch.fft.rfft(dense_kernel(a_bar, b_bar, c, period))
-
-
-def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:
-    """`Σ_{t < count} e^{ixt}` for real x, also where `e^{ix}` is 1 or near it."""
-    # Between -π and π, where the denominator does not vanish.
-    x = x - 2 * math.pi * torch.round(x.detach() / (2 * math.pi))
-    turns = x / (2 * math.pi)
-    return torch.polar(torch.ones_like(x), x * (count - 1) / 2) * count * torch.sinc(count * turns) / torch.sinc(turns)
-
-
-def sinusoid_response(
-    omega: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
-) -> torch.Tensor:
-    """Response of `sinusoid_kernel`, whose taps end at its window: four finite geometric sums.
-
-    Args:
-        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
-        c1: Amplitude of the cosine `(D,)`.
-        c2: Amplitude of the sine `(D,)`.
-        a1: Frequency of the cosine in turns per window `(D,)`.
-        a2: Frequency of the sine in turns per window `(D,)`.
-        window: `U`, in positions.
-
-    Returns:
-        `(D, S)`, complex128.
-
-    Raises:
-        ValueError: `window` below 1.
-    """
-    if window < 1:
-        raise ValueError(f"window must be a positive number of positions, got {window!r}")
-    omega, c1, c2, a1, a2 = _double(omega, *(t.unsqueeze(-1) for t in (c1, c2, a1, a2)))
-    cosine, sine = 2 * math.pi / window * a1, 2 * math.pi / window * a2
-    response = c1 / 2 * (_geometric(cosine - omega, window) + _geometric(-cosine - omega, window))
-    return response - 1j * c2 / 2 * (_geometric(sine - omega, window) - _geometric(-sine - omega, window))
 
 
 def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.namespace import NAMESPACE
+from hf_ssm.ops.context import NAMESPACE, no_autocast
 
 __all__ = ["exponential_sums", "multiply_into", "split_length", "to_rows"]
 

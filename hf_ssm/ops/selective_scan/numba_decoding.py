@@ -1,11 +1,18 @@
-"""Compiled kernels of one position: the step of the selective scan, and that of the blocks of a Mamba model.
+"""Compiled kernels of one position: the step of the selective scan, and that of all blocks of a Mamba model.
 
-Legend: `H` hidden size, `D` channels of the scan, `N` states, `R` rank of the step projection, `K` taps. Tensors are
-contiguous and given by the address of their first element (0: there is none); `like` is 0 in the type of all numbers.
+Dimensions: `B` batch, `H` hidden size, `D` channels of the scan, `N` states, `R` rank of the step projection, `K` taps.
+In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
+all numbers.
 """
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import (
     LANES,
@@ -23,17 +30,21 @@ from hf_ssm.ops.cpu.vector import (
     sub,
     total,
 )
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 
-__all__ = ["LAYER_NORM", "NO_NORM", "RMS_NORM", "blocks_step", "scan_step"]
+__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
 
-NO_NORM, LAYER_NORM, RMS_NORM = 0, 1, 2
+_NORMS = ("none", "layer", "rms")
+_NO_NORM, _LAYER_NORM = 0, 1
+_ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+_LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
 
 
 @kernel
 def _apply_linear(like, x, weight, bias, y, rows, columns):
-    """`y = W x + b` with W `(rows, columns)`, read from its first number to its last; four sums do not wait on another.
+    """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
 
-    That takes half the time of torch's product of matrix and vector, and as long as reading the weights does.
+    Takes half the time of torch's matrix-vector product, and as long as reading the weights.
     """
     v, w, out = pointer(x, like), pointer(weight, like), pointer(y, like)
     in_fours = columns // (4 * LANES) * (4 * LANES)
@@ -62,19 +73,19 @@ def _add(like, a, b, y, count):
 
 @kernel
 def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
-    """Layer norm, RMS norm or none, `y` may be `x`."""
+    """Layer norm, RMS norm or none; `y` may be `x`."""
     v, out = pointer(x, like), pointer(y, like)
     mean = like
-    if kind == LAYER_NORM:
+    if kind == _LAYER_NORM:
         summed = splat(like)
         for i in range(0, count, LANES):
             summed = add(summed, load_some(v, i, count - i))
         mean = total(summed) / count
     square = like
-    if kind != NO_NORM:
+    if kind != _NO_NORM:
         for i in range(count):
             square += (v[i] - mean) * (v[i] - mean)
-    scale = 1 / math.sqrt(square / count + epsilon) if kind != NO_NORM else 1.0
+    scale = 1 / math.sqrt(square / count + epsilon) if kind != _NO_NORM else 1.0
     for i in range(count):
         value = (v[i] - mean) * scale
         if weight != 0:
@@ -90,7 +101,7 @@ def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
 
     Args:
         u, y: `(D,)`, read and written.
-        past, new_past: Memory before and after, `(K - 1, D)`, read and written.
+        past, new_past: State before (read) and after (written), `(K - 1, D)`.
         weight, bias: `(D, K)`; `(D,)` or 0.
     """
     x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
@@ -113,17 +124,17 @@ def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
 
 
 @kernel
-def scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_state, y, channels, states):
-    """One position of the scan of one sequence, states side by side.
+def _scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_state, y, channels, states):
+    """One position of the scan of one sequence, vectorised over states.
 
     Args:
-        log2_e: log2(e), of the type of `like`.
+        log2_e: log2(e) in the type of `like`.
         u: `(D,)`.
         d: Step sizes, `(D,)`.
-        A: `(D, N)`, or where `logarithmic` its negative logarithm: A = -exp of it.
+        A: `(D, N)`; if `logarithmic`, the logarithm of its negative.
         B, C: `(N,)`.
         skip: `(D,)` or 0.
-        gate: `(D,)` or 0; SiLU of it multiplies the output.
+        gate: `(D,)` or 0; its SiLU multiplies the output.
         state: `(D, N)`.
         new_state: Written, `(D, N)`.
         y: Written, `(D,)`.
@@ -157,7 +168,7 @@ def scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_s
 
 @kernel
 def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, weights, norm, flags, sizes):
-    """`blocks_step` of one block, `memory` and `weights` being its addresses."""
+    """`_blocks_step` of one block; `memory` and `weights` are its addresses."""
     past, state, new_past, new_state = memory
     norm_weight, norm_bias, in_weight, in_bias = weights[0], weights[1], weights[2], weights[3]
     conv_weight, conv_bias, x_weight = weights[4], weights[5], weights[6]
@@ -178,7 +189,7 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
     for row in range(batch):
         source, target = hidden + row * size * item, new_hidden + row * size * item
         read = source
-        if norm_first and kind != NO_NORM:
+        if norm_first and kind != _NO_NORM:
             _apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
             read = scratch
         _apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
@@ -191,16 +202,16 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
             store_some(d, k, softplus(load_some(d, k, channels - k)), channels - k)
         at = row * channels * states * item
         held = state + at, new_state + at
-        scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
+        _scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
         _apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
         if residual:
             _add(like, source, target, target, size)
-        if not norm_first and kind != NO_NORM:
+        if not norm_first and kind != _NO_NORM:
             _apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
 
 
 @kernel
-def blocks_step(
+def _blocks_step(
     like,
     log2_e,
     item,
@@ -229,19 +240,19 @@ def blocks_step(
     """One position of a batch through Mamba blocks without MLP.
 
     Args:
-        log2_e: log2(e), of the type of `like`.
-        item: Bytes of a number.
-        weights: Array of addresses, a row for each block: the tensors of `BlockWeights`; some may be 0.
-        final_weight, final_bias: Of the norm behind the last block, where the norms stand first.
-        kind, epsilon: Of all norms, and what they add to the variance.
-        norm_first: Whether norms stand before the mixers, or after the sums.
-        residual: Whether there are sums.
-        logarithmic: Whether A is given as the logarithm of its negative.
+        log2_e: log2(e) in the type of `like`.
+        item: Size of a number in bytes.
+        weights: Array of addresses, one row per block: the tensors of `BlockWeights`; 0 for `None`.
+        final_weight, final_bias: Of the norm after the last block, with `norm_first`.
+        kind, epsilon: Kind of all norms, and the number they add to the variance.
+        norm_first: Norms before the mixers instead of after the sums.
+        residual: Whether the input of a block is added to its output.
+        logarithmic: A is given as the logarithm of its negative.
         size, channels, states, rank, taps: H, D, N, R, K.
         batch: B.
-        pasts, new_pasts: Memory of the convolutions before and after, `(number of blocks, B, K - 1, D)`, read and
-            written.
-        memories, new_memories: That of the scans, `(number of blocks, B, D, N)`.
+        pasts, new_pasts: States of the convolutions before (read) and after (written),
+            `(number of blocks, B, K - 1, D)`.
+        memories, new_memories: States of the scans, `(number of blocks, B, D, N)`.
         hidden: `(B, H)`.
         new_hidden: Written: the output of each block, `(number of blocks, B, H)`, the last after the final norm.
         scratch: `H + 5 D + R + 2 N` numbers.
@@ -254,7 +265,90 @@ def blocks_step(
         memory = pasts + a, memories + b, new_pasts + a, new_memories + b
         _block_step(like, log2_e, item, batch, source, target, memory, scratch, weights[i], norm, flags, sizes)
         source, target = target, target + batch * size * item
-    if norm_first and kind != NO_NORM:
+    if norm_first and kind != _NO_NORM:
         for row in range(batch):
             at = source + row * size * item
             _apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+class BlocksStep:
+    """See `find_blocks_step`."""
+
+    def __init__(
+        self,
+        weights: Sequence[BlockWeights],
+        options: BlockOptions,
+        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
+    ):
+        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
+        addresses = [_address(t) for t in self.tensors]
+        w = weights[0]
+        self.dtype = w.A.dtype
+        (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
+        size, taps = len(w.out_weight), w.conv_weight.shape[-1]
+        for block in weights:
+            _check_weight_shapes(block, size, channels, states, rank, taps)
+        self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
+        self.scratch_size = size + 5 * channels + rank + 2 * states
+        self.arguments = (
+            *(_ZERO[self.dtype], _LOG2_E[self.dtype], w.A.element_size()),
+            *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
+            *(_NORMS.index(options.norm), *options[1:]),
+            *(size, channels, states, rank, taps),
+        )
+
+    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        size, *shapes = self.shapes
+        batch = len(hidden)
+        if hidden.shape[-1] != size or hidden.numel() != batch * size:
+            raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
+        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
+            if memory.shape != (self.count, batch, *shape):
+                expected = (self.count, batch, *shape)
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
+        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
+        outputs = hidden.new_empty(self.count, *hidden.shape)
+        scratch = hidden.new_empty(self.scratch_size)
+        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
+        _blocks_step(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
+        return outputs, new_pasts, new_states
+
+
+def _check_weight_shapes(w: BlockWeights, size: int, channels: int, states: int, rank: int, taps: int) -> None:
+    expected = (
+        *((size,), (size,), (2 * channels, size), (2 * channels,), (channels, 1, taps), (channels,)),
+        *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
+        *((size, channels), (size,)),
+    )
+    for name, tensor, shape in zip(w._fields, w, expected, strict=True):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def supports_scan_step(
+    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
+) -> bool:
+    return not any(t.is_complex() for t in (A, B, C, state)) and is_plain_call(u, d, A, B, C, state, D, z)
+
+
+def scan_step_numba(
+    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The step of real states with step sizes `d` `(B, D)` or `(B, 1)` as they enter the recurrence, in one dtype."""
+    u, d, A, B, C, state = (t.contiguous() for t in (u, d.expand_as(u), A, B, C, state))
+    D, z = (None if t is None else t.contiguous() for t in (D, z))
+    y, new = torch.empty_like(u), torch.empty_like(state)
+    for row in range(len(u)):
+        per_row = [_address(t) + row * t.stride(0) * t.element_size() for t in (u, d, B, C, state, new, y)]
+        x, step, b, c, before, after, out = per_row
+        gate = 0 if z is None else z[row].data_ptr()
+        _scan_step(
+            *(_ZERO[u.dtype], _LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, _address(D), gate),
+            *(before, after, out, *A.shape),
+        )
+    return y, new

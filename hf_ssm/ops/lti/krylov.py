@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.diagonal_kernel import multiply_into, split_length, to_rows
-from hf_ssm.ops.namespace import NAMESPACE
+from hf_ssm.ops.context import NAMESPACE, no_autocast
+from hf_ssm.ops.lti.exponential_sums import multiply_into, split_length, to_rows
 
 __all__ = ["Start", "bilinear_start", "dense_kernel", "dense_start", "krylov_products"]
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.discretize import bilinear, bilinear_dense, zoh, zoh_dense
-from hf_ssm.ops.lti_kernel import _check, _dplr_real, _real_dtype
+from hf_ssm.ops.lti.diagonal import check_system, working_dtype
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_real
 
 __all__ = ["Recurrence", "diagonal_recurrence", "dplr_recurrence"]
 
@@ -284,8 +285,8 @@ def diagonal_recurrence(
 
     Source: Gu et al. 2022 (S4D), eqs. (2) and (3); the form by blocks is ours.
     """
-    _check(1, discretization, dt, a=a, b=b, c=c)
-    dtype = _real_dtype(a, b, c)
+    check_system(1, discretization, dt, a=a, b=b, c=c)
+    dtype = working_dtype(a, b, c)
     a, b, c = (t.to(torch.complex128) for t in (a, b, c))
     a_bar, b_bar = (zoh if discretization == "zoh" else bilinear)(a, b, dt.to(torch.float64).unsqueeze(-1))
     c_real = torch.view_as_real((2 * c).conj().resolve_conj()).flatten(-2)
@@ -323,9 +324,9 @@ def dplr_recurrence(
 
     Source: Gu, Goel & Ré 2022 (S4), eq. (3); the form by blocks is ours.
     """
-    _check(1, discretization, dt, lam=lam, p=p, b=b, c=c)
-    dtype = _real_dtype(lam, p, b, c)
-    a, b_real, c_real = _dplr_real(*(t.to(torch.complex128) for t in (lam, p, b, c)))
+    check_system(1, discretization, dt, lam=lam, p=p, b=b, c=c)
+    dtype = working_dtype(lam, p, b, c)
+    a, b_real, c_real = dplr_real(*(t.to(torch.complex128) for t in (lam, p, b, c)))
     a_bar, b_bar = (zoh_dense if discretization == "zoh" else bilinear_dense)(a, b_real, dt.to(torch.float64))
     drift = (a_bar - torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).mT.to(dtype).contiguous()
     return _DenseRecurrence(a_bar, b_bar, c_real, _checked_skip(skip, dt), dtype, drift)
