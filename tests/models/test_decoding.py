@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-import hf_ssm.models.base.backbone as common
+import hf_ssm.models.selective.modeling_selective as modeling
 from hf_ssm.ops.backends import use_backend
 
 ELIGIBLE = {
@@ -47,14 +47,14 @@ def compiled_kernels() -> Iterator[None]:
 def stepped(monkeypatch) -> list[bool]:
     """Of each forward pass with a cache, whether the kernel served."""
     calls = []
-    original = common.step_of_blocks
+    original = modeling.step_of_blocks
 
     def spy(*arguments: Any) -> Any:
         found = original(*arguments)
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(common, "step_of_blocks", spy)
+    monkeypatch.setattr(modeling, "step_of_blocks", spy)
     return calls
 
 

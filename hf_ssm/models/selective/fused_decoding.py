@@ -94,7 +94,7 @@ def _find_step(blocks: nn.ModuleList, norm: nn.Module | None, constants: dict[st
         step, before, before_addresses, before_options = known
         if before_options == options and before_addresses == addresses and all(map(is_, before, tensors)):
             return step
-    shapes = {tuple(None if t is None else t.shape for t in w) for w in weights}
+    shapes = {(w.in_weight.shape, w.conv_weight.shape, w.dt_weight.shape, w.A.shape) for w in weights}
     if len(shapes) > 1 or any(other != options for other in others):
         return None
     if not all(t is None or _is_plain_parameter(t) for t in tensors):

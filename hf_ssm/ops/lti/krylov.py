@@ -1,13 +1,13 @@
-"""Powers of many small matrices between two vectors: the kernel of a DPLR or dense system, with its own backward.
+"""Powers of small matrices between two vectors: the kernel of a DPLR or dense system, with its own backward.
 
 Dimensions: `L` length, `D` channels, `N` states, `H = N // 2` stored conjugate pairs, `S` columns given, `M` columns,
 `R` rows, `R M >= L`.
 
-With `l = i M + j`, `C A^l B` is the product of the rows `C A^(iM)` and the columns `A^j B`. Columns are made by
-doubling, `(x, A^m x)` and `A^(2m) = A^m A^m`; rows too, until there are sixteen, and then eight at a time. What is dear
-is squaring, `O(N^3)`; the first four squarings of a diagonal-plus-low-rank matrix are saved by its structure. The
-backward goes the same way back through powers that it makes again. Channels are taken in blocks whose powers stay in
-the processor's cache.
+With `l = i M + j`, `C A^l B` is the product of the rows `C A^(iM)` and the columns `A^j B`. Columns are computed by
+doubling, `(x, A^m x)` and `A^(2m) = A^m A^m`; so are the first sixteen rows, and further rows eight at a time. The
+dominant cost is squaring, `O(N^3)`; the structure of a diagonal-plus-low-rank matrix saves the first four squarings.
+The backward reverses these steps with recomputed powers. Channels are processed in blocks whose powers fit the
+processor's cache.
 """
 
 from itertools import pairwise
@@ -15,22 +15,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_ssm.ops.context import NAMESPACE, no_autocast
-from hf_ssm.ops.lti.exponential_sums import multiply_into, split_length, to_rows
+from hf_ssm.ops.context import NAMESPACE, no_autocast, refuse_second_derivative
+from hf_ssm.ops.lti.exponential_sums import block_bytes, multiply_into, split_length, to_rows
 
 __all__ = ["Start", "bilinear_start", "dense_kernel", "dense_start", "krylov_products"]
 
-# Bytes of the powers and tables of a block of channels: a part of a processor's cache; elsewhere a part of the memory.
-_CPU_BLOCK, _BLOCK = 2**22, 2**28
-# Powers that make rows: sixteen rows by doubling, then eight at a time by the last power. More doublings would take
-# more squarings, and one costs as much as `N` rows; fewer rows at a time would be slow to multiply.
+# Number of powers for the rows: sixteen rows by doubling, then eight at a time by the last power. More doublings need
+# more squarings, each of which costs as much as `N` rows; fewer rows at a time are slow to multiply.
 _ROW_LEVELS = 4
-# Columns made by the structure of a diagonal-plus-low-rank matrix, a power of two.
-_START = 16
+# Columns computed by the structure of a diagonal-plus-low-rank matrix, a power of two.
+_START_COLUMNS = 16
 
 
 class Start(NamedTuple):
-    """What the powers and columns of `A` are made from: `A^S = diag(δ) + outer^T inner` and `S` columns.
+    """`A^S = diag(δ) + outer^T inner` and `S` columns, from which the powers and columns of `A` are computed.
 
     In real coordinates `(Re x, Im x)`, double precision.
     """
@@ -42,7 +40,7 @@ class Start(NamedTuple):
 
 
 def dense_start(a_bar: torch.Tensor, b_bar: torch.Tensor) -> Start:
-    """The start of any real matrices `(D, N, N)`, N even, and vectors `(D, N)`, float64: one column."""
+    """The start for any real matrices `(D, N, N)`, N even, and vectors `(D, N)`, float64: one column."""
     channels, states = b_bar.shape
     delta = torch.zeros(channels, states // 2, dtype=torch.complex128, device=b_bar.device)
     identity = torch.eye(states, dtype=b_bar.dtype, device=b_bar.device).expand(channels, states, states)
@@ -50,7 +48,7 @@ def dense_start(a_bar: torch.Tensor, b_bar: torch.Tensor) -> Start:
 
 
 def bilinear_start(lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torch.Tensor, length: int) -> Start:
-    """The start of `A = diag(λ) - p p^*` discretised by the bilinear rule, in `O(N)` operations for a column.
+    """The start for `A = diag(λ) - p p^*` discretised by the bilinear rule, in `O(N)` operations per column.
 
     By the Woodbury identity `A_bar x = δ x - g q Re Σ r x` on the stored half, with `d = 1 - λ dt / 2`,
     `δ = (1 + λ dt / 2) / d`, `q = p / d`, `r = p^* / d` and `g = 2 dt / (1 + dt Re Σ r p)`, so that
@@ -61,32 +59,33 @@ def bilinear_start(lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torc
         p: Low-rank factor `(D, H)`, complex128.
         b: Input weights `(D, H)`, complex128.
         dt: Step sizes `(D,)`, float64.
-        length: Number of taps `L` that is meant: a short kernel takes a short start.
+        length: Number of taps `L` of the kernel: a short kernel needs a short start.
 
     Returns:
         A `Start` with up to 16 columns.
 
-    Source: Gu, Goel & Ré 2022 (S4), Appendix C.2, for the discrete matrix; the use of it is ours.
+    Source: Gu, Goel & Ré 2022 (S4), Appendix C.2, for the discrete matrix; its use is original.
     """
     step = dt.unsqueeze(-1)
     inverse = 1 / (1 - step / 2 * lam)
     delta, r = (1 + step / 2 * lam) * inverse, inverse * p.conj()
-    # g q from here on.
+    # From here on g q.
     q = 2 * step / (1 + step * (r * p).real.sum(-1, keepdim=True)) * inverse * p
     column = step * inverse * b - step / 2 * q * (r * b).real.sum(-1, keepdim=True)
-    # Rows r A_bar^k and columns, which take their steps together.
+    # Rows r A_bar^k and columns, advanced together.
     vectors, ahead, behind = torch.stack([r, column]), torch.stack([q, r]), torch.stack([r, q])
     made, power, outers = [vectors], delta, [-q]
-    for _ in range(min(_START, split_length(length)[1]) - 1):
+    for _ in range(min(_START_COLUMNS, split_length(length)[1]) - 1):
         vectors = delta * vectors - behind * (ahead * vectors).real.sum(-1, keepdim=True)
         made.append(vectors)
         power = delta * power
         outers.append(delta * outers[-1])
     rows, columns = torch.stack(made, dim=2).unbind()
-    return Start(power, _real(torch.stack(outers[::-1], dim=1)), _real(rows.conj()), _real(columns))
+    outer = torch.stack(outers[::-1], dim=1)
+    return Start(power, *(_real_coordinates(part) for part in (outer, rows.conj(), columns)))
 
 
-def _real(z: torch.Tensor) -> torch.Tensor:
+def _real_coordinates(z: torch.Tensor) -> torch.Tensor:
     """Complex `(..., H)` -> `(..., N)` in real coordinates."""
     return torch.cat([z.real, z.imag], dim=-1)
 
@@ -94,9 +93,8 @@ def _real(z: torch.Tensor) -> torch.Tensor:
 def krylov_products(start: Start, c: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
     """`k[l] = C A^l B` for `l < length`.
 
-    Powers and tables are made in float64 (a float32 power would be wrong in its 4th digit at `l = 10^4`) and rounded
-    once to the working precision, for the product of rows and columns and for the backward. Can be differentiated
-    once.
+    Powers and tables are computed in float64 (float32 powers lose all but three digits at `l = 10^4`) and rounded once
+    to the working precision, for the product of rows and columns and for the backward. Differentiable once.
 
     Args:
         start: Of `A` and `B`.
@@ -115,31 +113,30 @@ def dense_kernel(a_bar: torch.Tensor, b_bar: torch.Tensor, c: torch.Tensor, leng
     return krylov_products(dense_start(a_bar, b_bar), c, length, torch.float64)
 
 
-class _Tables(NamedTuple):
-    powers: list[torch.Tensor]  # A^(S 2^k), each (D, N, N); the first `levels` make columns, the others rows
+class _KrylovTables(NamedTuple):
+    powers: list[torch.Tensor]  # A^(S 2^k), each (D, N, N); the first `levels` for columns, the others for rows
     levels: int
     rows: torch.Tensor  # C A^(iM), (D, R, N)
     columns: torch.Tensor  # A^j B, (D, M, N)
 
 
-def _split(length: int, first: int) -> tuple[int, int, int, int]:
-    """Rows, columns, and how many powers make the columns and the rows."""
+def _split_krylov(length: int, first: int) -> tuple[int, int, int, int]:
+    """Rows, columns, and the numbers of powers for the columns and for the rows."""
     rows, columns = split_length(length)
     return rows, columns, (columns // first).bit_length() - 1, min(_ROW_LEVELS, (rows - 1).bit_length())
 
 
-def _blocks(start: Start, length: int) -> tuple[list[slice], torch.Tensor]:
-    """Channels to take at a time, and room for their powers: fresh memory for each block would cost as much again."""
+def _dense_channel_blocks(start: Start, length: int) -> tuple[list[slice], torch.Tensor]:
+    """Slices of channels, and memory for their powers: new memory for each block would double the cost."""
     channels, first, states = start.columns.shape
-    rows, columns, levels, row_levels = _split(length, first)
+    rows, columns, levels, row_levels = _split_krylov(length, first)
     numbers = states * (rows + columns + states * (levels + row_levels + 1))
-    budget = _CPU_BLOCK if start.columns.device.type == "cpu" else _BLOCK
-    size = max(1, budget // max(1, numbers * start.columns.element_size()))
+    size = max(1, block_bytes(start.columns.device) // max(1, numbers * start.columns.element_size()))
     room = start.columns.new_empty(max(1, levels + row_levels), min(size, channels), states, states)
     return [slice(begin, begin + size) for begin in range(0, channels, size)], room
 
 
-def _taken(start: Start, block: slice) -> Start:
+def _start_of_channels(start: Start, block: slice) -> Start:
     return Start(*(t[block] for t in start))
 
 
@@ -147,13 +144,13 @@ def _extend(first: torch.Tensor, powers: list[torch.Tensor], count: int) -> torc
     """Rows `(D, S, N)` times `1, P, P^2, ...`: `(D, count, N)`, `powers` being `P, P^2, P^4, ...`."""
     table = first.new_empty(first.shape[0], count, first.shape[2])
     table[:, : first.shape[1]] = first
-    for source, target, size, power in _steps(first.shape[1], powers, count):
+    for source, target, size, power in _extension_steps(first.shape[1], powers, count):
         table[:, target : target + size] = table[:, source : source + size] @ power
     return table
 
 
-def _steps(first: int, powers: list[torch.Tensor], count: int) -> list[tuple[int, int, int, torch.Tensor]]:
-    """From which row to which, how many, times what: doubling, and then with the last power again and again."""
+def _extension_steps(first: int, powers: list[torch.Tensor], count: int) -> list[tuple[int, int, int, torch.Tensor]]:
+    """Source row, target row, number of rows and power of each step: doubling, then repeatedly the last power."""
     steps = []
     filled = first
     for power in powers:
@@ -169,9 +166,9 @@ def _steps(first: int, powers: list[torch.Tensor], count: int) -> list[tuple[int
 def _unextend(
     table: torch.Tensor, grad: torch.Tensor, first: int, powers: list[torch.Tensor], with_powers: bool
 ) -> list[torch.Tensor]:
-    """The backward of `_extend`: gradients of the powers; that of the first rows is left in `grad`."""
+    """The backward of `_extend`: gradients of the powers; `grad` becomes the gradient of the first rows."""
     count = table.shape[1]
-    for source, target, size, power in reversed(_steps(first, powers, count)):
+    for source, target, size, power in reversed(_extension_steps(first, powers, count)):
         grad[:, source : source + size] += grad[:, target : target + size] @ power.mT
     if not with_powers:
         return []
@@ -183,18 +180,18 @@ def _unextend(
     return gradients
 
 
-def _tables(start: Start, c: torch.Tensor, length: int, room: torch.Tensor) -> _Tables:
-    rows, columns, levels, row_levels = _split(length, start.columns.shape[1])
+def _krylov_tables(start: Start, c: torch.Tensor, length: int, room: torch.Tensor) -> _KrylovTables:
+    rows, columns, levels, row_levels = _split_krylov(length, start.columns.shape[1])
     powers = list(room[:, : c.shape[0]].unbind())
     power = torch.bmm(start.outer.mT, start.inner, out=powers[0])
     half = power.shape[-1] // 2
-    # The product with complex numbers as a matrix of real coordinates.
+    # Multiplication by complex numbers as a matrix in real coordinates.
     power.diagonal(0, -2, -1).add_(start.delta.real.repeat(1, 2))
     power.diagonal(half, -2, -1).sub_(start.delta.imag)
     power.diagonal(-half, -2, -1).add_(start.delta.imag)
     for root, square in pairwise(powers):
         torch.bmm(root, root, out=square)
-    return _Tables(
+    return _KrylovTables(
         powers,
         levels,
         _extend(c.unsqueeze(1), powers[levels : levels + row_levels], rows),
@@ -203,7 +200,7 @@ def _tables(start: Start, c: torch.Tensor, length: int, room: torch.Tensor) -> _
 
 
 def _unsquare(powers: list[torch.Tensor], gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The gradient of the first power, from those of all that came of it by squaring."""
+    """The gradient of the first power, from the gradients of its repeated squares."""
     if not gradients:
         return torch.zeros_like(powers[0])
     total = gradients[-1]
@@ -222,17 +219,18 @@ def _krylov_products(
     length: int,
     double: bool,
 ) -> torch.Tensor:
-    start, kernel = Start(delta, outer, inner, columns), _empty_kernel(delta, outer, inner, columns, c, length, double)
+    start = Start(delta, outer, inner, columns)
+    kernel = _empty_krylov_kernel(*start, c, length, double)
     with no_autocast(c.device):
-        blocks, room = _blocks(start, length)
+        blocks, room = _dense_channel_blocks(start, length)
         for block in blocks:
-            tables = _tables(_taken(start, block), c[block], length, room)
+            tables = _krylov_tables(_start_of_channels(start, block), c[block], length, room)
             multiply_into(kernel[block], tables.rows.to(kernel.dtype), tables.columns.to(kernel.dtype))
     return kernel
 
 
 @_krylov_products.register_fake
-def _empty_kernel(
+def _empty_krylov_kernel(
     delta: torch.Tensor,
     outer: torch.Tensor,
     inner: torch.Tensor,
@@ -245,7 +243,7 @@ def _empty_kernel(
 
 
 @torch.library.custom_op(f"{NAMESPACE}::krylov_products_backward", mutates_args=())
-def _backward(
+def _krylov_products_backward(
     grad: torch.Tensor,
     delta: torch.Tensor,
     outer: torch.Tensor,
@@ -254,13 +252,13 @@ def _backward(
     c: torch.Tensor,
     wanted: list[bool],
 ) -> list[torch.Tensor]:
-    """Gradients of the tensors of a start and of `c`; empty where none is wanted."""
+    """Gradients of the tensors of a start and of `c`; empty where not wanted."""
     start, length = Start(delta, outer, inner, columns), grad.shape[1]
-    gradients = _empty_gradients(grad, delta, outer, inner, columns, c, wanted)
+    gradients = _empty_krylov_gradients(grad, delta, outer, inner, columns, c, wanted)
     with no_autocast(grad.device):
-        blocks, room = _blocks(start, length)
+        blocks, room = _dense_channel_blocks(start, length)
         for block in blocks:
-            values = _block_backward(grad[block], _taken(start, block), c[block], room, wanted)
+            values = _block_backward(grad[block], _start_of_channels(start, block), c[block], room, wanted)
             for gradient, value, want in zip(gradients, values, wanted, strict=True):
                 if want:
                     gradient[block] = value
@@ -271,8 +269,8 @@ def _block_backward(
     grad: torch.Tensor, start: Start, c: torch.Tensor, room: torch.Tensor, wanted: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     length, first, with_power = grad.shape[1], start.columns.shape[1], any(wanted[:3])
-    rows, columns, levels, row_levels = _split(length, first)
-    tables = _tables(start, c, length, room)
+    rows, columns, levels, row_levels = _split_krylov(length, first)
+    tables = _krylov_tables(start, c, length, room)
     powers = [p.to(grad.dtype) for p in tables.powers]
     row_table, column_table = tables.rows.to(grad.dtype), tables.columns.to(grad.dtype)
     taps = to_rows(grad, rows, columns)
@@ -290,8 +288,8 @@ def _block_backward(
     return torch.complex(real, imag), grad_outer, grad_inner, grad_columns[:, :first], grad_rows[:, 0]
 
 
-@_backward.register_fake
-def _empty_gradients(
+@_krylov_products_backward.register_fake
+def _empty_krylov_gradients(
     grad: torch.Tensor,
     delta: torch.Tensor,
     outer: torch.Tensor,
@@ -304,22 +302,15 @@ def _empty_gradients(
     return [t.new_empty(t.shape if want else (0,)) for t, want in zip(tensors, wanted, strict=True)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save_krylov(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(*inputs[:5])
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _differentiate_krylov(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:5])
-    gradients = _backward(grad, *ctx.saved_tensors, wanted)
+    gradients = _krylov_products_backward(grad, *ctx.saved_tensors, wanted)
     return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "dplr_kernel can be differentiated once only (once_differentiable); for second derivatives use "
-        "dplr_kernel_reference"
-    )
-
-
-_krylov_products.register_autograd(_differentiate, setup_context=_keep)
-_backward.register_autograd(_refuse)
+_krylov_products.register_autograd(_differentiate_krylov, setup_context=_save_krylov)
+refuse_second_derivative(_krylov_products_backward, "dplr_kernel", "dplr_kernel_reference")

@@ -1,10 +1,10 @@
-"""Recurrences of linear time-invariant state space models, by steps and by blocks, from any state on.
+"""Recurrences of linear time-invariant state space models, by steps and by blocks, from any state.
 
 Dimensions: `B` batch, `L` length, `D` channels, `N` real states, `H = N // 2` stored conjugate pairs, `M` length of a
 block, `K` blocks.
 
-Everything follows `x[t] = A_bar x[t-1] + B_bar u[t]`, `y[t] = C x[t] + skip u[t]`: a state has the input at its own
-position in it, and the kernel is `C A_bar^l B_bar`, as in `lti_kernel`.
+The model is `x[t] = A_bar x[t-1] + B_bar u[t]`, `y[t] = C x[t] + skip u[t]`: a state includes the input at its own
+position, and the kernel is `C A_bar^l B_bar`, as in `diagonal.py` and `dplr.py`.
 """
 
 from dataclasses import dataclass, fields
@@ -20,14 +20,14 @@ from hf_ssm.ops.lti.dplr import dplr_real
 
 __all__ = ["Recurrence", "diagonal_recurrence", "dplr_recurrence"]
 
-# Length of a block, a power of two. The work within blocks grows with it, the number of steps between them shrinks.
-_BLOCK = 64
+# Length of a block, a power of two. Longer blocks cost more within blocks and need fewer steps between them.
+_BLOCK_LENGTH = 64
 
 
-class _Tables(NamedTuple):
-    """What takes the inputs of a block and the state before it to its outputs and the state at its end.
+class _BlockTables(NamedTuple):
+    """Matrices that map the inputs of a block and the state before it to its outputs and the state at its end.
 
-    States are real here, `(Re x, Im x)` in turn for a diagonal model. In the precision of the parameters.
+    In the precision of the parameters. States are real, with alternating `(Re x, Im x)` for a diagonal model.
     """
 
     local: torch.Tensor  # (D, M, M), inputs to outputs
@@ -38,19 +38,19 @@ class _Tables(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
-    """A discrete model with its constants; `diagonal_recurrence` and `dplr_recurrence` make it.
+    """A discrete model with its constants; created by `diagonal_recurrence` and `dplr_recurrence`.
 
-    Constants and states are in double precision: with a small step size, the rounding of thousands of small changes to
-    a state would be seen. Blocks are computed in the precision of the parameters. Gradients flow to the inputs, the
-    state and all that the recurrence was made of.
+    Constants and states are in double precision: with a small step size, the rounding errors of thousands of small
+    changes of a state accumulate. Blocks are computed in the precision of the parameters. Gradients flow to the inputs,
+    the state and the parameters.
 
     States are `(B, D, H)` complex for a diagonal model and `(B, D, N)` real for a DPLR model; zero before the first
-    input. A copy or a pickle of a recurrence holds values, without the graph of their gradients.
+    input. A copy or a pickle of a recurrence holds values without their autograd graph.
 
     Attributes:
         a_bar: `A_bar`, `(D, H)` complex or `(D, N, N)` real.
         b_bar: `B_bar`, `(D, H)` complex or `(D, N)` real.
-        c: `C` as it meets real states, `(D, N)`.
+        c: `C` for real states, `(D, N)`.
         skip: `(D,)`, or `None` for no feed-through.
         dtype: The precision of the parameters, float32 or float64.
     """
@@ -85,7 +85,7 @@ class Recurrence:
         return (y if self.skip is None else torch.addcmul(y, self.skip, inputs)).to(u.dtype), state
 
     def scan(self, u: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """A piece of a sequence: by blocks of 64 positions, and by steps what is less than a block.
+        """A chunk of a sequence: by blocks of 64 positions, and by steps for the remainder.
 
         Args:
             u: Inputs `(B, L, D)`.
@@ -95,7 +95,7 @@ class Recurrence:
             The outputs `(B, L, D)` in the dtype of `u`, and the state after the last input.
 
         Raises:
-            ValueError: Shapes do not fit, or the piece is empty.
+            ValueError: Shapes do not fit, or the chunk is empty.
         """
         inputs, single, state = self._aligned(u, state)
         outputs = []
@@ -108,7 +108,7 @@ class Recurrence:
         return torch.cat(outputs, dim=1)[:, -u.shape[1] :].to(u.dtype), state
 
     def advance(self, u: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
-        """The state after a piece, as `scan` gives it, without the outputs; same arguments and errors."""
+        """The state after a chunk, as of `scan`, without the outputs; same arguments and errors."""
         inputs, single, state = self._aligned(u, state)
         for t in range(single):
             state = self._update(inputs[:, t].to(torch.float64).unsqueeze(-1), state)
@@ -118,23 +118,23 @@ class Recurrence:
         return state
 
     def _aligned(self, u: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, int, torch.Tensor]:
-        """Inputs in the working precision, how many of them come in front of whole blocks, and the state."""
+        """Inputs in the working precision, the number of them before whole blocks, and the state."""
         self._check_shapes(u, 3, state)
         inputs, length = u.to(self.dtype), u.shape[1]
-        if state is None and length >= _BLOCK:
-            # Zeros in front leave the zero state at zero.
-            return F.pad(inputs, (0, 0, -length % _BLOCK, 0)), 0, self.initial_state(u.shape[0])
-        return inputs, length % _BLOCK, self.initial_state(u.shape[0]) if state is None else state
+        if state is None and length >= _BLOCK_LENGTH:
+            # Leading zeros do not change the zero state.
+            return F.pad(inputs, (0, 0, -length % _BLOCK_LENGTH, 0)), 0, self.initial_state(u.shape[0])
+        return inputs, length % _BLOCK_LENGTH, self.initial_state(u.shape[0]) if state is None else state
 
     @staticmethod
     def _to_blocks(u: torch.Tensor) -> torch.Tensor:
         """`(B, K M, D)` -> `(D, B K, M)`."""
-        return u.permute(2, 0, 1).unflatten(-1, (-1, _BLOCK)).flatten(1, 2)
+        return u.permute(2, 0, 1).unflatten(-1, (-1, _BLOCK_LENGTH)).flatten(1, 2)
 
     def _carry_over(
-        self, blocks: torch.Tensor, state: torch.Tensor, tables: _Tables
+        self, blocks: torch.Tensor, state: torch.Tensor, tables: _BlockTables
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The states before each block, and the last one."""
+        """The states before each block, and the last state."""
         arriving = self._from_real(blocks @ tables.inward).unflatten(1, (state.shape[0], -1)).unbind(2)
         x = state.transpose(0, 1)
         before = []
@@ -144,7 +144,7 @@ class Recurrence:
         return before, x.transpose(0, 1).to(self.b_bar.dtype).contiguous()
 
     def _scan_blocks(self, u: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`scan` where the length is `K M`."""
+        """`scan` for a length of `K M`."""
         tables, blocks = self._tables(), self._to_blocks(u)
         before, state = self._carry_over(blocks, state, tables)
         y = torch.baddbmm(blocks @ tables.local, torch.stack(before, dim=2).flatten(1, 2), tables.outward)
@@ -158,18 +158,18 @@ class Recurrence:
         if state is not None and state.shape != (u.shape[0], *self.b_bar.shape):
             raise ValueError(
                 f"state must have shape {(u.shape[0], *self.b_bar.shape)} for this model and u, got "
-                f"{tuple(state.shape)}; begin with initial_state"
+                f"{tuple(state.shape)}; start with initial_state"
             )
 
-    def _tables(self) -> _Tables:
-        # Tables that are part of a graph serve one backward pass, so they are not kept.
+    def _tables(self) -> _BlockTables:
+        # Tables that are part of an autograd graph can be used for one backward pass only.
         constants = (self.a_bar, self.b_bar, self.c, self.skip)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in constants):
             return self._make_tables()
         return self._kept_tables
 
     @cached_property
-    def _kept_tables(self) -> _Tables:
+    def _kept_tables(self) -> _BlockTables:
         with torch.no_grad():
             return self._make_tables()
 
@@ -177,14 +177,14 @@ class Recurrence:
         """The Toeplitz matrix of the first `M` taps `(D, M)` and the skip, `[j, i]` from input j to output i."""
         if self.skip is not None:
             kernel = torch.cat([kernel[:, :1] + self.skip.unsqueeze(-1), kernel[:, 1:]], dim=-1)
-        return F.pad(kernel, (_BLOCK - 1, 0)).unfold(-1, _BLOCK, 1).flip(1).to(self.dtype)
+        return F.pad(kernel, (_BLOCK_LENGTH - 1, 0)).unfold(-1, _BLOCK_LENGTH, 1).flip(1).to(self.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only leaves of a graph can be copied; tables are made again.
+        # Only leaves of an autograd graph can be copied; tables are recomputed.
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
 
-    # What the two forms of `A_bar` differ in.
+    # Where the two forms of `A_bar` differ.
 
     def _update(self, u: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """The state after the input `(B, D, 1)`."""
@@ -194,7 +194,7 @@ class Recurrence:
         """The state, `(D, B, ...)`, at the end of a block."""
         raise NotImplementedError
 
-    def _make_tables(self) -> _Tables:
+    def _make_tables(self) -> _BlockTables:
         raise NotImplementedError
 
     @staticmethod
@@ -213,17 +213,17 @@ class _DiagonalRecurrence(Recurrence):
     def _carry(self, arrived: torch.Tensor, state: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(arrived, carry.unsqueeze(1), state)
 
-    def _make_tables(self) -> _Tables:
+    def _make_tables(self) -> _BlockTables:
         a_bar, b_bar = self.a_bar.unsqueeze(1), self.b_bar.unsqueeze(1)
         c = self._from_real(self.c).conj().unsqueeze(1)
         powers, power = torch.ones_like(a_bar), a_bar
-        while powers.shape[1] < _BLOCK:
+        while powers.shape[1] < _BLOCK_LENGTH:
             powers = torch.cat([powers, power * powers], dim=1)
             power = power * power
         kernel = (c * b_bar * powers).sum(-1).real
         inward = self._to_real(b_bar * powers.flip(1)).to(self.dtype)
         outward = self._to_real((c * a_bar * powers).conj().resolve_conj()).to(self.dtype).mT
-        return _Tables(self._local(kernel), inward, outward, power.squeeze(1))
+        return _BlockTables(self._local(kernel), inward, outward, power.squeeze(1))
 
     @staticmethod
     def _to_real(state: torch.Tensor) -> torch.Tensor:
@@ -236,7 +236,7 @@ class _DiagonalRecurrence(Recurrence):
 
 @dataclass(frozen=True, eq=False)
 class _DenseRecurrence(Recurrence):
-    """With `drift`, `A_bar - I` transposed, in the precision of the parameters: half the memory to read in a step."""
+    """With `drift`, `A_bar - I` transposed, in the precision of the parameters, which halves the memory traffic."""
 
     drift: torch.Tensor
 
@@ -247,15 +247,15 @@ class _DenseRecurrence(Recurrence):
     def _carry(self, arrived: torch.Tensor, state: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
         return torch.baddbmm(arrived, state.to(self.dtype), carry)
 
-    def _make_tables(self) -> _Tables:
+    def _make_tables(self) -> _BlockTables:
         power, right, left = self.a_bar, self.b_bar.unsqueeze(-1), self.c.unsqueeze(-2)
-        while right.shape[-1] < _BLOCK:
+        while right.shape[-1] < _BLOCK_LENGTH:
             right = torch.cat([right, power @ right], dim=-1)
             left = torch.cat([left, left @ power], dim=-2)
             power = power @ power
         kernel = (left @ self.b_bar.unsqueeze(-1)).squeeze(-1)
         inward, outward = right.flip(-1).mT.to(self.dtype), (left @ self.a_bar).mT.to(self.dtype)
-        return _Tables(self._local(kernel), inward, outward, power.mT.to(self.dtype))
+        return _BlockTables(self._local(kernel), inward, outward, power.mT.to(self.dtype))
 
 
 def diagonal_recurrence(
@@ -283,7 +283,7 @@ def diagonal_recurrence(
     Raises:
         ValueError: Shapes or types do not fit, or unknown discretization.
 
-    Source: Gu et al. 2022 (S4D), eqs. (2) and (3); the form by blocks is ours.
+    Source: Gu et al. 2022 (S4D), eqs. (2) and (3); the blocks are original.
     """
     check_system(1, discretization, dt, a=a, b=b, c=c)
     dtype = working_dtype(a, b, c)
@@ -304,7 +304,7 @@ def dplr_recurrence(
 ) -> Recurrence:
     """The recurrence whose impulse response is `dplr_kernel`, with a feed-through.
 
-    A step takes a dense product of size `N` per channel.
+    A step costs a dense matrix-vector product of size `N` per channel.
 
     Args:
         lam: Diagonal part `(D, H)`, complex, real part negative.
@@ -322,7 +322,7 @@ def dplr_recurrence(
     Raises:
         ValueError: Shapes or types do not fit, or unknown discretization.
 
-    Source: Gu, Goel & Ré 2022 (S4), eq. (3); the form by blocks is ours.
+    Source: Gu, Goel & Ré 2022 (S4), eq. (3); the blocks are original.
     """
     check_system(1, discretization, dt, lam=lam, p=p, b=b, c=c)
     dtype = working_dtype(lam, p, b, c)

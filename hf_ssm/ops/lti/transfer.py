@@ -1,12 +1,11 @@
-"""How linear systems answer to frequencies: the paper's real transfer function, and the discrete kernels' responses.
+"""Frequency responses of discrete kernels and of Sobolev filters, and the real transfer function of Yu et al.
 
-Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` where pairs are completed),
+Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` with conjugates),
 `L` taps.
 
-The response of a kernel is `H(ω) = Σ_l k_l e^{-iωl}`, ω in radians per sample; with the unit delay `z = e^{-iω}`. The
-continuous transfer functions are `diagonal_transfer` and `dplr_transfer` in `lti_kernel`. Frequencies `(S,)` are shared
-by all channels, `(D, S)` are each channel's own. Everything here is computed and returned in float64 and complex128,
-and can be differentiated.
+The response of a kernel is `H(ω) = Σ_l k_l e^{-iωl}` with ω in radians per sample; `z = e^{-iω}` is the unit delay.
+The continuous transfer functions are `diagonal_transfer` and `dplr_transfer`. Frequencies `(S,)` are shared by all
+channels, `(D, S)` are per channel. All results are float64 or complex128 and differentiable.
 """
 
 import math
@@ -18,8 +17,8 @@ from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
 from hf_ssm.ops.lti.krylov import dense_kernel
 from hf_ssm.ops.sobolev import FREQUENCIES
 
-# Bytes of temporary tables and matrices at a time.
-_MEMORY = 2**27
+# Size limit of temporary tables and matrices.
+_TEMPORARY_BYTES = 2**27
 
 
 def conjugate_poles(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +73,8 @@ def frequency_grid(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float64) * (math.pi / (count - 1))
 
 
-def _is_grid(omega: torch.Tensor) -> bool:
+def _is_frequency_grid(omega: torch.Tensor) -> bool:
+    # Reads values back, as the algorithm depends on them.
     count = omega.shape[-1]
     return omega.dim() == 1 and count > 1 and torch.equal(omega, frequency_grid(count).to(omega))
 
@@ -85,11 +85,11 @@ def _delay(omega: torch.Tensor) -> torch.Tensor:
     return torch.complex(torch.zeros_like(omega), -omega)
 
 
-def _double(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def _in_double_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in tensors]
 
 
-def _paired(numerator: torch.Tensor, stored: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+def _sum_over_pairs(numerator: torch.Tensor, stored: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
     """`Σ_n numerator / stored + conj(numerator) / mirrored`, over the last axis: `(D, H)`, `(D, S, H)` -> `(D, S)`."""
     numerator = numerator.unsqueeze(1)
     return (numerator / stored + numerator.conj() / mirrored).sum(-1)
@@ -100,8 +100,8 @@ def _bilinear_denominators(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`(1 - z) / dt - a (1 + z) / 2`, the same with conj(a), both `(D, S, H)`, and `(1 + z) / 2`, `(S,)` or `(D, S)`.
 
-    The generating function is `c / (1 - a_bar z) b_bar = c b / ((1 - z) / dt - a (1 + z) / 2)`, finite also at Nyquist,
-    where `s = (2 / dt) (1 - z) / (1 + z)` is not.
+    The generating function is `c / (1 - a_bar z) b_bar = c b / ((1 - z) / dt - a (1 + z) / 2)`, which is finite at
+    Nyquist, unlike `s = (2 / dt) (1 - z) / (1 + z)`.
     """
     delay = _delay(omega)
     mean = (1 + torch.exp(delay)) / 2
@@ -121,7 +121,7 @@ def diagonal_response(
     """Response of the kernel of a diagonal system, `Σ_n c b_bar / (1 - a_bar z) + conj(c b_bar) / (1 - conj(a_bar) z)`.
 
     With the bilinear rule it is `2 / (1 + z)` times the continuous transfer function at `s = (2 / dt) (1 - z) /
-    (1 + z)` (S4's kernel has no feed-through, which the bilinear rule proper would give it).
+    (1 + z)` (S4's kernel omits the feed-through of the bilinear rule).
 
     Args:
         omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
@@ -138,13 +138,13 @@ def diagonal_response(
         ValueError: Unknown discretization.
     """
     check_discretization(discretization)
-    a, b, c, dt = _double(a, b, c, dt)
+    a, b, c, dt = _in_double_precision(a, b, c, dt)
     if discretization == "bilinear":
         stored, mirrored, _ = _bilinear_denominators(omega, a, dt)
-        return _paired(c * b, stored, mirrored)
+        return _sum_over_pairs(c * b, stored, mirrored)
     a_bar, b_bar = zoh(a, b, dt.unsqueeze(-1))
     a_bar, z = a_bar.unsqueeze(1), torch.exp(_delay(omega)).unsqueeze(-1)
-    return _paired(c * b_bar, 1 - a_bar * z, 1 - a_bar.conj() * z)
+    return _sum_over_pairs(c * b_bar, 1 - a_bar * z, 1 - a_bar.conj() * z)
 
 
 def dplr_response(
@@ -158,9 +158,9 @@ def dplr_response(
 ) -> torch.Tensor:
     """Response of the kernel of a DPLR system, `C (I - A_bar z)^{-1} B_bar` with `A = diag(λ) - p p^*`.
 
-    The bilinear rule keeps the low rank, and costs `O(S H)` by the Woodbury identity. The exponential of a DPLR matrix
-    is dense, so that with the zero-order hold each frequency costs the solution of a dense system, but for the whole of
-    `frequency_grid(S)` a kernel of `2 (S - 1)` taps does.
+    The bilinear rule preserves the low rank, and costs `O(S H)` by the Woodbury identity. The exponential of a DPLR
+    matrix is dense, so that with the zero-order hold each frequency costs a dense solve; for `frequency_grid(S)`, a
+    kernel of `2 (S - 1)` taps is computed instead.
 
     Args:
         omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
@@ -180,14 +180,14 @@ def dplr_response(
     Source: Gu, Goel & Ré 2022 (S4), Appendix C.3, for the bilinear rule.
     """
     check_discretization(discretization)
-    lam, p, b, c, dt = _double(lam, p, b, c, dt)
+    lam, p, b, c, dt = _in_double_precision(lam, p, b, c, dt)
     if discretization == "zoh":
-        if _is_grid(omega):
+        if _is_frequency_grid(omega):
             return _dense_response_on_grid(omega.shape[0], *dplr_real(lam, p, b, c), dt)
         return _dense_response(omega, *dplr_dense(lam, p, b, c), dt)
     stored, mirrored, mean = _bilinear_denominators(omega, lam, dt)
-    g_cb, g_cp = _paired(c * b, stored, mirrored), _paired(c * p, stored, mirrored)
-    g_pb, g_pp = _paired(p.conj() * b, stored, mirrored), _paired(p.conj() * p, stored, mirrored)
+    g_cb, g_cp = _sum_over_pairs(c * b, stored, mirrored), _sum_over_pairs(c * p, stored, mirrored)
+    g_pb, g_pp = _sum_over_pairs(p.conj() * b, stored, mirrored), _sum_over_pairs(p.conj() * p, stored, mirrored)
     return g_cb - mean * g_cp * g_pb / (1 + mean * g_pp)
 
 
@@ -199,7 +199,7 @@ def _dense_response(
     size = a.shape[-1]
     identity = torch.eye(size, dtype=a.dtype, device=a.device)
     delays = torch.exp(_delay(omega)).expand(len(a), -1)
-    at_once = max(1, _MEMORY // (16 * size**2))
+    at_once = max(1, _TEMPORARY_BYTES // (16 * size**2))
     rows = []
     for channel, delay in enumerate(delays):
         values = []
@@ -216,7 +216,7 @@ def _dense_response_on_grid(
 ) -> torch.Tensor:
     """The same for real matrices on `frequency_grid(count)`, by a kernel and an FFT.
 
-    Where `z^n = 1`, taps that are n apart count alike: `C A_bar^l (I + A_bar^n + A_bar^2n + ...) B_bar` of n lags.
+    Since `z^n = 1`, taps at a distance of n have the same weight: `C A_bar^l (I + A_bar^n + A_bar^2n + ...) B_bar`.
     """
     a_bar, b_bar = zoh_dense(a, b, dt)
     period = 2 * (count - 1)
@@ -227,10 +227,10 @@ def _dense_response_on_grid(
 
 
 def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
-    """Response of any kernel of finitely many taps: by FFT on `frequency_grid(S)`, elsewhere by the sum itself.
+    """Response of a kernel of finitely many taps: by FFT on `frequency_grid(S)`, elsewhere by direct summation.
 
-    On the grid, whose delays are roots of unity of order `n = 2 (S - 1)`, taps that are n apart count alike and are
-    added first, so that the result is exact for any number of taps.
+    On the grid, whose delays are roots of unity of order `n = 2 (S - 1)`, taps at a distance of n have the same weight
+    and are added first, so that the result is exact for any number of taps.
 
     Args:
         omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
@@ -240,7 +240,7 @@ def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
         `(D, S)`, complex128.
     """
     count = omega.shape[-1]
-    if _is_grid(omega):
+    if _is_frequency_grid(omega):
         period = 2 * (count - 1)
         padded = torch.nn.functional.pad(taps.to(torch.float64), (0, -taps.shape[-1] % period))
         return torch.fft.rfft(padded.unflatten(-1, (-1, period)).sum(-2))
@@ -248,10 +248,10 @@ def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
 
 
 def taps_response_reference(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
-    """`taps_response` by the sum itself, `O(L S)` for each channel; same arguments."""
+    """`taps_response` by direct summation, `O(L S)` per channel; same arguments."""
     taps = taps.to(torch.complex128)
     lags = torch.arange(taps.shape[-1], dtype=torch.float64, device=taps.device)
-    at_once = max(1, _MEMORY // (16 * taps.numel()))
+    at_once = max(1, _TEMPORARY_BYTES // (16 * taps.numel()))
     parts = []
     for part in omega.to(torch.float64).split(at_once, dim=-1):
         waves = torch.exp(_delay(part).unsqueeze(-1) * lags)
@@ -269,15 +269,15 @@ def sobolev_response(
 ) -> torch.Tensor:
     """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or the weight `(1 + |s|)^β` of `sobolev_weight`.
 
-    At Nyquist the frequency of `"bilinear"` is infinite, and so is the response for β > 0 (given as a real infinity);
-    for β < 0 it is 0, for β = 0 it is 1.
+    At Nyquist the frequency of `"bilinear"` is infinite, and the response is a real infinity for β > 0, 0 for β < 0 and
+    1 for β = 0.
 
     Args:
         omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
         order: β, a number or `(D,)`.
         frequency: `"bilinear"`, `"normalized"` or `"radian"`.
         dt: Step size, a number or `(D,)`; not used by `"normalized"`.
-        causal: Which of the two filters.
+        causal: The causal filter instead of the zero-phase weight.
 
     Returns:
         `(S,)`, or `(D, S)` if one of the arguments is per channel, complex128.
@@ -285,7 +285,7 @@ def sobolev_response(
     Raises:
         ValueError: Unknown `frequency`.
 
-    Source: Yu et al. 2025, eq. (8); the causal filter is ours.
+    Source: Yu et al. 2025, eq. (8); the causal filter is original.
     """
     if frequency not in FREQUENCIES:
         raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
@@ -304,7 +304,7 @@ def _sobolev_logarithm(
     """Real and imaginary part of `log(1 + s)`, or of `log(1 + |s|)`."""
     if frequency == "bilinear":
         magnitude = 2 / step * torch.tan(omega / 2)
-        # In floating point tan(π / 2) is but a large number.
+        # In floating point tan(π / 2) is a large finite number.
         magnitude = torch.where(omega >= math.pi, math.inf, magnitude)
         if causal:
             return torch.log1p(magnitude.square()) / 2, torch.atan(magnitude)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.cpu import short_conv as compiled_conv
+from hf_ssm.ops.short_conv import numba as numba_short_conv
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend, short_conv_reference
 
 
@@ -153,7 +153,7 @@ def test_pieces_equal_the_whole(kernels, grad, taps, with_mask):
 def test_the_operator_keeps_the_rules_of_torch():
     arguments = make(2, 5, 6, 3, dtype=torch.float32)
     mask = torch.ones(2, 5, dtype=torch.bool)
-    torch.library.opcheck(compiled_conv._operator, (*arguments.values(), mask, 2, True))
+    torch.library.opcheck(numba_short_conv._operator, (*arguments.values(), mask, 2, True))
 
 
 def test_compiled_by_torch_without_a_break():
@@ -203,7 +203,7 @@ def test_threads_change_no_digit():
 
 def test_in_a_forked_process(monkeypatch):
     # Several tasks, but no tensor so large that torch itself would take threads, which do not survive a fork.
-    monkeypatch.setattr(compiled_conv, "_TASK_SIZE", 64)
+    monkeypatch.setattr(numba_short_conv, "_TASK_SIZE", 64)
     arguments = {name: t.detach() for name, t in make(3, 40, 20, 4).items()}
     before = torch.get_num_threads()
     torch.set_num_threads(2)

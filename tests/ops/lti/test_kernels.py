@@ -10,9 +10,7 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import (
     diagonal_kernel,
     diagonal_kernel_reference,
-    diagonal_step,
     diagonal_transfer,
-    dplr_step,
 )
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference, dplr_transfer
@@ -134,27 +132,6 @@ def test_float32_kernel_of_a_long_sequence(init, rule):
         assert (grad - other).norm() < 1e-5 * other.norm()
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_diagonal_steps_equal_the_convolution(rule):
-    a, b, c, dt = diagonal_system()
-    u = randn(2, 23, 3, seed=5)
-    a_bar, b_bar = RULES[rule](a, b, dt.unsqueeze(-1))
-    state = torch.zeros(2, 3, 4, dtype=torch.complex128)
-    outputs = []
-    for t in range(23):
-        y, state = diagonal_step(u[:, t], state, a_bar, b_bar, c)
-        outputs.append(y)
-    expected = long_conv(u, diagonal_kernel(a, b, c, dt, 23, rule))
-    torch.testing.assert_close(torch.stack(outputs, 1), expected, rtol=0, atol=1e-12)
-
-
-def test_diagonal_step_keeps_float32():
-    a, b, c, _ = (t.to(torch.complex64) for t in diagonal_system())
-    y, state = diagonal_step(torch.ones(2, 3), torch.zeros(2, 3, 4, dtype=torch.complex64), a, b, c)
-    assert y.dtype == torch.float32
-    assert state.dtype == torch.complex64
-
-
 @pytest.mark.parametrize("rule", DENSE_RULES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_dplr_kernel_matches_the_reference(length, rule):
@@ -202,21 +179,6 @@ def test_float32_dplr_kernel(rule):
     wide = [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in inputs]
     expected = dplr_kernel_reference(*wide, 2048, rule)
     assert ((actual - expected).abs().amax(-1) / expected.abs().amax(-1)).max() < 1e-6
-
-
-@pytest.mark.parametrize("rule", DENSE_RULES)
-def test_dplr_steps_equal_the_convolution(rule):
-    lam, p, b, c, dt = dplr_system()
-    u = randn(2, 23, 3, seed=5)
-    a_dense, b_dense, c_dense = dplr_dense(lam, p, b, c)
-    a_bar, b_bar = DENSE_RULES[rule](a_dense, b_dense, dt)
-    state = torch.zeros(2, 3, 8, dtype=torch.complex128)
-    outputs = []
-    for t in range(23):
-        y, state = dplr_step(u[:, t], state, a_bar, b_bar, c_dense)
-        outputs.append(y)
-    expected = long_conv(u, dplr_kernel(lam, p, b, c, dt, 23, rule))
-    torch.testing.assert_close(torch.stack(outputs, 1), expected, rtol=0, atol=1e-11)
 
 
 def dense_transfer(s: complex, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> complex:
@@ -290,8 +252,8 @@ def test_sinusoid_state_space_model_steps_like_the_convolution():
     state = torch.zeros(2, 3, 4, dtype=torch.float64)
     outputs = []
     for t in range(20):
-        y, state = dplr_step(u[:, t], state, a_bar, b_bar, c)
-        outputs.append(y)
+        state = torch.einsum("dnm,bdm->bdn", a_bar, state) + b_bar * u[:, t, :, None]
+        outputs.append((c * state).sum(-1))
     expected = long_conv(u, sinusoid_kernel(*inputs, 20, 20))
     torch.testing.assert_close(torch.stack(outputs, 1), expected, rtol=0, atol=1e-10)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hf_ssm.ops import long_conv as module
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.long_conv import fft as module
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.threads import run_single_threaded
 
