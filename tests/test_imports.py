@@ -112,7 +112,7 @@ def test_planted_violation_is_found(tmp_path, path, source, line):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.discretize import zoh\n"),
+        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.lti.discretize import zoh\n"),
         (
             "models/common.py",
             "from .configuration_s4 import S4Config\nfrom hf_ssm.modules import block\n",

@@ -16,7 +16,7 @@ from hf_ssm.analysis.frequency import (
     band_total_variation,
     frequency_responses,
 )
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum
 from hf_ssm.theory.spectrum import power_spectrum
 

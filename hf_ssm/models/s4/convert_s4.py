@@ -15,8 +15,8 @@ from torch import Tensor
 from hf_ssm.models.base.converter import Converter, check_names, check_tensor, check_tensors, widest
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
-from hf_ssm.ops.discretize import bilinear_dense
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.discretize import bilinear_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 
 __all__ = ["CONVERTERS", "ConvertedLayer", "S4Converter", "layer_from_state_dict"]
 
