@@ -242,7 +242,8 @@ def plot_spectrum(
     """
     if not spectra:
         raise ValueError("`spectra` is empty: pass at least one spectrum.")
-    figure = new_figure(7.0, 3.8)
+    entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
+    figure = new_figure(7.0, 3.6 + 0.08 * entries)
     axes = figure.subplots()
     highest, is_steep = 0.0, False
     for number, (name, power) in enumerate(spectra.items()):
@@ -261,7 +262,8 @@ def plot_spectrum(
         axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
     else:
         axes.set_ylim(bottom=0)
-    axes.legend(title=None if recommendation is None else _recommendation_title(recommendation))
+    title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
+    figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
     return finish_figure(figure, path, title)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_ssm.plotting.style import MARKERS, figure_style, finish_figure, literal, new_figure
+from hf_ssm.plotting.style import LINE_STYLES, MARKERS, PALETTE, figure_style, finish_figure, literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,8 @@ def _plot_panel(axes: "Axes", log_history: Sequence[Mapping[str, Any]], panel: _
     values: list[float] = []
     for index, (key, label) in enumerate(panel.lines.items()):
         steps, line = _series(log_history, key)
-        axes.plot(steps, line, marker=MARKERS[index % len(MARKERS)], label=literal(label))
+        marker, line_style = MARKERS[index % len(MARKERS)], LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
+        axes.plot(steps, line, marker=marker, linestyle=line_style, label=literal(label))
         values += line
     # τ of a layer with a zero kernel is 0, which a logarithmic axis cannot show.
     if panel.scale == "log" and min(values) > 0:
