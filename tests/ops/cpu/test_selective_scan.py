@@ -361,6 +361,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_of_gloo(tmp_path):
     commands = [[sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path / "meet")] for rank in range(2)]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
