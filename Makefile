@@ -18,7 +18,9 @@ WORKERS ?= auto
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# One thread in each process: more compete for the cores and wait for each other.
+THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
+PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: demo test test-all conformance lint bench clean
 
@@ -33,7 +35,7 @@ test-all: $(STAMP)
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"
 conformance: $(STAMP)
-	$(BIN)/python tests/conformance/run.py $(CONFORMANCE_ARGS)
+	$(THREADS) $(BIN)/python tests/conformance/run.py $(CONFORMANCE_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -85,7 +85,6 @@ def test_log_has_the_parts_and_every_split(finished):
     assert max(entry["step"] for entry in log) == 4
 
 
-@pytest.mark.slow
 def test_folder_loads_in_a_new_process_with_equal_logits(finished):
     model = AutoModelForSequenceClassification.from_pretrained(finished)
     tokenizer = AutoTokenizer.from_pretrained(finished)
