@@ -13,8 +13,6 @@ from typing import Any
 
 from hf_ssm.plotting.style import PALETTE, importance_background, text_colour_on
 
-__all__ = ["describe_target", "sequence_html", "write_sequence_html"]
-
 _STYLE = f"""
 :root {{ color-scheme: light; }}
 body {{ background: #FFFFFF; color: #1A1A1A; font: 16px/1.7 sans-serif; margin: 2em auto; max-width: 50em; }}

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_masking_curves"]
-
 # Width of a column of a journal, in inches.
 _WIDTH, _HEIGHT = 3.5, 2.8
 # Points at which curves of different lengths are interpolated, at least.
@@ -47,9 +45,6 @@ def plot_masking_curves(
         title: Title of the figure.
         value: Label of the y axis.
         chance: Accuracy of a random guess, drawn as a horizontal line; default: none.
-
-    Returns:
-        The figure.
 
     Raises:
         ImportError: matplotlib is not installed.

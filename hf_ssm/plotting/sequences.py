@@ -12,22 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_ssm.plotting.style import (
-    NEVER_MASKED,
-    PALETTE,
-    figure_style,
-    finish_figure,
-    importance_colour,
-    literal,
-    new_figure,
-)
+from hf_ssm.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.path import Path as Outline
-
-__all__ = ["MAX_TOKENS", "plot_sequence"]
 
 MAX_TOKENS = 5000
 """Longest sequence that `plot_sequence` accepts."""
@@ -43,7 +33,7 @@ _SMALL = 6
 # Width of the legend, and of a letter of the title.
 _LEGEND, _LETTER = 1.8, 0.062
 # Vermilion first, which differs most from the colours of importance.
-_BAR_COLOURS = (*PALETTE[1:4], PALETTE[5], PALETTE[4], "#000000")
+_BAR_COLOURS = (*style.PALETTE[1:4], style.PALETTE[5], style.PALETTE[4], "#000000")
 # Symbols for invisible characters, including those that tokenizers write for them.
 _VISIBLE = {"Ġ": "␣", "▁": "␣", " ": "␣", "Ċ": "↵", "\n": "↵", "ĉ": "⇥", "\t": "⇥"}
 
@@ -60,7 +50,7 @@ class _Bar:
     colour: str
 
 
-@figure_style()
+@style.figure_style()
 def plot_sequence(
     result: Any,
     path: str | Path | None = None,
@@ -88,9 +78,6 @@ def plot_sequence(
         width: Width of the figure in inches: 7 for a page, 3.5 (with 40 letters in a row) for a column.
         title: Title of the figure.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: The sequence or one of its tokens is too long, an annotation lies outside of the sequence, or
@@ -102,7 +89,7 @@ def plot_sequence(
     bars = list(_bars(annotations, len(tokens), per_row))
     baselines, end = _baselines(bars, -(-len(tokens) // per_row))
     height = end + _FOOT
-    figure = new_figure(width, height)
+    figure = style.new_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((_SIDE / width, 0, 1 - 2 * _SIDE / width, 1))
     # x: columns; y: inches from the top.
@@ -118,9 +105,9 @@ def plot_sequence(
     if title:
         # Two lines fit beside the legend.
         lines = textwrap.fill(title, max(10, int((width - _LEGEND) / _LETTER)), max_lines=2, placeholder=" …")
-        axes.text(0, 0.08, literal(lines), va="top")
+        axes.text(0, 0.08, style.literal(lines), va="top")
     _draw_legend(figure, width, height)
-    return finish_figure(figure, path)
+    return style.finish_figure(figure, path)
 
 
 def _visible_tokens(result: Any) -> list[str]:
@@ -190,18 +177,18 @@ def _draw_letters(axes: "Axes", result: Any, tokens: Sequence[str], per_row: int
         baseline, column = baselines[place // per_row], place % per_row
         never_masked = math.isnan(importance)
         if place == target:
-            frame = Rectangle((column, baseline - _LETTERS), 1, _LETTERS + 0.02, fill=False, edgecolor=PALETTE[1])
+            frame = Rectangle((column, baseline - _LETTERS), 1, _LETTERS + 0.02, fill=False, edgecolor=style.PALETTE[1])
             axes.add_patch(frame)
         if never_masked and len(token) > 1:
             block = Rectangle((column + 0.08, baseline - _LETTERS), 0.84, _LETTERS, color="#E3E3E3", linewidth=0)
             axes.add_patch(block)
-            name, middle = literal(token.strip("[]<>|")[:4]), baseline - _LETTERS / 2
+            name, middle = style.literal(token.strip("[]<>|")[:4]), baseline - _LETTERS / 2
             axes.text(column + 0.5, middle, name, fontsize=5, rotation=90, ha="center", va="center")
         elif token:
             share = 0.5 if never_masked else importance
             height = _LETTERS * (_MIN_HEIGHT + (1 - _MIN_HEIGHT) * share)
             outlines.append(glyphs.outline(token, column, baseline, height))
-            colours.append(NEVER_MASKED if never_masked else importance_colour(importance))
+            colours.append(style.NEVER_MASKED if never_masked else style.importance_colour(importance))
     axes.add_collection(PathCollection(outlines, facecolors=colours, linewidths=0), autolim=False)
 
 
@@ -236,7 +223,7 @@ class _Glyphs:
 
         # A character that the font lacks would be drawn as a box, with a warning.
         text = "".join(c if self._characters.get_char_index(ord(c)) else "?" for c in token)
-        return TextPath((0, 0), literal(text), size=1, prop=self._font)
+        return TextPath((0, 0), style.literal(text), size=1, prop=self._font)
 
 
 def _draw_positions(axes: "Axes", length: int, first: int, per_row: int, baselines: Sequence[float]) -> None:
@@ -256,7 +243,7 @@ def _draw_bar(axes: "Axes", bar: _Bar, top: float) -> None:
     left, right = bar.start + 0.08, bar.stop - 0.08
     axes.add_patch(Rectangle((left, top), right - left, 0.035, color=bar.colour, linewidth=0))
     if bar.label:
-        axes.text((left + right) / 2, top + 0.05, literal(bar.label), fontsize=_SMALL, ha="center", va="top")
+        axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
 
 
 def _draw_legend(figure: "Figure", width: float, height: float) -> None:
@@ -266,7 +253,7 @@ def _draw_legend(figure: "Figure", width: float, height: float) -> None:
 
     length = 1.1 if width > 5 else 0.8
     axes = figure.add_axes(((width - _SIDE - length - 0.02) / width, 1 - 0.16 / height, length / width, 0.08 / height))
-    colours = ListedColormap([importance_colour(step / 255) for step in range(256)])
+    colours = ListedColormap([style.importance_colour(step / 255) for step in range(256)])
     bar = figure.colorbar(ScalarMappable(cmap=colours), cax=axes, orientation="horizontal", ticks=[0, 1])
     bar.outline.set_linewidth(0.4)
     axes.tick_params(labelsize=_SMALL, length=2, width=0.4, pad=1)

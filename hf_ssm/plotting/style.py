@@ -3,7 +3,7 @@
 matplotlib is optional (the extra `plots`) and imported only when a figure is drawn.
 """
 
-import itertools
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,26 +16,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = [
-    "BLACK",
-    "GREY",
-    "INSTALL_HINT",
-    "LINE_STYLES",
-    "MARKERS",
-    "NEVER_MASKED",
-    "PALETTE",
-    "can_plot",
-    "figure_style",
-    "finish_figure",
-    "importance_background",
-    "importance_colour",
-    "literal",
-    "new_figure",
-    "save_figure",
-    "text_colour_on",
-    "to_numpy",
-]
 
 INSTALL_HINT = 'matplotlib is not installed: pip install "hf_ssm[plots]"'
 
@@ -115,8 +95,8 @@ def new_figure(width: float, height: float) -> "Figure":
     """Create an empty figure; pyplot is not used, so that the caller's windows and backend stay unchanged.
 
     Args:
-        width: In inches.
-        height: In inches.
+        width: Inches.
+        height: Inches.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -186,12 +166,11 @@ def importance_background(importance: float) -> str:
 
 
 def _interpolate(stops: tuple[tuple[float, tuple[int, int, int]], ...], importance: float) -> str:
-    share = min(max(importance, 0.0), 1.0)
-    for (start, low), (end, high) in itertools.pairwise(stops):
-        if share <= end:
-            weight = (share - start) / (end - start)
-            return "#" + "".join(f"{round(a + (b - a) * weight):02X}" for a, b in zip(low, high, strict=True))
-    raise ValueError(f"`importance`={importance!r}: expected a number from 0 to 1.")
+    if math.isnan(importance):
+        raise ValueError("`importance` is NaN: expected a number from 0 to 1.")
+    positions, colours = zip(*stops, strict=True)
+    channels = (np.interp(importance, positions, channel) for channel in zip(*colours, strict=True))
+    return "#" + "".join(f"{round(float(channel)):02X}" for channel in channels)
 
 
 def text_colour_on(background: str) -> str:

@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_ssm.plotting.style import (
-    BLACK,
-    GREY,
-    LINE_STYLES,
-    PALETTE,
-    figure_style,
-    finish_figure,
-    literal,
-    new_figure,
-    to_numpy,
-)
+from hf_ssm.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["plot_frequency_responses", "plot_parameter_change", "plot_spectrum", "plot_tau"]
 
 # Panels in a row: those of one layer if they are at most `_MAX_OF_LAYER`, otherwise `_COLUMNS`.
 _MAX_OF_LAYER, _COLUMNS = 4, 3
@@ -38,7 +26,7 @@ _FLOOR_DB = -120.0
 _PEAK, _MIN_SHARE = 30.0, 1e-7
 
 
-@figure_style()
+@style.figure_style()
 def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str = "") -> "Figure":
     """Plot the distribution of τ over the channels of each layer, with the mean, which is the τ of the layer.
 
@@ -49,30 +37,27 @@ def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str =
         path: File to write; default: none.
         title: Title of the figure.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
     """
-    channels = [to_numpy(layer.tau_of_channels) for layer in layers]
+    channels = [style.to_numpy(layer.tau_of_channels) for layer in layers]
     positions = range(len(layers))
-    figure = new_figure(max(4.5, 1.8 + 0.6 * len(layers)), 3.2)
+    figure = style.new_figure(max(4.5, 1.8 + 0.6 * len(layers)), 3.2)
     axes = figure.subplots()
-    blue = {"color": PALETTE[0]}
+    blue = {"color": style.PALETTE[0]}
     axes.boxplot(
         channels,
         positions=positions,
         whis=(0, 100),
         widths=0.5,
         patch_artist=True,
-        boxprops={"facecolor": "#DCEAF5", "edgecolor": PALETTE[0]},
+        boxprops={"facecolor": "#DCEAF5", "edgecolor": style.PALETTE[0]},
         medianprops=blue,
         whiskerprops=blue,
         capprops=blue,
     )
     taus = [layer.tau for layer in layers]
-    axes.plot(positions, taus, "D", color=PALETTE[1], markersize=4, label="τ of the layer (mean)", zorder=3)
+    axes.plot(positions, taus, "D", color=style.PALETTE[1], markersize=4, label="τ of the layer (mean)", zorder=3)
     # A channel with a zero kernel has τ = 0, which a logarithmic axis cannot show.
     if all((values > 0).all() for values in channels):
         axes.set_yscale("log")
@@ -81,10 +66,10 @@ def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str =
     axes.set_ylabel("τ of the channels")
     axes.grid(visible=False, axis="x")
     axes.legend()
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
-@figure_style()
+@style.figure_style()
 def plot_parameter_change(
     changes: Mapping[str, float | None], path: str | Path | None = None, title: str = ""
 ) -> "Figure":
@@ -96,24 +81,21 @@ def plot_parameter_change(
         path: File to write; default: none.
         title: Title of the figure.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: `changes` is empty.
     """
     if not changes:
         raise ValueError("`changes` is empty: pass at least one group of parameters.")
-    figure = new_figure(6.0, 0.8 + 0.22 * len(changes))
+    figure = style.new_figure(6.0, 0.8 + 0.22 * len(changes))
     axes = figure.subplots()
     positive = [value for value in changes.values() if value]
     low = min([*positive, 1.0]) / 3
     for row, value in enumerate(changes.values()):
         if value:
-            axes.barh(row, value, color=PALETTE[0], height=0.65)
+            axes.barh(row, value, color=style.PALETTE[0], height=0.65)
         text = " none: zero before" if value is None else f" {value:.3g}"
-        axes.text(value or low, row, text, va="center", fontsize=7, color=GREY)
+        axes.text(value or low, row, text, va="center", fontsize=7, color=style.GREY)
     axes.set_xscale("log")
     # The numbers beside the bars need space.
     axes.set_xlim(low, max([*positive, 1.0]) * 6)
@@ -121,10 +103,10 @@ def plot_parameter_change(
     axes.invert_yaxis()
     axes.set_xlabel("‖θ_after − θ_before‖ / ‖θ_before‖")
     axes.grid(visible=False, axis="y")
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
-@figure_style()
+@style.figure_style()
 def plot_frequency_responses(
     before: Sequence[Any], after: Sequence[Any], path: str | Path | None = None, title: str = ""
 ) -> "Figure":
@@ -138,9 +120,6 @@ def plot_frequency_responses(
         after: Those of the same convolutions, in the same order.
         path: File to write; default: none.
         title: Title of the figure.
-
-    Returns:
-        The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -157,15 +136,15 @@ def plot_frequency_responses(
     of_layer = sum(response.layer == after[0].layer for response in after)
     columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
     rows = -(-len(after) // columns)
-    figure = new_figure(0.8 + 2.6 * columns, 0.6 + 2.0 * rows)
+    figure = style.new_figure(0.8 + 2.6 * columns, 0.6 + 2.0 * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for index, axes in enumerate(grid.flat):
         if index >= len(after):
             axes.set_axis_off()
             continue
         if before:
-            _plot_gain(axes, before[index], "before training", PALETTE[0], "--")
-        _plot_gain(axes, after[index], "after training" if before else "median and 10-90 %", PALETTE[1], "-")
+            _plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
+        _plot_gain(axes, after[index], "after training" if before else "median and 10-90 %", style.PALETTE[1], "-")
         axes.set_title(_panel_title(after[index], after))
         axes.set_xscale("log")
         if index % columns == 0:
@@ -174,7 +153,7 @@ def plot_frequency_responses(
             axes.set_xlabel("frequency (cycles per sample)")
             axes.tick_params(labelbottom=True)
     grid[0, 0].legend()
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
 def _plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
@@ -199,13 +178,13 @@ def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: The response holds NaN.
     """
-    values = to_numpy(response.response)
+    values = style.to_numpy(response.response)
     if np.isnan(values).any():
         raise ValueError(f"the response of {response.name!r} holds NaN: check the weights of the model.")
     finite = np.isfinite(values).all(0)
     with np.errstate(divide="ignore"):
         gain = (20 * np.log10(np.abs(values[:, finite]))).clip(min=_FLOOR_DB)
-    return to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
+    return style.to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
 
 
 def _panel_title(response: Any, responses: Sequence[Any]) -> str:
@@ -218,7 +197,7 @@ def _panel_title(response: Any, responses: Sequence[Any]) -> str:
     return ", ".join(parts)
 
 
-@figure_style()
+@style.figure_style()
 def plot_spectrum(
     spectra: Mapping[str, Any], path: str | Path | None = None, recommendation: Any = None, title: str = ""
 ) -> "Figure":
@@ -233,9 +212,6 @@ def plot_spectrum(
         recommendation: `AlphaRecommendation` with a power; default: no edges.
         title: Title of the figure.
 
-    Returns:
-        The figure.
-
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: There is no spectrum, or one without power.
@@ -243,15 +219,15 @@ def plot_spectrum(
     if not spectra:
         raise ValueError("`spectra` is empty: pass at least one spectrum.")
     entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
-    figure = new_figure(7.0, 3.6 + 0.08 * entries)
+    figure = style.new_figure(7.0, 3.6 + 0.08 * entries)
     axes = figure.subplots()
     highest, is_steep = 0.0, False
     for number, (name, power) in enumerate(spectra.items()):
         cycles, density = (part[1:] for part in spectral_density(power))
         highest = max(highest, float(density.max()))
         is_steep |= bool(density.max() > _PEAK * np.median(density))
-        style = LINE_STYLES[number // len(PALETTE) % len(LINE_STYLES)]
-        axes.plot(cycles, density, linestyle=style, linewidth=1.0, label=literal(name))
+        line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
+        axes.plot(cycles, density, linestyle=line_style, linewidth=1.0, label=style.literal(name))
     if recommendation is not None:
         _plot_edges(axes, recommendation)
     axes.set_xlabel("frequency (cycles per sample)")
@@ -264,7 +240,7 @@ def plot_spectrum(
         axes.set_ylim(bottom=0)
     title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
     figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
 def spectral_density(power: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -279,7 +255,7 @@ def spectral_density(power: Any) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: The power is zero.
     """
-    values = to_numpy(power).astype(np.float64)
+    values = style.to_numpy(power).astype(np.float64)
     total = values.sum()
     if not total > 0:
         raise ValueError("`spectra`: a spectrum has no power; its inputs are constant.")
@@ -294,7 +270,8 @@ def _plot_edges(axes: "Axes", recommendation: Any) -> None:
         low, high = recommendation.from_data[share]
         cycles = edge / (2 * math.pi)
         label = f"{share:.0%} of the power below {cycles:.3g}: α up to {low:.2g} ... {high:.2g}"
-        axes.axvline(cycles, color=BLACK, linewidth=1.0, linestyle=LINE_STYLES[number % len(LINE_STYLES)], label=label)
+        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        axes.axvline(cycles, color=style.BLACK, linewidth=1.0, linestyle=line_style, label=label)
 
 
 def _recommendation_title(recommendation: Any) -> str:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_training_log"]
-
 
 class _Panel(NamedTuple):
     """Label and scale of the y axis, and the label of each line by its key in the log."""
@@ -37,9 +35,6 @@ def plot_training_log(
         path: File to write; default: none.
         metrics: Names without the prefix `eval_`; those without an entry are left out.
         title: Title of the figure.
-
-    Returns:
-        The figure.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -99,5 +99,5 @@ def test_important_tokens_are_darker_and_readable(colours):
         background, text = luminance(colours(step / 200)), luminance(text_colour_on(colours(step / 200)))
         assert (max(background, text) + 0.05) / (min(background, text) + 0.05) >= 4.5
     assert colours(-1) == colours(0) and colours(2) == colours(1)
-    with pytest.raises(ValueError, match="nan"):
+    with pytest.raises(ValueError, match="NaN"):
         colours(math.nan)
