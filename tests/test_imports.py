@@ -10,7 +10,7 @@ PACKAGE = "hf_ssm"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
 _BELOW_TRAINING = frozenset({"ops", "theory", "modules", "models", "utils"})
-_LEAVES = frozenset({"tokenization", "data", "metrics"})
+_LEAVES = frozenset({"tokenization", "data", "metrics", "plotting"})
 _TOP_ROOMS = frozenset({"training", "probes", "hub"})
 # What the theory says of a model and data: trained runs, probes and cards show it.
 _ANALYSIS = frozenset({"analysis"})
@@ -25,7 +25,8 @@ ALLOWED = {
     "tokenization": frozenset(),
     "data": frozenset(),
     "metrics": frozenset(),
-    "analysis": _BELOW_TRAINING,
+    "plotting": frozenset(),
+    "analysis": _BELOW_TRAINING | {"plotting"},
     **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES | _ANALYSIS),
     # The Trainer pushes.
     "training": _BELOW_TRAINING | _LEAVES | _ANALYSIS | {"hub"},
