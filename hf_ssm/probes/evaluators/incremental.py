@@ -163,7 +163,7 @@ class IncrementalEvaluator(Evaluator):
         stream = cache.states[0].streams.get(_STREAM)
         if isinstance(stream, DifferenceStream):
             stream.places = at
-        cache.states[-1].last_only = self._reads_last
+        cache.states[-1].last_position_only = self._reads_last
         rows = masked | (torch.arange(len(masked), device=self.device) == at.unsqueeze(1))
         self.tokens += len(rows) * (len(masked) - first)
         outputs = self.model.model(**self._inputs(rows, first), past_key_values=cache, return_dict=True)
@@ -191,7 +191,7 @@ def evaluator_for(model: Any, sequence: ProbedSequence, mask_id: int | None, max
 
 def _is_supported(model: Any, sequence: ProbedSequence) -> bool:
     """Whether the target follows from the outputs at the last position, or from their mean."""
-    if not isinstance(model, SSMPreTrainedModel) or model.config.looks_ahead is not None:
+    if not isinstance(model, SSMPreTrainedModel) or not model.config.is_causal:
         return False
     head = head_of(model)
     if head == "causal":
@@ -207,8 +207,10 @@ def _pooling(model: Any) -> str:
 def _long_convolution(mixer: nn.Module) -> Any:
     """The operator of a mixer with a single long convolution of one group, `None` for other mixers."""
     operators = [part for part in mixer.modules() if isinstance(part, SequenceOperator)]
-    is_one = len(operators) == 1 and getattr(operators[0], "groups", None) == 1
-    return operators[0] if is_one and hasattr(operators[0], "kernels") else None
+    if len(operators) != 1 or operators[0].groups != 1:
+        return None
+    # Only long convolutions have kernels that do not depend on the input; `LayerState.streams` overrides them.
+    return operators[0] if hasattr(operators[0], "kernels") else None
 
 
 def _receptive_field(mixer: nn.Module) -> int:
