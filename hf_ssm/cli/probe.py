@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
 _ROWS, _MAX_TOKENS = 20, 16384
-_STRATEGIES = ("exact", "screened", "one_shot")
+# "screened" is another name of "shortlist".
+_STRATEGIES = ("exact", "shortlist", "one_shot", "screened")
 _THRESHOLDS = (0.9, 0.5)
 # So many sequences have a picture, so many a line in the table; so many classes have a line in the curves.
 _PICTURED, _LISTED, _MOST_LINES = 4, 10, 4
@@ -58,7 +59,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=_STRATEGIES,
         default="exact",
-        help="exact (default), which takes some length²/2 evaluations a sequence; screened or one_shot, which take few",
+        help="exact (default), which takes about length²/2 evaluations; shortlist or one_shot, which take few",
     )
     parser.add_argument(
         "--mask",

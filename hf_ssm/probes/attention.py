@@ -1,6 +1,6 @@
 """A selective scan as linear attention.
 
-Legend: `B` batch, `L` length, `D` channels of the scan, `E` of them that were asked for.
+Legend: `B` batch, `L` length, `D` channels of the scan, `E` selected channels.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def attention_matrix(
     reverse: bool = False,
     max_elements: int = 2**28,
 ) -> Tensor:
-    """The matrix M with which a selective layer attends: channel by channel, the scan's output is M u.
+    """The attention matrix M of each channel of a selective layer: the output of the scan is M u.
 
-    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter where
-    there is one; u is what the scan reads, after projection, short convolution and activation, and M u is its output
+    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter if
+    there is one. u is the input of the scan, after projection, short convolution and activation; M u is its output
     before the gate.
 
     Args:
@@ -34,18 +34,18 @@ def attention_matrix(
         inputs: `(B, L, hidden_size)`, the hidden states that enter the block: `hidden_states[0]` of a call with
             `output_hidden_states=True` for the first one.
         attention_mask: `(B, L)`, 1 at tokens; rows and columns of padding are 0.
-        channels: Which channels of the scan; `None`: all D.
-        reverse: Of a two-sided model, the scan that reads from the end.
-        max_elements: Most entries the result may have, of 4 bytes each.
+        channels: Channels of the scan; `None` for all D.
+        reverse: For a bidirectional model: the scan that reads the sequence from its end.
+        max_elements: Largest number of entries of the result, of 4 bytes each.
 
     Returns:
-        `(B, E, L, L)`, row t for the output, column j for the input; lower triangular, unless the scan is the reverse
-        one or has a zero-phase filter.
+        `(B, E, L, L)`, row t for the output, column j for the input; lower triangular, except for the reverse scan
+        and for a zero-phase filter.
 
     Raises:
-        TypeError: `layer` is no block of a selective model.
-        ValueError: More than `max_elements` entries; channels that are not there; a mask that the model would refuse;
-            `reverse` for a model that is not two-sided; a layer in training mode.
+        TypeError: `layer` is not a block of a selective model.
+        ValueError: More than `max_elements` entries; channels out of range; an invalid mask; `reverse` for a model that
+            is not bidirectional; a layer in training mode.
 
     Source: Honarpisheh et al. 2025, eq. (20).
     """
