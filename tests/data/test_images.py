@@ -291,7 +291,7 @@ def test_a_hub_data_set_of_images(monkeypatch):
     features = Features({"img": Image(), "label": ClassLabel(names=["a", "b"]), "note": Value("string")})
     rows = {"img": [Pillow.fromarray(row) for row in pixels], "label": [0, 1] * 6, "note": ["x"] * 12}
     loaded = DatasetDict(train=Dataset.from_dict(rows, features=features))
-    monkeypatch.setattr(hub, "fetch", lambda *args: loaded)
+    monkeypatch.setattr(loading, "load_dataset", lambda *args: loaded)
     data = load_sequences("uoft-cs/cifar10", sequence_column="img", validation_fraction=0, test_fraction=0)
     assert set(data["train"].column_names) == {"img", "label", "note"}
     assert np.array_equal(np.array(data["train"]["img"][:]), pixels.reshape(12, 20, 3))

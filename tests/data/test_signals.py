@@ -13,7 +13,7 @@ from hf_ssm.data.features import SignalCollator, fit_extractor
 from hf_ssm.data.images import pixel_column
 from hf_ssm.data.labels import classes_in, label_kind, read_labels
 from hf_ssm.data.signals import is_signal, row_keys, row_lengths, signal_inputs, signal_rows
-from hf_ssm.data.token_labels import align_labels
+from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 ALL = {"validation_fraction": 0, "test_fraction": 0}
@@ -84,7 +84,7 @@ def test_a_hub_data_set_of_numbers(monkeypatch):
     features = Features({"x": Array2D((3, 2), "float64"), "label": Value("int64")})
     values = np.arange(24.0).reshape(4, 3, 2)
     loaded = DatasetDict(train=Dataset.from_dict({"x": values, "label": [0, 1, 0, 1]}, features=features))
-    monkeypatch.setattr(hub, "fetch", lambda *args: loaded)
+    monkeypatch.setattr(loading, "load_dataset", lambda *args: loaded)
     data = load_sequences("user/name", sequence_column="x", **ALL)
     assert np.array_equal(np.array(data["train"]["x"][:]), values)
     loaded["test"] = loaded["train"].map(lambda row: {"x": [[np.inf] * 2] * 3}, features=features)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
-from hf_ssm.data import hub
+from hf_ssm.data import loading
 from hf_ssm.training import run
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 
@@ -152,7 +152,7 @@ def _write_pathfinder(folder: Path, rng: random.Random) -> None:
     (folder / "metadata" / "0.npy").write_text("\n".join(lines) + "\n")
 
 
-def of_the_hub(source: str, *_: Any) -> DatasetDict:
+def of_the_hub(source: str, *_: Any, **__: Any) -> DatasetDict:
     """A few made-up rows with the splits and columns of the two data sets of the Hub."""
     if source == "stanfordnlp/imdb":
         features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
@@ -202,7 +202,7 @@ def test_each_file_loads_its_data_and_trains(
     path: Path, arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(arena)
-    monkeypatch.setattr(hub, "fetch", of_the_hub)
+    monkeypatch.setattr(loading, "load_dataset", of_the_hub)
     settings = resolve(read_settings_file(path), TINY)
     result = run.train(settings, tmp_path / "out")
     task = path.stem.split("_")[0]
