@@ -24,8 +24,8 @@ def check_integer(argument: str, value: Any, least: int, most: int | None = None
         ValueError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{argument}={value!r}: give a whole number, {bounds}.")
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{argument}={value!r}: give a whole number {bounds}.")
 
 
 def check_column(argument: str, column: str, columns: Sequence[str], source: str) -> None:

@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +133,24 @@ def load_sequences(
     files = _split_files(validation_file=validation_file, test_file=test_file)
     if suffix not in TABLE_SUFFIXES:
         _refuse_table_options(name, files, column_names, quoted)
-    labels, display_name, places = label_column, path.name, None
-    loaded: Mapping[str, Dataset]
+    labels = label_column
     if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
-        loaded = {"train": _load_fasta(path, window, min_window)}
+        splits = {"train": _load_fasta(path, window, min_window)}
     elif suffix in TABLE_SUFFIXES:
         needed = {**texts, **({} if label_column is None else {"label_column": label_column})}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
-        display_name = " and ".join([path.name, *(file.name for file in files.values())])
+        names = " and ".join(file.name for file in (path, *files.values()))
+        splits = prepare(names, loaded, texts, label_column, images, targets, places)
     elif is_idx(path):
-        loaded = {"train": load_idx(path, sequence_column, label_column, images)}
+        splits = {"train": load_idx(path, sequence_column, label_column, images)}
     elif path.is_dir():
-        loaded = load_folder(path, sequence_column)
+        splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, targets)
     elif _HUB_ID.fullmatch(name) and not path.exists():
-        display_name = name
         loaded = load_dataset(name, config_name, revision=revision)
+        splits = prepare(name, loaded, texts, label_column, images, targets)
     else:
         raise _unknown_source(name, path)
-    splits = prepare(display_name, loaded, texts, labels, images, targets, places)
     shares = {"validation": validation_fraction, "test": test_fraction}
     return _cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
