@@ -187,7 +187,7 @@ def test_json_values_of_the_wrong_kind_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'label' has values of different types"):
         load_sequences(path)
     path.write_text('{"sequence": "A", "label": 0, "z": 1}\n{"sequence": "C", "label": 1, "z": "y"}\n')
-    with pytest.raises(ValueError, match="mixes kinds of values"):
+    with pytest.raises(ValueError, match="the column 'z' has values of different types"):
         load_sequences(path)
 
 

@@ -92,7 +92,11 @@ def test_the_wrong_tokenizer_is_warned_of(caplog):
         ({"seq": ["A"], "label": [0]}, {}, "sequence_column='sequence'.*did you mean 'seq'"),
         ({"sequence": ["A"]}, {}, "label_column='label'"),
         ({"sequence": ["A"], "label": [0]}, {"max_length": 0}, "max_length=0"),
-        ({"sequence": ["A"], "label": [0]}, {"pair_column": "sequence"}, "pair_column='sequence' equals sequence_column"),
+        (
+            {"sequence": ["A"], "label": [0]},
+            {"pair_column": "sequence"},
+            "pair_column='sequence' equals",
+        ),
     ],
 )
 def test_bad_input_is_refused(columns, arguments, message):
