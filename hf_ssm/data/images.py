@@ -90,7 +90,7 @@ def load_folder(folder: Path, sequence_column: str) -> DatasetDict:
     """A folder of images as read by the `imagefolder` loader of `datasets`.
 
     The loader takes the classes from the names of the folders (`CLASS/1.png`, or `train/CLASS/1.png` and
-    `test/CLASS/1.png`) or from a `metadata.csv` with the columns `file_name` and `label`.
+    `test/CLASS/1.png`) or from a `metadata.jsonl` with the columns `file_name` and `label`.
 
     Returns:
         The column `sequence_column` of images, and the column `label` if there are classes.

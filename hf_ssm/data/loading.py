@@ -65,7 +65,7 @@ def load_sequences(
     **Sources**, in order of precedence: the name of a generator ("planted-motifs"); a table (`.csv`, `.tsv`, `.json`,
     `.jsonl`) or a FASTA file (`.fa`, `.fasta`, `.fna`), each also with `.gz`; an idx file of images
     ("...images-idx3-ubyte") with its labels in the same folder; a folder of images, in subfolders by class or with a
-    `metadata.csv`; the id of a Hub data set, "user/name".
+    `metadata.jsonl`; the id of a Hub data set, "user/name".
 
     **Signals and images.** The sequences of a json table or a Hub data set may be lists of numbers, or lists of
     equally long lists (signals of several channels). An image is the sequence of its pixels, row by row, as bytes in
