@@ -14,7 +14,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.hf_api import RepoFile
 
 from hf_ssm.hub import client
-from hf_ssm.hub.flatten import HEADER
+from hf_ssm.models.bundle import HEADER
 
 __all__ = ["LocalFile", "commit", "is_weights"]
 

@@ -15,8 +15,8 @@ from transformers.utils import logging
 from transformers.utils.hub import PushInProgress
 
 from hf_ssm.hub.client import as_one_line, patiently, without_token
-from hf_ssm.hub.exporting import add_code
 from hf_ssm.hub.pushing import files_of, is_weights, make_repo, push_files
+from hf_ssm.models.bundle import write_code
 from hf_ssm.models.registry import HEADS
 
 __all__ = ["PushingTrainer"]
@@ -58,7 +58,7 @@ class PushingTrainer(Trainer):
         if not self.is_world_process_zero():
             return
         with tempfile.TemporaryDirectory() as scratch:
-            add_code(self._pushed_model.config, scratch)
+            write_code(self._pushed_model.config, scratch)
         self.hub_model_id = make_repo(
             self._repo_name(),
             private=self.args.hub_private_repo if private is None else private,
