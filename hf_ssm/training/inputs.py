@@ -19,7 +19,7 @@ from hf_ssm.data.checks import check_column
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
-from hf_ssm.data.token_labels import align_labels
+from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer
 from hf_ssm.training.settings import RunSettings, nearest
 from hf_ssm.training.tasks import TASKS

@@ -2,8 +2,8 @@
 
 Dimensions: `n` examples, B batch, L length, V vocabulary.
 
-They are computed by the modules of `hf_ssm.metrics`, which need no network and write no file. Where several processes
-evaluate, the Trainer gathers what these functions are given.
+They are computed by the functions of `hf_ssm.metrics.functional`. Where several processes evaluate, the Trainer gathers
+what these functions are given.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from hf_ssm.metrics import load
+from hf_ssm.metrics import functional
 
 IGNORED_LABEL = -100
 """Labels with this value (padding, unmasked tokens) count nowhere; it is PyTorch's own convention."""
@@ -49,6 +49,9 @@ def matthews_correlation(labels: np.ndarray, predictions: np.ndarray) -> float:
     return _of_classes("mcc", labels, predictions)
 
 
+_CLASS_METRICS = {"accuracy": functional.accuracy, "f1": functional.macro_f1, "mcc": functional.matthews_correlation}
+
+
 def _of_classes(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if labels.shape != predictions.shape or labels.ndim != 1:
@@ -57,7 +60,7 @@ def _of_classes(name: str, labels: np.ndarray, predictions: np.ndarray) -> float
         )
     if labels.size == 0:
         raise ValueError("labels is empty: a metric needs at least one example")
-    return load(name).compute(predictions=predictions, references=labels)[name]
+    return _CLASS_METRICS[name](predictions, labels)
 
 
 def _first(predictions: Any) -> np.ndarray:
@@ -125,9 +128,8 @@ def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
     nll, right, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
     if counted == 0:
         raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
-    perplexity = load("perplexity", "sums").compute(predictions=[nll], references=[counted])
-    found = load("accuracy", "sums").compute(predictions=[right], references=[counted])
-    return {**perplexity, "token_accuracy": found["accuracy"]}
+    with np.errstate(over="ignore"):
+        return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(right / counted)}
 
 
 def regression_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
