@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,11 +42,11 @@ _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
 _ROWS, _MAX_TOKENS = 20, 16384
 _STRATEGIES = ("exact", "screened", "one_shot")
 _THRESHOLDS = (0.9, 0.5)
-# So many sequences have a picture, so many a line in the table; so many classes have a line in the curves.
+# Sequences with a plot, sequences with a line in the table, most classes with a line each in the plot of the curves.
 _PICTURED, _LISTED, _MOST_LINES = 4, 10, 4
-# A tokenizer with no more tokens than that, each of one letter, is one of DNA, RNA or proteins.
+# A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
-_OUTPUT_MEND = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
+_OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
@@ -58,24 +57,24 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=_STRATEGIES,
         default="exact",
-        help="exact (default), which takes some length²/2 evaluations a sequence; screened or one_shot, which take few",
+        help="exact (default; about length²/2 evaluations for each sequence), or screened or one_shot (few evaluations)",
     )
     parser.add_argument(
         "--mask",
         metavar="TOKEN",
         default="mask",
-        help="what stands for a masked token: mask (default), n, pad, zero, or a token of the tokenizer",
+        help="replacement of a masked token: mask (default), n, pad, zero, or a token of the tokenizer",
     )
     parser.add_argument(
         "--target",
         metavar="CLASS",
-        help=f"class to look at: a number or a name, {LABEL} (of each row; default) or {PREDICTED}",
+        help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}",
     )
     parser.add_argument(
         "--position",
         metavar="TOKEN",
         type=int,
-        help="which token a language model shall predict, or a classifier of tokens classify: from 0, or from -1 back",
+        help="token that a language model predicts or a token classifier classifies: from 0, or from -1 backwards",
     )
     parser.add_argument("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
     parser.add_argument(
@@ -83,26 +82,26 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         type=float,
         default=0.0,
-        help="probe only rows whose target is as likely before anything is masked (default 0)",
+        help="probe only rows whose target has at least this probability before masking (default 0)",
     )
     parser.add_argument(
         "--max-tokens-per-batch",
         metavar="N",
         type=int,
         default=_MAX_TOKENS,
-        help=f"tokens that go through the model at once (default {_MAX_TOKENS})",
+        help=f"tokens in one forward pass (default {_MAX_TOKENS})",
     )
-    add_output_options(parser, "results and pictures; an interrupted command goes on there", required=True)
+    add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
 
 
 def run_probe(args: argparse.Namespace) -> None:
-    """`hf-ssm probe`: mask what matters least, token by token, and write what is left to say of each sequence."""
+    """`hf-ssm probe`: mask the least important token again and again, and write order and probabilities."""
     from hf_ssm.probes import MaskingProbe
     from hf_ssm.training import launch
     from hf_ssm.training.inputs import load_tokenizer
 
     config = _checked_config(args)
-    settings = data_settings(args, config, "a probe")
+    settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
     launch.on_main(lambda: _check_output(args))
     tokenizer = load_tokenizer(settings)
@@ -119,7 +118,7 @@ def run_probe(args: argparse.Namespace) -> None:
     data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
     examples, left_out = chosen_examples(args, probe, data)
     if args.overwrite_output:
-        launch.on_main(lambda: _forget(args.output))
+        launch.on_main(lambda: _delete_results(args.output))
     results = _probed(probe, examples, args.output / RESULTS_NAME)
     if launch.is_main():
         print(_table(results, examples), _left_out_text(left_out), sep="\n", end="")
@@ -127,40 +126,40 @@ def run_probe(args: argparse.Namespace) -> None:
 
 
 def _checked_config(args: argparse.Namespace) -> Any:
-    """The configuration of the checkpoint; what can be refused before any work is refused."""
+    """The configuration of the checkpoint, after the checks that need no data."""
     check_positive(args, "rows", "max_tokens_per_batch")
     if not 0 <= args.minimum_probability <= 1:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
-        raise ValueError(f"{args.checkpoint!r} reads numbers: a probe masks the tokens of a model of texts")
+        raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
     return config
 
 
 def _check_output(args: argparse.Namespace) -> None:
     from hf_ssm.training.folder import check_output
 
-    goes_on = any(args.output.glob(f"{RESULTS_NAME}*"))
-    check_output(args.output, args.overwrite_output or goes_on, _OUTPUT_MEND)
+    continued = any(args.output.glob(f"{RESULTS_NAME}*"))
+    check_output(args.output, args.overwrite_output or continued, _OUTPUT_REMEDY)
 
 
-def _forget(output: Path) -> None:
-    """Remove what an earlier run found, finished or not."""
+def _delete_results(output: Path) -> None:
+    """Delete the results of an earlier run, finished or not."""
     for path in output.glob(f"{RESULTS_NAME}*"):
         path.unlink()
 
 
 def _probed(probe: "MaskingProbe", examples: Sequence[Example], path: Path) -> "MaskingResults":
-    there = path.exists()
+    existed = path.exists()
     try:
         return probe.run([e.ids for e in examples], target=[e.target for e in examples], output=path)
     except ValueError as error:
-        # All else was looked at before.
-        raise ValueError(f"{error} (--overwrite-output deletes it)" if there else str(error)) from error
+        # The rows are known to be valid; only existing results can be refused.
+        raise ValueError(f"{error} (--overwrite-output deletes it)" if existed else str(error)) from error
 
 
 def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
-    """The first sequences, and mean and standard deviation of all."""
+    """A table of the first sequences, with mean and standard deviation of all."""
     import torch
 
     names = ["probability", "area", *(f"left at {share:g}" for share in _THRESHOLDS), "evaluations", "tokens"]
@@ -173,8 +172,8 @@ def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        "area: mean probability over the share of tokens masked; left: tokens not yet masked when it first falls "
-        "below that; tokens: that could be masked"
+        "area: mean probability over the share of masked tokens; left: tokens not yet masked when the probability first "
+        "falls below the value; tokens: number of maskable tokens"
     )
     return "\n".join(lines)
 
@@ -196,7 +195,7 @@ def _summary(result: "MaskingResult") -> dict[str, float]:
 
 def _left_out_text(left_out: dict[str, int]) -> str:
     whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-    return f"Rows that were drawn and left out: {whys}.\n" if whys else ""
+    return f"Drawn rows that were left out: {whys}.\n" if whys else ""
 
 
 def _write(
@@ -208,8 +207,9 @@ def _write(
     left_out: dict[str, int],
     results: "MaskingResults",
 ) -> None:
-    """All files, none of which is put in its place before all are written."""
+    """Write all files except the results themselves, and print their names."""
     from hf_ssm.analysis import pictures
+    from hf_ssm.utils.files import staged_files
 
     source = public_name(str(settings.data["dataset"]))
     facts = {
@@ -226,8 +226,7 @@ def _write(
         "drawn_with_seed": SEED,
         "left_out": left_out,
     }
-    with tempfile.TemporaryDirectory(dir=args.output, prefix=".probe-") as scratch:
-        folder = Path(scratch)
+    with staged_files(args.output, replaces=(JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS)) as folder:
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
         if pictures.can_plot():
             _draw_curves(probe, results, folder / CURVE_NAME, source)
@@ -237,15 +236,12 @@ def _write(
             example, result = examples[number], results[number]
             title = _title(probe, result, f"{source}, {args.split}, row {example.row}")
             _draw_row(folder, probe, data, example, result, title)
-        for pattern in (JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS):
-            for path in args.output.glob(pattern):
-                path.unlink()
-        written = sorted(path.rename(args.output / path.name).name for path in folder.iterdir())
+        written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
 
 
 def _json(facts: dict[str, Any], examples: Sequence[Example], results: "MaskingResults") -> str:
-    """One line for each sequence, and the mean over them."""
+    """The facts, the mean curve, and one line for each sequence."""
     entries = []
     for example, result in zip(examples, results, strict=True):
         entry = {"row": example.row, "target": result.target, **_summary(result), "order": result.order.tolist()}
@@ -262,7 +258,7 @@ def _rounded(values: "Tensor") -> list[float]:
 
 
 def _pictured(results: "MaskingResults") -> list[int]:
-    """The first few sequences, of each class as many as of the others."""
+    """Indices of the first few sequences, equally many of each class."""
     turns: list[tuple[int, int]] = []
     met: Counter[int | None] = Counter()
     for number, result in enumerate(results):
@@ -273,7 +269,7 @@ def _pictured(results: "MaskingResults") -> list[int]:
 
 
 def _draw_curves(probe: "MaskingProbe", results: "MaskingResults", path: Path, source: str) -> None:
-    """One line for each class, where there are a few."""
+    """Plot the mean curves, one for each class if there are few."""
     from hf_ssm.probes.pictures import draw_curves
 
     groups: dict[str, list[MaskingResult]] = {}
@@ -284,7 +280,7 @@ def _draw_curves(probe: "MaskingProbe", results: "MaskingResults", path: Path, s
 
 
 def _class_name(probe: "MaskingProbe", result: "MaskingResult") -> str:
-    """The class of a result with its name, where the model knows one; empty where it is about no class."""
+    """The class of a result, with its name if the model has one; empty if the target is not a class."""
     label = result.target.get("label")
     if label is None:
         return ""
@@ -304,7 +300,7 @@ def _title(probe: "MaskingProbe", result: "MaskingResult", where: str) -> str:
 def _draw_row(
     folder: Path, probe: "MaskingProbe", data: Rows, example: Example, result: "MaskingResult", title: str
 ) -> None:
-    """A strip for letters of a small alphabet, HTML for all else."""
+    """A strip of letters for a small alphabet, HTML for other tokens."""
     from hf_ssm.analysis import pictures
     from hf_ssm.probes.pictures import draw_strip, write_html
     from hf_ssm.probes.strip import MOST_LETTERS

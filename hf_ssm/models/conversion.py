@@ -19,6 +19,7 @@ from hf_ssm.models.base.state_dicts import check_names, check_tensors, load_stat
 from hf_ssm.models.hyena import convert_hyenadna
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.models.s4 import convert_s4
+from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 from hf_ssm.models.selective.modeling_selective import SelectiveSSMForCausalLM, SelectiveSSMForSequenceClassification
 from hf_ssm.tokenization import build_dna_tokenizer
@@ -244,4 +245,15 @@ def _tokenizer(source: str | Path) -> Any:
         raise ValueError(f"the tokenizer of {str(source)!r} cannot be read: {error}") from error
 
 
-__all__ = ["convert_checkpoint", "plain_classifier_from_state_dict"]
+def conversion_notes(model: PreTrainedModel) -> list[str]:
+    """Remarks on the values of a converted model that its files do not contain."""
+    config = model.config
+    if not isinstance(config, S4Config):
+        return []
+    return [
+        f"Assumed, as the file does not contain them: norm_first={config.norm_first} (--norm-first), "
+        f"discretization={config.discretization!r} (--discretization), no dropout"
+    ]
+
+
+__all__ = ["conversion_notes", "convert_checkpoint", "plain_classifier_from_state_dict"]

@@ -50,8 +50,8 @@ def _check_fit(config: Any, data: RunData) -> None:
             for count in (config.num_input_channels, data.num_channels)
         ]
         raise ValueError(
-            f"the model reads {kinds[0]} but the data are {kinds[1]}: leave model.num_input_channels out, choose another "
-            "checkpoint, or convert images to gray with data.grayscale=true"
+            f"the model reads {kinds[0]} but the data are {kinds[1]}: leave model.num_input_channels out, choose "
+            "another checkpoint, or convert images to gray with data.grayscale=true"
         )
     if data.tokenizer is not None and config.vocab_size < len(data.tokenizer):
         raise ValueError(

@@ -85,7 +85,9 @@ def last_checkpoint(folder: Path) -> Path:
     for step in sorted(steps, reverse=True):
         if _is_complete(steps[step]):
             return steps[step]
-    held = f"only incomplete checkpoints ({', '.join(path.name for path in steps.values())})" if steps else "no checkpoint"
+    held = (
+        f"only incomplete checkpoints ({', '.join(path.name for path in steps.values())})" if steps else "no checkpoint"
+    )
     raise ValueError(
         f"--resume: {str(folder)!r} contains {held}: give the --output of the interrupted run, or start a new run "
         "without --resume"

@@ -126,8 +126,8 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except ValueError as error:  # its message is about sentencepiece
             raise ValueError(
-                f"{name!r} has no tokenizer that can be loaded, and the data are texts: choose a model that was trained "
-                "on texts, or set data.tokenizer"
+                f"{name!r} has no tokenizer that can be loaded, and the data are texts: choose a model that was "
+                "trained on texts, or set data.tokenizer"
             ) from error
     for token in ("pad_token", "mask_token") if settings.task == "masked-lm" else ("pad_token",):
         if getattr(tokenizer, token) is None:
@@ -218,8 +218,8 @@ def _check_label_kind(settings: RunSettings, kind: str) -> None:
     if kind not in wanted:
         fitting = [name for name, task in TASKS.items() if kind in task.labels]
         raise ValueError(
-            f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in wanted)}, but the labels "
-            f"of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, or "
+            f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in wanted)}, but the "
+            f"labels of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, or "
             "another data.label_column"
         )
 
@@ -239,12 +239,18 @@ def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
     for key in unsuitable:
         if data.get(key):
             wanted = "texts" if numbers else "images and numbers"
-            raise ValueError(f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave it out")
+            raise ValueError(
+                f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave it out"
+            )
     both = [key for key in ("reverse_complement", "pair_column") if data.get(key)]
     if len(both) == 2:
-        raise ValueError("data.reverse_complement would move letters from one text of a pair to the other: leave it out")
+        raise ValueError(
+            "data.reverse_complement would move letters from one text of a pair to the other: leave it out"
+        )
     if both and task == "token-classification":
-        raise ValueError(f"data.{both[0]} would separate tokens from their labels in token-classification: leave it out")
+        raise ValueError(
+            f"data.{both[0]} would separate tokens from their labels in token-classification: leave it out"
+        )
 
 
 def check_label_for_each_position(splits: DatasetDict) -> None:

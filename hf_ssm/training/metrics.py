@@ -67,14 +67,14 @@ def token_statistics(shift: bool) -> Callable[[Logits, torch.Tensor], torch.Tens
     """
 
     def preprocess(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
-        logits = _first(logits)
+        scores = _first(logits)
         if shift:
-            logits, labels = logits[:, :-1], labels[:, 1:]
+            scores, labels = scores[:, :-1], labels[:, 1:]
         counted = labels != IGNORED_LABEL
         nll = torch.nn.functional.cross_entropy(
-            logits.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
+            scores.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
         )
-        correct = (logits.argmax(dim=-1) == labels) & counted
+        correct = (scores.argmax(dim=-1) == labels) & counted
         return torch.stack([column.double().sum(dim=1) for column in (nll, correct, counted)], dim=1)
 
     return preprocess
@@ -105,14 +105,14 @@ def regression_statistics(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
     Returns:
         `(B, 3)` float64: summed squared errors, summed absolute errors, number of targets.
     """
-    logits = _first(logits).double()
-    if logits.dim() == labels.dim() + 1 and logits.shape[-1] == 1:
-        logits = logits.squeeze(-1)
+    predicted = _first(logits).double()
+    if predicted.dim() == labels.dim() + 1 and predicted.shape[-1] == 1:
+        predicted = predicted.squeeze(-1)
     # -100 may be a target, but a prediction equals it exactly only where both are padding.
-    padded = (labels == IGNORED_LABEL) & (logits == IGNORED_LABEL)
+    padded = (labels == IGNORED_LABEL) & (predicted == IGNORED_LABEL)
     counted = ~(torch.isnan(labels) | padded)
     # A row of one target has no second dimension.
-    error = torch.where(counted, logits - labels.double(), 0.0).reshape(len(labels), -1)
+    error = torch.where(counted, predicted - labels.double(), 0.0).reshape(len(labels), -1)
     return torch.stack([error.square().sum(1), error.abs().sum(1), counted.reshape(len(labels), -1).sum(1)], dim=1)
 
 

@@ -27,7 +27,9 @@ def staged_files(folder: str | Path, replaces: Sequence[str] = ()) -> Iterator[P
     with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX) as scratch:
         yield Path(scratch)
         new = sorted(Path(scratch).iterdir())
-        outdated = {path for pattern in replaces for path in folder.glob(pattern)} - {folder / path.name for path in new}
+        outdated = {path for pattern in replaces for path in folder.glob(pattern)} - {
+            folder / path.name for path in new
+        }
         for path in outdated:
             path.unlink()
         for path in new:
