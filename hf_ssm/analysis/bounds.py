@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
-from hf_ssm.modules.operator import loaded
-from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.modules.operator import materialized
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
-from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions, selective_norms
+from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
@@ -140,7 +139,7 @@ class _Observer:
 
     name: str
     layer: int
-    scan: SelectiveScan
+    scan: Any
     rows: int = 0
     longest: int = 0
     tokens: float = 0.0
@@ -156,7 +155,7 @@ class _Observer:
         bound.apply_defaults()
         inputs, gate, mask = (bound.arguments[name] for name in ("inputs", "gate", "mask"))
         present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
-        with loaded(scan):
+        with materialized(scan):
             step = scan.time_steps(scan.selection(inputs)[0])
             decay = scan.state_matrix().real.double().max(dim=1).values
         self.rows += len(inputs)
@@ -209,7 +208,7 @@ def generalization_bound(
     """
     model = unwrapped(model)
     operators = sequence_operators(model)
-    observers = [_Observer(name, layer, part) for name, layer, part in operators if isinstance(part, SelectiveScan)]
+    observers = [_Observer(name, layer, part) for name, layer, part in operators if part.bound_norms is not None]
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "
@@ -307,22 +306,13 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
         raise ValueError(f"`input_bound`={input_bound} is below what the scan reads, {measured}: give a larger one.")
     weight = model.classifier.weight
     w = weight[0] if len(weight) == 1 else weight[1] - weight[0]
-    return _norms(first.scan, w, measured if input_bound is None else input_bound, embedding)
-
-
-def _norms(
-    scan: SelectiveScan, w: Tensor | None, input_bound: float, embedding: Tensor | None = None
-) -> SelectiveNorms:
-    with loaded(scan, scan.x_proj, *([] if scan.dt_proj is None else [scan.dt_proj])):
-        step, W_B, W_C = scan.x_proj.weight.split([scan.rank, scan.state_size, scan.state_size])
-        q = None if scan.rank == 0 else step if scan.dt_proj is None else scan.dt_proj.weight.double() @ step.double()
-        return selective_norms(scan.state_matrix(), W_B, W_C, w, q, scan.dt_bias, input_bound, embedding)
+    return first.scan.bound_norms(w, measured if input_bound is None else input_bound, embedding)
 
 
 def _scan_bound(seen: _Observer) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
-    direction = "backward" if "reverse" in seen.name else "forward"
+    direction = scan.direction
     found = [
         _requirement("real states", scan.A_imag is None, None, "complex_state=False: pairs are not written out here"),
         _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
@@ -337,7 +327,7 @@ def _scan_bound(seen: _Observer) -> ScanBound:
     output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
     if scan.A_imag is not None:
         return ScanBound(seen.name, seen.layer, direction, found, None, None, contraction, output)
-    norms = _norms(scan, None, seen.input_norm)
+    norms = scan.bound_norms(None, seen.input_norm)
     smallest, largest = norms.step_range
     contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
     found += norm_assumptions(norms)

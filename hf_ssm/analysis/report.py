@@ -25,9 +25,8 @@ from hf_ssm.analysis.frequency import (
     frequency_responses,
 )
 from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
-from hf_ssm.analysis.recording import OperatorRecord, record_operators
+from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
 from hf_ssm.analysis.variation import Variation, layer_variations
-from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -169,7 +168,7 @@ def theory_report(
         num_sequences: n, the number of training sequences, for ψ²/√n and the bound; default: the rows of the batches.
         bands: Ends of the frequency bands, ascending, in radians per sample in [0, π].
         movement: Relative change of each group of parameters, as `relative_change` gives it or
-            `movement_of_log` reads it.
+            `changes_in_log` reads it.
         data: More about the data, to be recorded.
         settings: Anything else to be recorded.
 
@@ -185,8 +184,9 @@ def theory_report(
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences
-    has_convolutions = any(isinstance(part, LongConvolution) for part in model.modules())
-    responses = frequency_responses(model) if has_convolutions else []
+    operators = [operator for _, _, operator in sequence_operators(model)]
+    has_responses = any(operator.frequency_response is not None for operator in operators)
+    responses = frequency_responses(model) if has_responses else []
     base = getattr(unwrapped(model), "config", None)
     family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
     return TheoryReport(

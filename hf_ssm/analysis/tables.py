@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hf_ssm.analysis.movement import GROUPS
+from hf_ssm.modules.roles import QUANTITIES
 
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
@@ -152,7 +152,7 @@ def _movement(report: "TheoryReport") -> list[Table]:
     title = "Movement of the parameters in training"
     if not report.movement:
         return [Table(title, notes=["Not known: there is no training_log.json that tells of it from the start."])]
-    rows = [(GROUPS[group], value) for group, value in report.movement.items()]
+    rows = [(QUANTITIES[group], value) for group, value in report.movement.items()]
     notes = ["‖θ_after − θ_before‖ / ‖θ_before‖ (Yu et al. 2025, Table 1); – where a group was zero before."]
     return [Table(title, ("parameters", "relative change"), rows, notes)]
 

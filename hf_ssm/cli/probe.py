@@ -57,7 +57,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=_STRATEGIES,
         default="exact",
-        help="exact (default; about length²/2 evaluations for each sequence), or screened or one_shot (few evaluations)",
+        help="exact (default; about length²/2 evaluations a sequence), or screened or one_shot (few evaluations)",
     )
     parser.add_argument(
         "--mask",
@@ -172,8 +172,8 @@ def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        "area: mean probability over the share of masked tokens; left: tokens not yet masked when the probability first "
-        "falls below the value; tokens: number of maskable tokens"
+        "area: mean probability over the share of masked tokens; left: tokens not yet masked when the probability "
+        "first falls below the value; tokens: number of maskable tokens"
     )
     return "\n".join(lines)
 

@@ -149,8 +149,8 @@ def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id:
 
 def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: set[str]) -> "CardFacts":
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
-    from hf_ssm.analysis.movement import GROUPS
     from hf_ssm.hub.card import CardFacts
+    from hf_ssm.modules.roles import QUANTITIES
     from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
     from hf_ssm.training.settings import DATA_DEFAULTS, family_of
 
@@ -190,7 +190,7 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
         signal_shape=result.signal_shape,
         images=result.images,
         has_picture=PICTURE_NAME in pictures,
-        movement={GROUPS[group]: change for group, change in result.movement.items()},
+        movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
     )
 

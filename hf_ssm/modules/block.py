@@ -19,6 +19,8 @@ __all__ = ["MLP", "Block"]
 class MLP(nn.Module):
     """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`."""
 
+    parameter_quantity = "mlp"
+
     def __init__(self, config):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
@@ -31,6 +33,9 @@ class MLP(nn.Module):
 
 class Block(GradientCheckpointingLayer):
     """Mixer and (where the configuration has an `mlp_size`) MLP, each with a norm and a residual sum."""
+
+    # Of all parameters of the mixer that its modules do not describe.
+    parameter_quantity = "projection"
 
     def __init__(self, config, layer_idx: int, mixer: Callable[..., nn.Module]):
         super().__init__()
@@ -60,10 +65,10 @@ class Block(GradientCheckpointingLayer):
             state: Go on from this memory, and change it in place.
 
         Returns:
-            `(B, L, D)`, or `(B, 1, D)` where the state says `last_only`, and τ or `None`.
+            `(B, L, D)`, or `(B, 1, D)` where the state says `last_position_only`, and τ or `None`.
         """
         mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
-        if state is not None and state.last_only:
+        if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
         hidden_states = self._sum(hidden_states, mixed)
         if not self.norm_first:

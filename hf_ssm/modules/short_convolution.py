@@ -19,6 +19,8 @@ def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 class ShortConvolution(nn.Conv1d):
     """Depth-wise convolution of the tokens of `(B, L, D)`, from a memory on where there is one; zero at padding."""
 
+    parameter_quantity = "short_convolution"
+
     def __init__(self, channels: int, taps: int, *, bias: bool = True, bidirectional: bool = False):
         super().__init__(channels, channels, taps, groups=channels, bias=bias)
         self.bidirectional = bidirectional

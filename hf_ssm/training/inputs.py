@@ -219,8 +219,8 @@ def _check_label_kind(settings: RunSettings, kind: str) -> None:
         fitting = [name for name, task in TASKS.items() if kind in task.labels]
         raise ValueError(
             f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in wanted)}, but the "
-            f"labels of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, or "
-            "another data.label_column"
+            f"labels of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, "
+            "or another data.label_column"
         )
 
 

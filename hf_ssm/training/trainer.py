@@ -11,8 +11,9 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
+from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training.losses import TauLoss
-from hf_ssm.training.optim import StateMatrixDecay, is_decayed, is_dynamics, is_sobolev_order
+from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
 
@@ -126,7 +127,12 @@ class SSMTrainer(PushingTrainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters with weight decay."""
-        return [name for name in super().get_decay_parameter_names(model) if is_decayed(name)]
+        roles = parameter_roles(model)
+        return [
+            name
+            for name in super().get_decay_parameter_names(model)
+            if name not in roles or is_decayed(name, roles[name])
+        ]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """transformers' optimizer, with groups of their own for dynamics and Sobolev orders."""
@@ -137,26 +143,22 @@ class SSMTrainer(PushingTrainer):
         rate = self.args.learning_rate
         dynamics_rate = getattr(self.args, "dynamics_learning_rate", None)
         sobolev_rate = getattr(self.args, "sobolev_learning_rate", None)
-        rates = {
-            is_dynamics: min(rate, 1e-3) if dynamics_rate is None else dynamics_rate,
-            is_sobolev_order: rate if sobolev_rate is None else sobolev_rate,
-        }
+        dynamics_rate = min(rate, 1e-3) if dynamics_rate is None else dynamics_rate
         trained: Any = self.model if model is None else model
-        named = dict(trained.named_parameters())
-        for belongs, own_rate in rates.items():
-            chosen = {id(parameter) for name, parameter in named.items() if belongs(name)}
+        roles, named = parameter_roles(trained), dict(trained.named_parameters())
+        dynamics = {id(named[name]) for name, role in roles.items() if role.is_dynamics}
+        orders = {id(named[name]) for name, role in roles.items() if role.quantity == "sobolev_order"}
+        for chosen, own_rate in ((dynamics, dynamics_rate), (orders, rate if sobolev_rate is None else sobolev_rate)):
             moved = []
             for group in optimizer.param_groups:
                 moved += [parameter for parameter in group["params"] if id(parameter) in chosen]
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
             if moved:
                 optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
-        self._decay_state_matrices(optimizer, named, rates[is_dynamics])
+        self._decay_state_matrices(optimizer, trained, dynamics_rate)
         return optimizer
 
-    def _decay_state_matrices(
-        self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], rate: float
-    ) -> None:
+    def _decay_state_matrices(self, optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
         decay = getattr(self.args, "dynamics_weight_decay", 0.0)
         if decay == 0:
             return
@@ -165,7 +167,7 @@ class SSMTrainer(PushingTrainer):
                 f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "
                 "would take A past 0: lower `dynamics_weight_decay` or `dynamics_learning_rate`."
             )
-        optimizer.register_step_pre_hook(StateMatrixDecay(named.items(), decay))
+        optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
     def compute_loss(
         self,

@@ -12,9 +12,9 @@ from torch import nn
 import hf_ssm
 from hf_ssm.analysis import pictures
 from hf_ssm.analysis.complexity import LayerComplexity
-from hf_ssm.analysis.movement import GROUPS
 from hf_ssm.analysis.report import BANDS, theory_report
 from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
+from hf_ssm.modules.roles import QUANTITIES
 
 VARIANTS = {
     "hyena": ("Hyena", {"hyena_order": 3, "filter_order": 4, "max_position_embeddings": 16}),
@@ -159,7 +159,7 @@ def test_markdown_tables_are_whole(make_model) -> None:
     assert len(blocks) == 4
     for rows in blocks:
         assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
-    assert f"| {GROUPS['A_imag']} | 0.25 |" in text and f"| {GROUPS['sobolev_order']} | – |" in text
+    assert f"| {QUANTITIES['A_imag']} | 0.25 |" in text and f"| {QUANTITIES['sobolev_order']} | – |" in text
 
 
 def test_cells_and_lists() -> None:

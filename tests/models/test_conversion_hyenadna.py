@@ -26,7 +26,7 @@ from hf_ssm import (
 from hf_ssm.models.conversion import convert_checkpoint
 from hf_ssm.models.hyena.configuration_hyenadna import from_hyenadna
 from hf_ssm.models.hyena.convert_hyenadna import converted, recognises
-from hf_ssm.training.optim import is_decayed
+from hf_ssm.modules.roles import parameter_roles
 
 D, LAYERS, INNER, WIDTH, EMBEDDING, LONGEST = 6, 2, 10, 8, 5, 23
 LENGTHS = (1, 2, 7, 16, LONGEST)
@@ -270,7 +270,7 @@ class TestLoading:
         # The last tap of all reaches the last position alone, which predicts nothing.
         assert filter.positions.grad[:-1].abs().min() > 0
         assert not any(filter.get_buffer(name).requires_grad for name in ("time", "decay_rates"))
-        assert not is_decayed("model.layers.1.mixer.long_conv.filter.positions")
+        assert not parameter_roles(model)["model.layers.1.mixer.long_conv.filter.positions"].is_decayed
 
     def test_under_other_heads(self, folder):
         ids = draw_ids(1, 9)

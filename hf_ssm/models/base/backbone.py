@@ -20,6 +20,7 @@ from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, readable
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
+from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 
 
@@ -78,15 +79,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
-    # Step sizes, state matrices and filters lose their meaning in half precision.
-    _keep_in_fp32_modules_strict = {
-        "long_conv",
-        *(
-            f"{scan}.{name}"
-            for scan in ("scan", "reverse_scan")
-            for name in ("A", "A_log", "A_imag", "D", "dt_bias", "sobolev_order")
-        ),
-    }
     # Assisted decoding would have to take tokens back, which a recurrent state does not allow.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
@@ -114,10 +106,12 @@ class SSMPreTrainedModel(PreTrainedModel):
             )
 
     def post_init(self) -> None:
-        """As in transformers, which wants each name of what stays in float32 to be there."""
-        own = [f".{name}." for name, _ in self.named_parameters()]
+        """Also names the parameters that stay in float32 in a half-precision model, as the operators declare them."""
         self._keep_in_fp32_modules_strict = {
-            part for part in type(self)._keep_in_fp32_modules_strict if any(f".{part}." in name for name in own)
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, SequenceOperator)
+            for name in module.fp32_parameters()
         }
         super().post_init()
 
@@ -196,6 +190,8 @@ class SSMPreTrainedModel(PreTrainedModel):
 
 class SSMModel(SSMPreTrainedModel):
     """Embedding (or input projection), blocks, final norm."""
+
+    parameter_quantity = "embedding"
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -294,16 +290,16 @@ class SSMModel(SSMPreTrainedModel):
         """The cache to go on from or to fill, if there shall be one."""
         # A cache that this model has filled was allowed then.
         is_own = isinstance(cache, SSMCache) and cache.belongs_to(self)
-        looks_ahead = None if is_own else self.config.looks_ahead
+        non_causal_flag = None if is_own else self.config.non_causal_flag
         if use_cache is None and cache is None:
-            use_cache = self.config.use_cache and not self.training and looks_ahead is None and not output_tau
+            use_cache = self.config.use_cache and not self.training and non_causal_flag is None and not output_tau
         if cache is None and (not use_cache or (self.training and self.gradient_checkpointing)):
             return None
         asked = "use_cache=True" if cache is None else "past_key_values"
-        if looks_ahead is not None:
+        if non_causal_flag is not None:
             raise ValueError(
-                f"`{asked}` needs a causal model, but this one has {looks_ahead}: later tokens would change what it "
-                "said of earlier ones."
+                f"`{asked}` needs a causal model, but this one has {non_causal_flag}: later tokens would change the "
+                "outputs at earlier positions."
             )
         if output_tau:
             raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{asked}`.")

@@ -37,30 +37,6 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
     }
 )
 
-CHOICES = {
-    "block": ("mamba", "plain"),
-    "discretization": ("zoh", "bilinear"),
-    "filter_positions": ("computed", "stored", "learned"),
-    "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
-    "init": ("legs", "lin", "inv", "real"),
-    "kernel_type": ("s4d", "s4"),
-    "norm_type": ("layer", "batch", "rms", "none"),
-    "pooling": ("last", "mean", "first", None),
-    "sobolev_frequency": ("normalized", "radian", "bilinear"),
-    "sobolev_mode": ("causal", "zero_phase"),
-    "state_matrix": ("neg_exp", "raw"),
-    "tau_statistics": ("batch", "unit", "white"),
-    "time_step_init_scheme": ("random", "constant"),
-}
-_POSITIVE = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "state_size", "num_input_channels"),
-    *("max_position_embeddings", "conv_kernel", "filter_order", "filter_activation_frequency", "frequency_scale"),
-    *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "sinusoid_window"),
-    *("expand", "time_step_scale", "time_step_floor"),
-)
-_NOT_NEGATIVE = ("frequency_shift", "tau_weight", "num_inner_mlps")
-_PROBABILITIES = ("embedding_dropout", "hidden_dropout", "classifier_dropout")
-
 
 @strict
 class SSMConfig(PreTrainedConfig):
@@ -128,6 +104,21 @@ class SSMConfig(PreTrainedConfig):
         "dt_min": "time_step_min",
         "dt_max": "time_step_max",
     }
+    # Values that a field may have, and ranges of numbers; the configuration of a family adds its own fields.
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        "discretization": ("zoh", "bilinear"),
+        "init": ("legs", "lin", "inv", "real"),
+        "norm_type": ("layer", "batch", "rms", "none"),
+        "pooling": ("last", "mean", "first", None),
+        "sobolev_frequency": ("normalized", "radian", "bilinear"),
+        "sobolev_mode": ("causal", "zero_phase"),
+        "tau_statistics": ("batch", "unit", "white"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_input_channels", "frequency_scale"),
+        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
+    )
+    non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
     # Set by `hf_ssm` itself; called with the configuration and the folder it is saved to, it adds the code that loads
     # the model. Code that came with a checkpoint is copied by transformers.
@@ -254,9 +245,9 @@ class SSMConfig(PreTrainedConfig):
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check(self) -> None:
-        """Raise `ValueError` for values out of range; also run by the models, as fields can be assigned later."""
-        for name, choices in CHOICES.items():
-            value = getattr(self, name, choices[0])
+        """Raise `ValueError` for values out of range; models call it too, as fields can be assigned later."""
+        for name, choices in self.field_choices.items():
+            value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         self._check_numbers()
@@ -284,15 +275,15 @@ class SSMConfig(PreTrainedConfig):
                 )
 
     def _check_numbers(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name, None)
+        for name in self.positive_fields:
+            value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name, 0)
+        for name in self.non_negative_fields:
+            value = getattr(self, name)
             if value is None or not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
-        for name in _PROBABILITIES:
+        for name in ("embedding_dropout", "hidden_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)}.")
 
@@ -334,13 +325,30 @@ class SSMConfig(PreTrainedConfig):
         return None
 
     @property
-    def looks_ahead(self) -> str | None:
-        """The flag that lets the model read later positions, with its mend; `None` for a causal model."""
+    def has_sobolev_filter(self) -> bool:
+        """Whether some layer has a Sobolev filter."""
+        return self.sobolev_trainable or any(self.sobolev_orders)
+
+    @property
+    def non_causal_flag(self) -> str | None:
+        """The flag that lets the model read later positions, with the value to set instead; `None` if it is causal."""
         if self.bidirectional:
             return "`bidirectional=True` (set `bidirectional=False`)"
-        if self.sobolev_mode == "zero_phase" and (self.sobolev_trainable or any(self.sobolev_orders)):
+        if self.sobolev_mode == "zero_phase" and self.has_sobolev_filter:
             return "`sobolev_mode='zero_phase'` (set `sobolev_mode='causal'`)"
         return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the output at a position depends on this and earlier positions only."""
+        return self.non_causal_flag is None
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.has_frequencies:
+            return None
+        return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
 
 
 __all__ = ["SSMConfig"]

@@ -55,6 +55,7 @@ def check_labels(labels: Tensor, classes: int, argument: str) -> None:
 class _TokenHead(SSMPreTrainedModel):
     """What the heads that predict tokens share: backbone, linear map to the vocabulary, cross-entropy."""
 
+    parameter_quantity = "head"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
     backbone_class: ClassVar[type[SSMModel]]
@@ -139,9 +140,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
 
     def __init__(self, config: SSMConfig):
         self.expect(config)
-        if config.looks_ahead is not None:
+        if config.non_causal_flag is not None:
             raise ValueError(
-                f"A causal language model cannot have {config.looks_ahead}: it would read the tokens it predicts."
+                f"A causal language model cannot have {config.non_causal_flag}: it would read the tokens it predicts."
             )
         super().__init__(config)
 
@@ -223,6 +224,7 @@ class SSMForMaskedLM(_TokenHead):
 class _LabelHead(SSMPreTrainedModel):
     """What the heads with `num_labels` outputs share: backbone, dropout, linear map."""
 
+    parameter_quantity = "head"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
     backbone_class: ClassVar[type[SSMModel]]

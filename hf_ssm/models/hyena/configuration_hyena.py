@@ -57,6 +57,18 @@ class HyenaConfig(SSMConfig):
         "hyena_dropout": "hidden_dropout",
     }
 
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        **SSMConfig.field_choices,
+        "filter_positions": ("computed", "stored", "learned"),
+        "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *SSMConfig.positive_fields,
+        *("conv_kernel", "filter_activation_frequency", "filter_order", "intermediate_size"),
+        *("max_position_embeddings", "sinusoid_window"),
+    )
+    non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "num_inner_mlps")
+
     hyena_order: int = 2
     filter_type: str = "implicit"
     conv_kernel: int = 3
@@ -99,6 +111,16 @@ class HyenaConfig(SSMConfig):
     def has_frequencies(self) -> bool:
         """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
         return self.filter_type in ("implicit", "sinusoid") or self.init != "real"
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.filter_type in ("implicit", "sinusoid"):
+            return (
+                f"`filter_type`={self.filter_type!r} has no state matrix, for whose α there is a rule: take 's4d' or "
+                "'s4'."
+            )
+        return super().no_alpha_rule
 
     @property
     def mlp_size(self) -> int | None:

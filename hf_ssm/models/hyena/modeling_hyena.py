@@ -56,7 +56,7 @@ class HyenaMixer(nn.Module):
                 value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
                 taus.append(tau)
             else:
-                value = self.long_conv.extend(gated, state, group=group)
+                value = self.long_conv.forward_with_state(gated, state, group=group)
         output = self.out_proj(value * gates[0][:, -value.shape[1] :])
         return output, torch.stack(taus).mean() if output_tau else None
 

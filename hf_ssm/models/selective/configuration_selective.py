@@ -103,6 +103,17 @@ class SelectiveSSMConfig(SSMConfig):
         "dt_rank": "time_step_rank",
     }
 
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        **SSMConfig.field_choices,
+        "block": ("mamba", "plain"),
+        "state_matrix": ("neg_exp", "raw"),
+        "time_step_init_scheme": ("random", "constant"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *SSMConfig.positive_fields,
+        *("conv_kernel", "expand", "intermediate_size", "time_step_floor", "time_step_scale"),
+    )
+
     block: str = "mamba"
     hidden_size: _Int = None
     num_hidden_layers: _Int = None
@@ -171,8 +182,7 @@ class SelectiveSSMConfig(SSMConfig):
             raise ValueError(
                 f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or take init='real'."
             )
-        has_filter = self.sobolev_trainable or any(self.sobolev_orders)
-        if has_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
+        if self.has_sobolev_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
             raise ValueError(
                 f"`sobolev_frequency`={self.sobolev_frequency!r} measures frequencies by a step size, which here "
                 "depends on the token: take 'normalized'."
@@ -202,6 +212,15 @@ class SelectiveSSMConfig(SSMConfig):
     def stores_pairs(self) -> bool:
         """Whether states are complex and one of each conjugate pair is stored."""
         return self.complex_state
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.fixed_step:
+            return (
+                f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
+            )
+        return super().no_alpha_rule
 
     @property
     def default_pooling(self) -> str:

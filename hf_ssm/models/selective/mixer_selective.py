@@ -53,7 +53,7 @@ class SelectiveMixer(nn.Module):
         self.bidirectional = bool(config.bidirectional)
         if self.bidirectional:
             self.reverse_conv1d = None if plain else self._convolution(config)
-            self.reverse_scan = SelectiveScan(config, layer_idx)
+            self.reverse_scan = SelectiveScan(config, layer_idx, "backward")
 
     @staticmethod
     def _convolution(config) -> ShortConvolution:
@@ -66,7 +66,7 @@ class SelectiveMixer(nn.Module):
         output_tau: bool = False,
         state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if state is not None and state.last_only:
+        if state is not None and state.last_position_only:
             return self._last(hidden_states, mask, state), None
         inputs, gate = self.project(hidden_states, mask)
         scanned = self.scan_inputs(inputs, mask, state)
