@@ -144,7 +144,7 @@ def test_interrupted_command_goes_on(capsys, trained, tmp_path, monkeypatch):
     search = masking.search
     monkeypatch.setattr(masking, "search", interrupted)
     assert run(*arguments, tmp_path / "cut") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "cut").iterdir()] == ["probe.safetensors"]
     # No --overwrite-output is needed, and two sequences are not done again.
     assert run(*arguments, tmp_path / "cut") == 0
@@ -341,7 +341,7 @@ def test_without_matplotlib(capsys, trained, tmp_path):
         (["--mask", "X"], "`mask`='X'"),
         (["--target", "7"], "the model has the classes 0 to 1"),
         (["--target", "enhancer"], "--target 'enhancer': give the number of a class, its name"),
-        (["--position", "3"], "--position is for models that say something of each token"),
+        (["--position", "3"], "--position is for models with a prediction for each token"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
         (["--dataset", "missing.csv"], "missing.csv"),
         (["--set", "data.label_column=lable"], "lable"),

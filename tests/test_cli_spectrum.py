@@ -208,11 +208,11 @@ def test_the_error_names_the_mend(genes, checkpoint, tmp_path, capsys):
         ([genes, "--set", "data.max_lenght=3"], "did you mean 'max_length'"),
         ([genes, "--set", "model.init=lin"], "settings of the section data only"),
         ([genes, "--init", "hippo"], "`init` must be one of"),
-        ([genes, "--model", checkpoint, "--state-size", 4], "--state-size and --model: the checkpoint brings its own"),
+        ([genes, "--model", checkpoint, "--state-size", 4], "--state-size and --model: the checkpoint defines it"),
         ([genes, "--model", tmp_path / "constant.csv"], "is a file: give the folder of a checkpoint"),
-        ([constant, *fractions], "inputs: no power but at the frequency 0: each sequence is constant"),
+        ([constant, *fractions], "inputs: no power at frequencies other than 0: each sequence is constant"),
         ([short, *fractions], "or one position long"),
-        ([unknown, *fractions], "nothing but special tokens"),
+        ([unknown, *fractions], "special tokens only"),
     ):
         assert message in error_of(capsys, *arguments)
 
