@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +41,8 @@ _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
 _ROWS, _MAX_TOKENS = 20, 16384
 _STRATEGIES = ("exact", "screened", "one_shot")
 _THRESHOLDS = (0.9, 0.5)
-# Sequences with a plot, sequences with a line in the table, most classes with a line each in the plot of the curves.
-_PICTURED, _LISTED, _MOST_LINES = 4, 10, 4
+# Sequences with a plot of their own, and with a line in the table.
+_PICTURED, _LISTED = 4, 10
 # A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
 _OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
@@ -209,6 +208,8 @@ def _write(
 ) -> None:
     """Write all files except the results themselves, and print their names."""
     from hf_ssm.analysis import pictures
+    from hf_ssm.probes.html import describe_target
+    from hf_ssm.probes.pictures import draw_curves
     from hf_ssm.utils.files import staged_files
 
     source = public_name(str(settings.data["dataset"]))
@@ -229,72 +230,35 @@ def _write(
     with staged_files(args.output, replaces=(JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS)) as folder:
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
         if pictures.can_plot():
-            _draw_curves(probe, results, folder / CURVE_NAME, source)
+            title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
+            draw_curves(results, folder / CURVE_NAME, title=title)
         else:
             print(f"No pictures: {pictures.INSTALL_HINT}", file=sys.stderr)
-        for number in _pictured(results):
-            example, result = examples[number], results[number]
-            title = _title(probe, result, f"{source}, {args.split}, row {example.row}")
-            _draw_row(folder, probe, data, example, result, title)
+        for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
+            what = f"{describe_target(result)}, probability {result.probabilities[0].item():.3f}"
+            _draw_row(folder, probe, data, example, result, f"{source}, {args.split}, row {example.row}: {what}")
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
 
 
 def _json(facts: dict[str, Any], examples: Sequence[Example], results: "MaskingResults") -> str:
-    """The facts, the mean curve, and one line for each sequence."""
-    entries = []
-    for example, result in zip(examples, results, strict=True):
-        entry = {"row": example.row, "target": result.target, **_summary(result), "order": result.order.tolist()}
-        entries.append(json.dumps({**entry, "probabilities": _rounded(result.probabilities)}))
-    names = ("share_masked", "mean", "standard_deviation")
-    mean = dict(zip(names, map(_rounded, results.mean_curve()), strict=True))
-    head = json.dumps(facts, ensure_ascii=False, indent=1)[:-2]
-    lines = ",\n".join(f"  {entry}" for entry in entries)
-    return f'{head},\n "mean_curve": {json.dumps(mean)},\n "sequences": [\n{lines}\n ]\n}}\n'
+    """The facts, the mean curve, and the results of each sequence."""
+    mean = dict(zip(("share_masked", "mean", "standard_deviation"), map(_rounded, results.mean_curve()), strict=True))
+    sequences = [
+        {
+            "row": example.row,
+            "target": result.target,
+            **_summary(result),
+            "order": result.order.tolist(),
+            "probabilities": _rounded(result.probabilities),
+        }
+        for example, result in zip(examples, results, strict=True)
+    ]
+    return json.dumps({**facts, "mean_curve": mean, "sequences": sequences}, ensure_ascii=False) + "\n"
 
 
 def _rounded(values: "Tensor") -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
-
-
-def _pictured(results: "MaskingResults") -> list[int]:
-    """Indices of the first few sequences, equally many of each class."""
-    turns: list[tuple[int, int]] = []
-    met: Counter[int | None] = Counter()
-    for number, result in enumerate(results):
-        label = result.target.get("label")
-        turns.append((met[label], number))
-        met[label] += 1
-    return sorted(number for _, number in sorted(turns)[:_PICTURED])
-
-
-def _draw_curves(probe: "MaskingProbe", results: "MaskingResults", path: Path, source: str) -> None:
-    """Plot the mean curves, one for each class if there are few."""
-    from hf_ssm.probes.pictures import draw_curves
-
-    groups: dict[str, list[MaskingResult]] = {}
-    for result in sorted(results, key=lambda result: result.target.get("label", 0)):
-        groups.setdefault(_class_name(probe, result), []).append(result)
-    title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
-    draw_curves(groups if 1 < len(groups) <= _MOST_LINES else results, path, title=title)
-
-
-def _class_name(probe: "MaskingProbe", result: "MaskingResult") -> str:
-    """The class of a result, with its name if the model has one; empty if the target is not a class."""
-    label = result.target.get("label")
-    if label is None:
-        return ""
-    name = (probe.model.config.id2label or {}).get(label, "")
-    return f"class {label}" if name in ("", str(label), f"LABEL_{label}") else f"class {label} ({name})"
-
-
-def _title(probe: "MaskingProbe", result: "MaskingResult", where: str) -> str:
-    from hf_ssm.probes.html import describe_target
-
-    what = describe_target(result)
-    if result.target.get("label") is not None:
-        what = what.replace(f"class {result.target['label']}", _class_name(probe, result), 1)
-    return f"{where}: {what}, probability {result.probabilities[0].item():.3f}"
 
 
 def _draw_row(

@@ -33,13 +33,13 @@ _FEWEST_FREQUENCIES = 257
 _ROWS, _BATCH_SIZE = 512, 32
 _INPUTS, _ALL_LAYERS = "inputs", "all layers"
 
-# Option -> field of the configuration, type, help. With --model the configuration of the checkpoint is used.
-_OF_CONFIG: dict[str, tuple[str, type, str]] = {
-    "--state-size": ("state_size", int, "N of the planned state space model"),
-    "--init": ("init", str, "initialisation of its state matrix: legs, lin or inv"),
-    "--discretization": ("discretization", str, "its discretization: zoh or bilinear"),
-    "--time-step-min": ("time_step_min", float, "its smallest step size Δ"),
-    "--time-step-max": ("time_step_max", float, "its largest step size Δ"),
+# Field of the configuration, set by an option of the same name -> type, help. With --model the checkpoint defines them.
+_CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
+    "state_size": (int, "N of the planned state space model"),
+    "init": (str, "initialisation of its state matrix: legs, lin or inv"),
+    "discretization": (str, "its discretization: zoh or bilinear"),
+    "time_step_min": (float, "its smallest step size Δ"),
+    "time_step_max": (float, "its largest step size Δ"),
 }
 
 
@@ -50,8 +50,8 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="CHECKPOINT", help="also the spectra of the inputs of each layer of this folder or Hub id"
     )
-    for option, (_, kind, help_text) in _OF_CONFIG.items():
-        parser.add_argument(option, metavar=option.rpartition("-")[2].upper(), type=kind, help=help_text)
+    for name, (kind, help_text) in _CONFIG_OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
     add_output_options(parser, f"{SPECTRUM_NAME} and {PICTURE_NAME}")
 
 
@@ -102,8 +102,9 @@ def _check_options(args: argparse.Namespace) -> None:
     from hf_ssm.training.folder import check_output
 
     check_positive(args, "rows")
-    for option in _OF_CONFIG:
-        if args.model is not None and getattr(args, option[2:].replace("-", "_")) is not None:
+    for name in _CONFIG_OPTIONS if args.model is not None else ():
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
     if args.output is not None:
         check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
@@ -112,8 +113,7 @@ def _check_options(args: argparse.Namespace) -> None:
 def _planned_config(args: argparse.Namespace) -> Any:
     from hf_ssm import S4Config
 
-    given = {field: getattr(args, option[2:].replace("-", "_")) for option, (field, *_) in _OF_CONFIG.items()}
-    return S4Config(**{field: value for field, value in given.items() if value is not None})
+    return S4Config(**{name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None})
 
 
 def _spectra(checkpoint: str | None, config: Any, data: "RunData", rows: Any) -> tuple[dict[str, "Tensor"], int]:
@@ -245,11 +245,9 @@ def _write(
         }
         for name, power in spectra.items()
     }
-    head = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict()}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
-    text = f'{json.dumps(head, ensure_ascii=False, indent=1)[:-2]},\n "spectra": {{\n{lines}\n }}\n}}\n'
+    found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
     with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME)) as scratch:
-        (scratch / SPECTRUM_NAME).write_text(text, encoding="utf-8")
+        (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
         if pictures.can_plot():
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha

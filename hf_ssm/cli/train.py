@@ -20,45 +20,34 @@ Sections = dict[str, dict[str, Any]]
 # Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
-# Option of `hf-ssm train` -> (section, key), metavar, type, help.
-_OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
+_FAMILY_NAMES = ", ".join(family.short_name for family in FAMILIES.values())
+# Option of `hf-ssm train` -> setting, type, help.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--dataset": (
-        ("data", "dataset"),
-        "SOURCE",
+        "data.dataset",
         str,
         "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
         "folder), or a Hub id",
     ),
-    "--tokenizer": (
-        ("data", "tokenizer"),
-        "NAME",
-        str,
-        "dna (default), byte, listops, a folder or a Hub id; none for images",
-    ),
-    "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: no limit)"),
-    "--family": (
-        ("model", "family"),
-        "NAME",
-        str,
-        f"family of a fresh model: {', '.join(family.short_name for family in FAMILIES.values())} (default: hyena)",
-    ),
+    "--tokenizer": ("data.tokenizer", str, "dna (default), byte, listops, a folder or a Hub id; none for images"),
+    "--max-length": ("data.max_length", int, "cut longer sequences (tokens; default: no limit)"),
+    "--family": ("model.family", str, f"family of a fresh model: {_FAMILY_NAMES} (default: hyena)"),
     "--task": (
-        ("model", "task"),
-        "NAME",
+        "model.task",
         str,
         "sequence-classification (default), token-classification, signal-regression, causal-lm or masked-lm",
     ),
-    "--model": (("model", "checkpoint"), "CHECKPOINT", str, "fine-tune this folder or Hub id"),
-    "--epochs": (("training", "num_train_epochs"), "N", float, "passes over the training split"),
-    "--batch-size": (("training", "per_device_train_batch_size"), "N", int, "sequences per step and device"),
-    "--learning-rate": (("training", "learning_rate"), "RATE", float, "peak rate"),
-    "--seed": (("training", "seed"), "N", int, "of weights, order and dropout (data.seed: of the splits)"),
+    "--model": ("model.checkpoint", str, "fine-tune this folder or Hub id"),
+    "--epochs": ("training.num_train_epochs", float, "passes over the training split"),
+    "--batch-size": ("training.per_device_train_batch_size", int, "sequences per step and device"),
+    "--learning-rate": ("training.learning_rate", float, "peak rate"),
+    "--seed": ("training.seed", int, "of weights, order and dropout (data.seed: of the splits)"),
 }
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    for option, (_, metavar, kind, help_text) in _OPTIONS.items():
-        parser.add_argument(option, metavar=metavar, type=kind, help=help_text)
+    for option, (_, kind, help_text) in _OPTIONS.items():
+        parser.add_argument(option, type=kind, help=help_text)
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML or JSON with model, data, training")
     parser.add_argument(
@@ -110,7 +99,8 @@ def _settings(args: argparse.Namespace) -> "RunSettings":
     from hf_ssm.training import settings as run_settings
 
     options: Sections = {}
-    for option, ((section, key), *_) in _OPTIONS.items():
+    for option, (name, *_) in _OPTIONS.items():
+        section, key = name.split(".")
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None:
             options.setdefault(section, {})[key] = value
