@@ -402,10 +402,3 @@ def test_data_of_the_run_and_other_data(capsys, trained, table, tmp_path):
     arguments = ["--dataset", table, "--rows", 1, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(copy, *arguments) == 0
     assert found_in(tmp_path / "probe")["dataset"] == "table.csv"
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("--help")
-    text = capsys.readouterr().out
-    assert "--strategy" in text and "CHECKPOINT" in text and "test (default)" in text

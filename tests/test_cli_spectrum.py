@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -222,10 +221,3 @@ def test_real_promoters_have_the_period_of_three(shared_data, capsys):
     assert run(source, "--rows", 512) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("inputs"))
     assert float(line.split()[4]) == pytest.approx(1 / 3, abs=2 / 512)
-
-
-def test_the_command_is_listed_without_heavy_imports(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "spectrum" in capsys.readouterr().out
-    assert "hf_ssm.cli.spectrum" in sys.modules

@@ -144,9 +144,9 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
     from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
     from hf_ssm.training.settings import DATA_DEFAULTS, family_of
 
-    source, checkpoint = str(settings.data["dataset"]), settings.model["checkpoint"]
+    source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
-    chosen = "validation" in result.splits and settings.training["load_best_model_at_end"]
+    chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
     return CardFacts(
         model_name=name.rpartition("/")[2],
         family=str(family_of(result.model.config)),
@@ -154,8 +154,8 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
         num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
         dataset_name=source if on_hub else Path(source).name,
         dataset_id=source if on_hub else None,
-        dataset_description=result.dataset_description,
-        splits=result.splits,
+        dataset_description=result.data.description,
+        splits={split: len(rows) for split, rows in result.data.splits.items()},
         results=result.results,
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},
@@ -175,10 +175,9 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
         environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
-        dna=result.tokenizer is not None
-        and result.tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
-        signal_shape=result.signal_shape,
-        images=result.images,
+        dna=tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        signal_shape=result.data.signal_shape,
+        images=result.data.images,
         has_picture=PICTURE_NAME in pictures,
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
@@ -225,8 +224,8 @@ def run_demo(args: argparse.Namespace) -> None:
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
     texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
-    assert result.tokenizer is not None  # of text
-    check_reload(args.output, result.model, result.tokenizer, "AutoModelForSequenceClassification", texts)
+    assert result.data.tokenizer is not None  # the data are texts
+    check_reload(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification", texts)
     print("A new process loaded the folder with the Auto classes; its logits are equal, bit for bit.")
     print(
         f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"

@@ -9,7 +9,6 @@ import torch
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -40,11 +39,7 @@ class RunResult:
 
     Attributes:
         model: The trained model: the best checkpoint on the validation split if there is one.
-        tokenizer: Its tokenizer; None for images or numbers.
-        signal_shape: Positions and channels of the longest sequence of numbers; None for texts.
-        images: Whether the sequences are pixels.
-        splits: Sequences per split.
-        dataset_description: Description of generated data.
+        data: The data of the run.
         results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
         tau: τ per layer on one batch of training data, by the time of the measurement.
         movement: Relative change of the groups of parameters since before the first step; empty if unknown in a resumed
@@ -57,11 +52,7 @@ class RunResult:
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    signal_shape: tuple[int, int] | None
-    images: bool
-    splits: dict[str, int]
-    dataset_description: str
+    data: RunData
     results: dict[str, dict[str, float]]
     tau: dict[str, list[float]]
     movement: dict[str, float]
@@ -138,11 +129,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
                 write_response_summary(*responses, scratch / folder.RESPONSE_NAME)
     return RunResult(
         model=model,
-        tokenizer=loaded.tokenizer,
-        signal_shape=loaded.signal_shape,
-        images=loaded.images,
-        splits={name: len(split) for name, split in data.items()},
-        dataset_description=loaded.description,
+        data=loaded,
         results=results,
         tau=tau,
         movement=changes_in_log(trainer.state.log_history),
