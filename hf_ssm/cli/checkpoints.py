@@ -37,23 +37,13 @@ def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, pur
         rows: Default of --rows.
         purpose: Use of the rows, in the infinitive.
     """
-    others = " or ".join(name for name in ("train", "validation", "test") if name != split)
-    parser.add_argument(
-        "--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any"
-    )
-    parser.add_argument("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
-    parser.add_argument("--split", metavar="NAME", default=split, help=f"{split} (default), {others}")
-    parser.add_argument(
-        "--rows", metavar="N", type=int, default=rows, help=f"sequences to {purpose}, drawn at random (default {rows})"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="data.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other data setting",
-    )
+    splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
+    add = parser.add_argument
+    add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
+    add("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
+    add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")
+    add("--rows", type=int, default=rows, help=f"number of random sequences to {purpose} (default: %(default)s)")
+    add("--set", metavar="data.KEY=VALUE", action="append", default=[], dest="assignments", help="other data setting")
 
 
 def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:

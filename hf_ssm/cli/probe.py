@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
-_ROWS, _MAX_TOKENS = 20, 16384
 _STRATEGIES = ("exact", "screened", "one_shot")
 _THRESHOLDS = (0.9, 0.5)
 # Sequences with a plot of their own, and with a line in the table.
@@ -50,46 +49,24 @@ _OUTPUT_REMEDY = "choose another folder, one in which this command was interrupt
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
-    add_data_options(parser, "test", _ROWS, "probe")
-    parser.add_argument(
+    add_data_options(parser, "test", 20, "probe")
+    add = parser.add_argument
+    add(
         "--strategy",
-        metavar="NAME",
         choices=_STRATEGIES,
         default="exact",
-        help="exact (default; about length²/2 evaluations a sequence), or screened or one_shot (few evaluations)",
+        help="search (default: exact; the others need few evaluations)",
     )
-    parser.add_argument(
+    add(
         "--mask",
-        metavar="TOKEN",
         default="mask",
-        help="replacement of a masked token: mask (default), n, pad, zero, or a token of the tokenizer",
+        help="what replaces a token: mask (default), n, pad, zero, or a token of the tokenizer",
     )
-    parser.add_argument(
-        "--target",
-        metavar="CLASS",
-        help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}",
-    )
-    parser.add_argument(
-        "--position",
-        metavar="TOKEN",
-        type=int,
-        help="token that a language model predicts or a token classifier classifies: from 0, or from -1 backwards",
-    )
-    parser.add_argument("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    parser.add_argument(
-        "--minimum-probability",
-        metavar="P",
-        type=float,
-        default=0.0,
-        help="probe only rows whose target has at least this probability before masking (default 0)",
-    )
-    parser.add_argument(
-        "--max-tokens-per-batch",
-        metavar="N",
-        type=int,
-        default=_MAX_TOKENS,
-        help=f"tokens in one forward pass (default {_MAX_TOKENS})",
-    )
+    add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
+    add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
+    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
+    add("--minimum-probability", type=float, default=0.0, help="least probability of the target of a row (default: 0)")
+    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
     add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
 
 

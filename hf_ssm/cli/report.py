@@ -25,18 +25,12 @@ from hf_ssm.cli.checkpoints import (
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
 
-_ROWS, _BATCH_SIZE = 256, 32
-
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
-    add_data_options(parser, "train", _ROWS, "measure")
-    parser.add_argument(
-        "--task", metavar="NAME", help="task that determines how the data are read; default: by the head of the model"
-    )
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, default=_BATCH_SIZE, help=f"sequences at a time (default {_BATCH_SIZE})"
-    )
+    add_data_options(parser, "train", 256, "measure")
+    parser.add_argument("--task", help="task that determines how the data are read; default: by the head of the model")
+    parser.add_argument("--batch-size", type=int, default=32, help="sequences in a batch (default: %(default)s)")
     add_output_options(parser, "report.json and the plots")
     parser.add_argument(
         "--update-card",

@@ -48,22 +48,15 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
 def add_train(parser: argparse.ArgumentParser) -> None:
     for option, (_, kind, help_text) in _OPTIONS.items():
         parser.add_argument(option, type=kind, help=help_text)
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML or JSON with model, data, training")
-    parser.add_argument(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; wins over all",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest complete checkpoint in --output"
-    )
-    parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
-    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
-    parser.add_argument("--private", action="store_true", help="make a new Hub repository private")
+    add = parser.add_argument
+    add("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
+    add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
+    example = "any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; takes precedence"
+    add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
+    add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
+    add("--overwrite-output", action="store_true", help="replace the run in --output")
+    add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
+    add("--private", action="store_true", help="make a new Hub repository private")
 
 
 def run_train(args: argparse.Namespace) -> None:
