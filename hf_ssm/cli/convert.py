@@ -13,18 +13,12 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
     parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
-    parser.add_argument(
-        "--norm-first",
-        action="store_true",
-        default=None,
-        help="S4, whose files do not contain it: the model has its norms before the layers (trained with --prenorm)",
+    norm_first = (
+        "S4, whose files do not contain it: the norms precede the layers (the model was trained with --prenorm)"
     )
-    parser.add_argument(
-        "--discretization",
-        choices=("zoh", "bilinear"),
-        help="S4, whose files do not contain it: the rule it was trained with (default: that of the version that "
-        "wrote the file)",
-    )
+    parser.add_argument("--norm-first", action="store_true", default=None, help=norm_first)
+    rule = "S4, whose files do not contain it: rule of its training (default: that of the version that wrote the file)"
+    parser.add_argument("--discretization", choices=("zoh", "bilinear"), help=rule)
 
 
 def run_convert(args: argparse.Namespace) -> None:

@@ -51,17 +51,8 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
     add_data_options(parser, "test", 20, "probe")
     add = parser.add_argument
-    add(
-        "--strategy",
-        choices=_STRATEGIES,
-        default="exact",
-        help="search (default: exact; the others need few evaluations)",
-    )
-    add(
-        "--mask",
-        default="mask",
-        help="what replaces a token: mask (default), n, pad, zero, or a token of the tokenizer",
-    )
+    add("--strategy", choices=_STRATEGIES, default="exact", help="search; the others than exact need few evaluations")
+    add("--mask", default="mask", help="replacement of a token: mask (default), n, pad, zero, or a token of the model")
     add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
     add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
     add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")

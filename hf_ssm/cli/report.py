@@ -52,11 +52,9 @@ def run_report(args: argparse.Namespace) -> None:
     rows = chosen_rows(data.splits, args.split, args.rows)
     model = load_model(args.checkpoint, config)
     check_fit(model.config, data.longest)
-    starts = range(0, len(rows), args.batch_size)
-    parts = [rows.select(range(start, min(start + args.batch_size, len(rows)))) for start in starts]
     report = theory_report(
         model,
-        [data.batch(part) for part in parts],
+        data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
         movement=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},

@@ -122,8 +122,7 @@ def _spectra(checkpoint: str | None, config: Any, data: "RunData", rows: Any) ->
 
     from hf_ssm.ops.long_conv import next_fast_len
 
-    starts = range(0, len(rows), _BATCH_SIZE)
-    batches = [data.batch(rows.select(range(start, min(start + _BATCH_SIZE, len(rows))))) for start in starts]
+    batches = data.batches(rows, _BATCH_SIZE)
     longest = max(next(iter(batch.values())).shape[1] for batch in batches)
     count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
     energy, positions = torch.zeros(count, dtype=torch.float64), 0

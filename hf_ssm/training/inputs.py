@@ -97,6 +97,11 @@ class RunData:
         """The inputs of some rows as one padded batch, without labels."""
         return dict(self.collator(list(rows.select_columns([self._input_column]))))
 
+    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
+        """The inputs of some rows as padded batches of at most `size` rows."""
+        starts = range(0, len(rows), size)
+        return [self.batch(rows.select(range(start, min(start + size, len(rows))))) for start in starts]
+
     @property
     def _input_column(self) -> str:
         return "input_values" if self.tokenizer is None else "input_ids"
