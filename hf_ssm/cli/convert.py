@@ -24,7 +24,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 def run_convert(args: argparse.Namespace) -> None:
     """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
     from hf_ssm.hub.exporting import auto_class_of
-    from hf_ssm.models.conversion import conversion_notes, convert_checkpoint
+    from hf_ssm.models.base.loading import converters_of
+    from hf_ssm.models.conversion import convert_checkpoint
 
     model = convert_checkpoint(
         args.source,
@@ -37,5 +38,6 @@ def run_convert(args: argparse.Namespace) -> None:
         f"{args.target} holds a {type(model).__name__}; after `import hf_ssm`, load it with "
         f"{auto_class_of(model)}.from_pretrained({str(args.target)!r})"
     )
-    for note in conversion_notes(model):
-        print(note)
+    unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}
+    for option in sorted(unrecorded):
+        print(f"Not recorded in the source: {option}={getattr(model.config, option)!r} (--{option.replace('_', '-')})")

@@ -8,7 +8,7 @@ __all__ = ["TauLoss", "tau_loss"]
 
 
 class TauLoss:
-    """The loss returned by `tau_loss`, a function of the model's outputs and the labels."""
+    """The loss function that `tau_loss` returns; called with the model's outputs and the labels."""
 
     def __init__(self, model: Any, weight: float):
         self.model = model
@@ -41,16 +41,15 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     Trainer(model, args, train_dataset=data, compute_loss_func=tau_loss(model))
     ```
 
-    A forward pre-hook makes the model return τ in training mode; its configuration does not change, and evaluation
-    reports the task loss alone. With gradient accumulation each micro-batch is weighted by its share of the labels, in
-    the task loss and in τ.
+    A hook makes the model return τ in training mode; evaluation reports the task loss only. With gradient accumulation
+    each micro-batch is weighted by its share of the labels, both for the task loss and for τ.
 
     Args:
         model: A model of hf_ssm with a head.
         weight: λ; default: the configuration's `tau_weight`.
 
     Raises:
-        ValueError: `weight` is negative.
+        ValueError: A negative λ.
 
     Source: Liu & Li 2024, eq. (8) and Algorithm 2.
     """

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.cache import SSMCache, forward_with_cache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
-from hf_ssm.models.base.loading import check_some_loaded, readable
+from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
@@ -73,8 +73,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     mixer_class: ClassVar[Callable[..., nn.Module]]
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
     weights_were_loaded = False
-    # Regular expressions of weight names in other libraries' checkpoints, and what they are called here.
-    _foreign_names: ClassVar[dict[str, str] | None] = None
     weights_were_rescaled = False
 
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
@@ -105,25 +103,30 @@ class SSMPreTrainedModel(PreTrainedModel):
         super().post_init()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled.
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load a checkpoint, also of another library if a converter of the family reads it.
 
         Raises:
-            ValueError: Files that are not what they claim to be, or lie elsewhere; a checkpoint of another model, of
-                which no weight belongs to the backbone (transformers would only warn, and draw random ones; with
-                `output_loading_info=True` it is in the report).
+            ValueError: A damaged file, or a pickle that contains code; a checkpoint of another model, unless
+                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
-        kwargs.setdefault("key_mapping", cls._foreign_names)
-        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        wants_info = kwargs.pop("output_loading_info", False)
+        source = pretrained_model_name_or_path
         parent: Any = super()
-        with readable(source, kwargs):
-            model, info = parent.from_pretrained(*args, output_loading_info=True, **kwargs)
-        # Who asks for the report reads there what is missing.
-        if source is not None and not wants_info:
+        with one_line_errors(source):
+            # Weights of other libraries differ in more than names, and are passed from memory.
+            foreign = foreign_arguments(cls, source, kwargs)
+            path, arguments = (source, kwargs) if foreign is None else (None, foreign)
+            model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
+        if foreign is not None:
+            model.name_or_path = model.config.name_or_path = str(source)
+        # A model of random weights, of which transformers only warns; with the report, the caller is informed.
+        if source is not None and not output_loading_info:
             check_some_loaded(model, source, info["missing_keys"])
+        # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
-        return (model, info) if wants_info else model
+        return (model, info) if output_loading_info else model
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """As in transformers; also a model whose weights came from another library is saved under our names."""

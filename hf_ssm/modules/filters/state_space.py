@@ -110,7 +110,7 @@ class StateSpaceFilter(LongFilter):
     def _rows(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
         """The continuous model of every row of the kernel, matrices `(K C, H)`, and Δ, `(K C,)`."""
         model = self.state_space(dtype)
-        # Both directions have their own C alone.
+        # Only C differs between directions.
         flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
         return flat, self.time_step(dtype).repeat(self.directions)
 
