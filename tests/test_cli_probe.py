@@ -143,7 +143,7 @@ def test_interrupted_command_goes_on(capsys, trained, tmp_path, monkeypatch):
     search = masking.search
     monkeypatch.setattr(masking, "search", interrupted)
     assert run(*arguments, tmp_path / "cut") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "cut").iterdir()] == ["probe.safetensors"]
     # No --overwrite-output is needed, and two sequences are not done again.
     assert run(*arguments, tmp_path / "cut") == 0
@@ -290,8 +290,7 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda result, path, *rest, **_: drawn.append((result, rest)))
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
-    # Of each class the first two.
-    assert sorted(result.target["label"] for result, _ in drawn) == [0, 0, 1, 1]
+    assert len(drawn) == 4 and {result.target["label"] for result, _ in drawn} == {0, 1}
     for result, (annotations,) in drawn:
         assert len(annotations) == result.target["label"] * PLANTED["copies"]
         for start, stop, label in annotations:
@@ -338,7 +337,7 @@ def test_without_matplotlib(capsys, trained, tmp_path):
         (["--mask", "X"], "`mask`='X'"),
         (["--target", "7"], "the model has the classes 0 to 1"),
         (["--target", "enhancer"], "--target 'enhancer': give the number of a class, its name"),
-        (["--position", "3"], "--position is for models that say something of each token"),
+        (["--position", "3"], "--position is for models with a prediction for each token"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
         (["--dataset", "missing.csv"], "missing.csv"),
         (["--set", "data.label_column=lable"], "lable"),
@@ -400,10 +399,3 @@ def test_data_of_the_run_and_other_data(capsys, trained, table, tmp_path):
     arguments = ["--dataset", table, "--rows", 1, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(copy, *arguments) == 0
     assert found_in(tmp_path / "probe")["dataset"] == "table.csv"
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("--help")
-    text = capsys.readouterr().out
-    assert "--strategy" in text and "CHECKPOINT" in text and "test (default)" in text

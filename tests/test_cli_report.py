@@ -339,10 +339,3 @@ def test_signals(tmp_path, monkeypatch):
     with torch.no_grad():
         expected = model(**scaled, output_tau=True).tau.tolist()
     assert [layer["tau"] for layer in found["complexity"]] == pytest.approx(expected, rel=1e-4)
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("report", "--help")
-    text = capsys.readouterr().out
-    assert "--update-card" in text and "CHECKPOINT" in text

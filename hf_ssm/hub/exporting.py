@@ -21,6 +21,7 @@ from transformers.utils import CONFIG_NAME
 from hf_ssm.hub.card import write_default_card
 from hf_ssm.models import bundle
 from hf_ssm.models.registry import FAMILIES, HEADS
+from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["auto_class_of", "export", "write_code"]
 
@@ -71,7 +72,7 @@ def write_code(model_or_config: PreTrainedModel | PreTrainedConfig, folder: str 
         raise ValueError(f"{str(path)!r} is not the configuration of a {config.model_type!r} model")
     bundle.write_code(config, folder)
     text = json.dumps(stored | {"auto_map": config.auto_map}, indent=2, sort_keys=True)
-    bundle.write_atomically(path, f"{text}\n")
+    write_text_atomically(path, f"{text}\n")
     return Path(folder)
 
 

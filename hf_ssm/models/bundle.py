@@ -25,8 +25,9 @@ from transformers import PreTrainedConfig
 
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
 from hf_ssm.models.source import Module, Statement, read_module
+from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["HEADER", "auto_map", "bundle", "family_of", "write_atomically", "write_code"]
+__all__ = ["HEADER", "auto_map", "bundle", "family_of", "write_code"]
 
 HEADER = "# Part of the checkpoint's code, from the package hf_ssm"
 """How each file of a checkpoint's code begins."""
@@ -58,17 +59,7 @@ def write_code(config: PreTrainedConfig, folder: str | os.PathLike[str]) -> None
     config.auto_map = auto_map(family)
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
-        write_atomically(Path(folder, name), source)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file, so that an interrupted process leaves the older version rather than a part of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_text_atomically(Path(folder, name), source)
 
 
 def family_of(config: Any) -> Family | None:
