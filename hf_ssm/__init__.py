@@ -61,12 +61,4 @@ def _add_code(config: SSMConfig, folder: str | os.PathLike[str]) -> None:
     add_code(config, folder)
 
 
-def _upload(*args: Any, **kwargs: Any) -> Any:
-    """Push what `push_to_hub` of a model has saved."""
-    from hf_ssm.hub.pushing import push_saved
-
-    return push_saved(*args, **kwargs)
-
-
 SSMConfig.on_save = _add_code
-SSMConfig.on_upload = _upload

@@ -85,7 +85,7 @@ class SSMTrainer(PushingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first where its configuration asks for it."""
         if isinstance(resume_from_checkpoint, str):
-            resume_from_checkpoint = self._checkpoint_at_hand(resume_from_checkpoint)
+            resume_from_checkpoint = self.fetch_checkpoint(resume_from_checkpoint)
         self._resuming = bool(resume_from_checkpoint)
         if self._resuming:
             self._keep_the_record(resume_from_checkpoint)
