@@ -28,10 +28,12 @@ IGNORED = (
 # Files of the Hub itself. All other names with a leading dot are refused.
 _HUB_FILES = frozenset({".gitattributes", ".gitignore", ".eval_results"})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
+# The start of a word, also after an escaped line end in JSON.
+_START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 _SECRETS = re.compile(
     rb"(?:hf|api_org)_[A-Za-z0-9]{30,}"  # Hugging Face
-    rb"|(?<![A-Za-z0-9])sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic
-    rb"|(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"  # AWS
+    rb"|" + _START + rb"sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic
+    rb"|" + _START + rb"(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"  # AWS
     rb"|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"  # GitHub
     rb"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY"
 )

@@ -2,18 +2,24 @@
 
 import importlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tenacity.nap
+import torch
 import transformers.dynamic_module_utils
 import transformers.utils.hub
 from huggingface_hub import constants, file_download, hf_api
-from huggingface_hub.utils import _cache_manager, _http, _xet, close_session
+from huggingface_hub.utils import _cache_manager, _http, close_session
+
+from hf_ssm import S4Config, S4ForSequenceClassification
+from hf_ssm.hub import pushing
 
 
 def load_loopback() -> ModuleType:
@@ -46,6 +52,40 @@ class Clock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that `hf_ssm.hub.client.retry` would have waited."""
+    found: list[float] = []
+    monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=found.append))
+    return found
+
+
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small model as `save_pretrained` leaves it; not to be changed."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved")
+    config = S4Config(hidden_size=8, state_size=4, num_hidden_layers=2, num_labels=2)
+    S4ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved_model: Path, tmp_path: Path) -> Path:
+    """A copy of `saved_model` with a card."""
+    copy = Path(shutil.copytree(saved_model, tmp_path / "run"))
+    (copy / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# Written by hand\n")
+    return copy
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Arguments of the proofs of a test, which are left out to save time."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pushing.reload, "prove_export", lambda *given: found.append(given))
+    return found
 
 
 @pytest.fixture
@@ -81,7 +121,6 @@ def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
         "HF_HUB_CACHE": str(home / "hub"),
         "HUGGINGFACE_HUB_CACHE": str(home / "hub"),
         "HF_ASSETS_CACHE": str(home / "assets"),
-        "HF_XET_CACHE": str(home / "xet"),
         "HF_TOKEN_PATH": str(home / "token"),
         "HF_STORED_TOKENS_PATH": str(home / "stored_tokens"),
         "AGENT_HARNESSES_PATH": str(home / ".agent_harnesses.json"),
@@ -91,9 +130,6 @@ def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
     }
     for name, value in settings.items():
         patch.setattr(constants, name, value, raising=False)
-    server.on_xet = lambda offered: patch.setattr(constants, "HF_HUB_DISABLE_XET", not offered)
-    # The session of hf_xet keeps the settings of the moment when it was made.
-    patch.setattr(_xet._GLOBAL_XET_HOLDER, "_session", None)
     patch.setattr(hf_api.api, "endpoint", server.endpoint)
     # transformers makes its own client at the first call and keeps it.
     patch.setattr(transformers.utils.hub, "_hf_api", None)

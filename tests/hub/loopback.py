@@ -2,8 +2,8 @@
 
 `Hub(folder)` listens on two ports of 127.0.0.1: one is the Hub, the other the storage that holds large files, as on the
 real Hub where they lie on other hosts behind signed addresses (the storage refuses requests that carry a token). What
-is kept is in `loopback_store`, what is answered in `loopback_api` and `loopback_files`, xet in `loopback_xet`, the HTTP
-and the faults in `loopback_http`; here is what a test says and asks, and who may do what. Standard library only.
+is kept is in `loopback_store`, what is answered in `loopback_api` and `loopback_files`, the HTTP and the faults in
+`loopback_http`; here is what a test says and asks, and who may do what. Standard library only, without xet.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -32,7 +32,6 @@ from loopback_http import (
     json_answer,
 )
 from loopback_store import GIT_ATTRIBUTES, Blob, Repo, checked_path, is_lfs
-from loopback_xet import XetStore
 
 
 def is_client_setting(name: str) -> bool:
@@ -55,8 +54,6 @@ class Hub:
         waits: Seconds the client in this process would have waited before it tried again (see `conftest.hub`).
         errors: What went wrong in the server itself; the fixture fails a test that leaves any.
         page_size: Entries per page of a listing.
-        part_size: Bytes; larger files are uploaded in parts of this size.
-        xet: Whether large files are offered by xet (see `loopback_xet`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,15 +64,10 @@ class Hub:
         self.orgs: dict[str, set[str]] = {}
         self.repos: dict[tuple[str, str], Repo] = {}
         self.objects: dict[str, bytes] = {}
-        self.parts: dict[tuple[str, int], bytes] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.waits: list[float] = []
         self.errors: list[Exception] = []
         self.page_size = 1000
-        self.part_size = 20 * 2**20
-        self.xet_store = XetStore()
-        self.on_xet: Callable[[bool], object] = lambda offered: None
-        self._xet = False
         self._homes = itertools.count()
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
@@ -84,15 +76,6 @@ class Hub:
         self._storage_server = Server(self, STORAGE_ROUTES)
         self.endpoint = self._hub_server.url
         self.storage = self._storage_server.url
-
-    @property
-    def xet(self) -> bool:
-        return self._xet
-
-    @xet.setter
-    def xet(self, offered: bool) -> None:
-        self._xet = offered
-        self.on_xet(offered)
 
     def close(self) -> None:
         self._hub_server.close()
@@ -185,7 +168,7 @@ class Hub:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+            "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "*",
         }
         return {name: value for name, value in {**kept, **ours, **changes}.items() if value is not None}
@@ -195,7 +178,7 @@ class Hub:
         address = urlsplit(target)
         with self._lock:
             try:
-                # The storage has signed addresses and, for xet, tokens of its own.
+                # The storage has signed addresses.
                 users = self.users if routes is HUB_ROUTES else None
                 request = self._request(method, address, headers, body, users)
                 return self._route(routes, request)
