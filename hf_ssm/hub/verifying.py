@@ -5,6 +5,7 @@ The client checks the size of a download only; `verify` compares the cached copy
 
 import functools
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig
 
-import hf_ssm
 from hf_ssm.hub.client import cause_without_token, retry, user_error
 from hf_ssm.hub.exporting import write_code
 from hf_ssm.hub.flatten import HEADER
@@ -154,7 +154,7 @@ def own_code_problems(folder: Path, elsewhere: Set[str] = frozenset()) -> Iterat
     """Differences between the code in a folder that is marked as code of hf_ssm, and what the package writes."""
     family = family_of(folder)
     expected, auto_map = _expected_code(family.name) if family is not None else ({}, {})
-    installed, versions = hf_ssm.__version__, set()
+    installed, versions = sys.modules["hf_ssm"].__version__, set()
     for path in sorted(folder.rglob("*.py")):
         name, version = path.relative_to(folder).as_posix(), _header_version(path)
         if version is None or path.read_bytes() == expected.get(name):

@@ -1,4 +1,4 @@
-"""The client of huggingface_hub against the loopback Hub: transfers, whole commits, access, the faults of the server."""
+"""The client of huggingface_hub against the loopback Hub: transfers, whole commits, access, faults."""
 
 import subprocess
 import sys

@@ -40,6 +40,10 @@ def titles(hub, repo_id=NAME, revision="main"):
     return [commit.title for commit in reversed(hub.repo(repo_id).commits(revision))]
 
 
+def has_code(files):
+    return any(name.startswith("modeling_") for name in files)
+
+
 def configured(folder, name="config.json", **changes):
     """Change fields of a JSON file; `None` removes them."""
     path = folder / name
@@ -53,7 +57,7 @@ def test_push_is_proved_and_loads(hub, model, tokenizer):
     repo = hub.repo(NAME)
     assert repo.private and titles(hub) == ["initial commit", "A model"]
     files = repo.files()
-    assert {"modeling_s4.py", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys() and has_code(files)
     assert len(json.loads(files["config.json"])["auto_map"]) == 7
     assert b'from_pretrained("ada/motifs"' in files["README.md"] and b"\n# motifs\n" in files["README.md"]
     loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
@@ -183,19 +187,19 @@ def test_a_folder_is_proved_with_fresh_code(hub, folder, model, tokenizer, proof
     for name, value in model.state_dict().items():
         assert torch.equal(proved.state_dict()[name], value)
     files = hub.repo(NAME).files()
-    assert "modeling_s4.py" in files and len(json.loads(files["config.json"])["auto_map"]) == 7
+    assert has_code(files) and len(json.loads(files["config.json"])["auto_map"]) == 7
 
 
 def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, caplog):
     """The header of a file may be forged: the code takes what it finds in the environment."""
     marker = tmp_path / "ran"
-    path = folder / "modeling_s4.py"
+    (path,) = folder.glob("modeling_*.py")
     whole = path.read_bytes()
     path.write_bytes(whole + f"\nimport os\nopen({str(marker)!r}, 'w').write(os.environ['HF_TOKEN'])\n".encode())
     pushing.push_folder(folder, NAME)
     assert not marker.exists()
-    assert hub.repo(NAME).files()["modeling_s4.py"] == whole
-    assert "modeling_s4.py: has been changed" in caplog.text
+    assert hub.repo(NAME).files()[path.name] == whole
+    assert f"{path.name}: has been changed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -207,9 +211,7 @@ def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, cap
             r"config\.json: `auto_map` refers to foreign code in another repository: 'eve/x--configuration_x\.X'",
         ),
         (
-            lambda folder: configured(
-                folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["eve/x--t.T", None]}
-            ),
+            lambda folder: configured(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["e/x--t.T", None]}),
             r"tokenizer_config\.json: `auto_map` refers to foreign code in another repository",
         ),
     ],
