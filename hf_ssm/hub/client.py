@@ -6,7 +6,8 @@ card or the listing of files; `retry` covers all of them.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
@@ -25,7 +26,6 @@ from huggingface_hub.utils import parse_ratelimit_headers, validate_repo_id
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
 __all__ = [
-    "cause_without_token",
     "check_can_push",
     "check_repo_id",
     "is_transient",
@@ -46,6 +46,17 @@ LONGEST_WAIT = 300.0
 _TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 # By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub.
 _TRANSIENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError"}
+_MESSAGES: dict[type[Exception], str] = {
+    LocalTokenNotFoundError: "the Hub needs a login for this: run `hf auth login`, or set HF_TOKEN",
+    OfflineModeIsEnabled: "the Hub is not accessible in offline mode: unset HF_HUB_OFFLINE",
+    GatedRepoError: "{repo!r} is gated: request access on its page on the Hub, then run `hf auth login`",
+    RevisionNotFoundError: "{repo!r} has no revision {revision!r}",
+    RepositoryNotFoundError: "the Hub has no repository {repo!r} visible to this login: check the name, or log in",
+}
+_STATUS_MESSAGES = {
+    401: "the Hub rejects the token: run `hf auth login` again, or set HF_TOKEN",
+    403: "the login has no write access to {repo!r}: use a token with the right to write",
+}
 _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<=Bearer )[^\s'\"]+")
 
 
@@ -67,11 +78,9 @@ def check_repo_id(repo_id: str) -> str:
 def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
     """Check that the login has write access to the namespace of `repo_id`; nothing is created.
 
-    Meant to be called before a training run, so that hours of work do not end at a missing login.
-
     Args:
         repo_id: USER/NAME.
-        api: Client; by default one with the stored login.
+        api: By default a client with the stored login.
 
     Raises:
         ValueError: The name is malformed, there is no valid login, or it has no write access to the namespace.
@@ -109,10 +118,8 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
     if "/" not in repo_id:
         repo_id = f"{_whoami(api)['name']}/{repo_id}"
     check_can_push(repo_id, api)
-    try:
+    with user_errors(repo_id, token=token):
         return retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True)).repo_id
-    except Exception as error:  # of huggingface_hub or of its HTTP library
-        raise user_error(error, repo_id, token=token) from cause_without_token(error, token)
 
 
 def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int, ...] = ()) -> T:
@@ -139,14 +146,8 @@ def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int
     def log(state: RetryCallState) -> None:
         logger.warning("%s; trying again in %g s", user_error(_error_of(state)), state.upcoming_sleep)
 
-    retrying = Retrying(
-        stop=stop_after_attempt(attempts),
-        retry=retry_if_exception(is_repeatable),
-        wait=wait,
-        before_sleep=log,
-        reraise=True,
-    )
-    return retrying(action)
+    may_repeat, stop = retry_if_exception(is_repeatable), stop_after_attempt(attempts)
+    return Retrying(stop=stop, retry=may_repeat, wait=wait, before_sleep=log, reraise=True)(action)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -162,36 +163,48 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def user_errors(
+    repo_id: str = "",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    sentence: Callable[[Exception, str], str] = lambda error, line: line,
+) -> Iterator[None]:
+    """Translate errors inside the context by `user_error`.
+
+    The original error is chained unless a traceback of it would show a token.
+
+    Args:
+        repo_id: USER/NAME of the requested repository, if any.
+        revision: Requested revision, if any.
+        token: Token of the requests, if not the stored one.
+        sentence: Makes the message from the original error and its translation.
+    """
+    try:
+        yield
+    except Exception as error:  # of huggingface_hub, of its HTTP library or of the disk
+        translated = user_error(error, repo_id, revision, token)
+        chain: list[BaseException] = [error]
+        while (link := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(link)
+        is_safe = all(redact(str(link), token) == str(link) for link in chain)
+        raise type(translated)(sentence(error, str(translated))) from (error if is_safe else None)
+
+
 def user_error(
     error: BaseException, repo_id: str = "", revision: str | None = None, token: str | bool | None = None
 ) -> OSError | ValueError:
     """Translate an error of the client or the network into one line with a fix and without any token.
-
-    Args:
-        error: The error.
-        repo_id: USER/NAME of the requested repository, if any.
-        revision: Requested revision, if any.
-        token: Token of the request, if not the stored one.
 
     Returns:
         A ValueError for what the user has to fix, an OSError for what may succeed another time.
     """
     error = _root_cause(error)
     status = _status(error)
-    if isinstance(error, LocalTokenNotFoundError):
-        return ValueError("the Hub needs a login for this: run `hf auth login`, or set HF_TOKEN")
-    if isinstance(error, OfflineModeIsEnabled):
-        return ValueError("the Hub is not accessible in offline mode: unset HF_HUB_OFFLINE")
-    if isinstance(error, GatedRepoError):
-        return ValueError(f"{repo_id!r} is gated: request access on its page on the Hub, then run `hf auth login`")
-    if isinstance(error, RevisionNotFoundError):
-        return ValueError(f"{repo_id!r} has no revision {revision or 'main'!r}")
-    if isinstance(error, RepositoryNotFoundError):
-        return ValueError(f"the Hub has no repository {repo_id!r} visible to this login: check the name, or log in")
-    if status == 401:
-        return ValueError("the Hub rejects the token: run `hf auth login` again, or set HF_TOKEN")
-    if status == 403:
-        return ValueError(f"the login has no write access to {repo_id!r}: use a token with the right to write")
+    message = next((text for kind, text in _MESSAGES.items() if isinstance(error, kind)), None)
+    message = message or _STATUS_MESSAGES.get(status or 0)
+    if message is not None:
+        return ValueError(message.format(repo=repo_id, revision=revision or "main"))
     text = " ".join(redact(str(error), token).split()) or type(error).__name__
     if isinstance(error, ValueError) and not isinstance(error, (JSONDecodeError, OSError)):
         return ValueError(text)
@@ -203,16 +216,6 @@ def user_error(
     return OSError(f"the Hub cannot be reached: {text}" if is_transient(error) else text)
 
 
-def cause_without_token(error: BaseException, token: str | bool | None = None) -> BaseException | None:
-    """`error`, to be chained to another exception, or `None` if a traceback of it would show a token."""
-    link: BaseException | None = error
-    while link is not None:
-        if redact(str(link), token) != str(link):
-            return None
-        link = link.__cause__ or link.__context__
-    return error
-
-
 def redact(text: str, token: str | bool | None = None) -> str:
     """Replace `token`, the stored token and everything that looks like a Hub token by `[token]`."""
     for secret in (token, get_token()):
@@ -222,11 +225,8 @@ def redact(text: str, token: str | bool | None = None) -> str:
 
 
 def _whoami(api: HfApi) -> dict[str, Any]:
-    """Identity of the login; `ValueError` without a valid token, `OSError` if the Hub cannot be reached."""
-    try:
+    with user_errors(token=api.token):
         return retry(api.whoami, attempts=3)
-    except Exception as error:  # of huggingface_hub or of its HTTP library
-        raise user_error(error, token=api.token) from cause_without_token(error, api.token)
 
 
 def _error_of(state: RetryCallState) -> BaseException:
@@ -243,8 +243,7 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _status(error: BaseException) -> int | None:
-    response = getattr(error, "response", None)
-    return None if response is None else response.status_code
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _demanded_wait(error: BaseException) -> float | None:

@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
-from hf_ssm.hub.client import cause_without_token, check_can_push, check_repo_id, is_transient, retry, user_error
+from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export, write_code
-from hf_ssm.hub.verifying import check_data, family_of, foreign_code, own_code_problems
+from hf_ssm.hub.verifying import check_folder, family_of
 from hf_ssm.models.registry import Family
 
 __all__ = ["check_can_push", "check_repo_id", "push", "push_files", "push_folder"]
@@ -171,18 +171,18 @@ def push_files(
     api = HfApi(token=token)
     _check_contents(files, token)
     branch = revision or "main"
-    try:
+
+    def failed(error: Exception, line: str) -> str:
+        # Without an answer to the commit, it may have been made.
+        lost = is_transient(error) and getattr(error, "response", None) is None
+        state = "has all of it or nothing" if lost else "is as it was before"
+        return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
+
+    with user_errors(repo_id, revision, token, failed):
         retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
         if branch != "main" and not branch.startswith("refs/pr/"):
             retry(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
         return commit(api, repo_id, files, revision=branch, message=message, keep=keep, delete_patterns=delete_patterns)
-    except Exception as error:  # of huggingface_hub, of its HTTP library or of the disk
-        line = user_error(error, repo_id, revision, token)
-        # Without an answer to the commit, it may have been made.
-        lost = is_transient(error) and getattr(error, "response", None) is None
-        state = "has all of it or nothing" if lost else "is as it was before"
-        text = f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
-        raise type(line)(text) from cause_without_token(error, token)
 
 
 def _check_branch(revision: str | None) -> None:
@@ -198,19 +198,15 @@ def _check_model(folder: Path) -> Family:
     """
     if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
         raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
-    damaged, foreign, own_code = check_data(folder), list(foreign_code(folder)), list(own_code_problems(folder))
-    if damaged:
-        raise ValueError(f"{str(folder)!r} is damaged or incomplete: {'; '.join(map(str, damaged))}")
+    problems = check_folder(folder)
+    refused = [problem for problem in problems if not problem.is_own_code]
+    if refused:
+        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {'; '.join(map(str, refused))}")
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
-    if foreign:
-        raise ValueError(
-            f"{str(folder)!r} contains foreign code, and a push uploads only code that hf_ssm writes: remove it. "
-            + "; ".join(map(str, foreign))
-        )
-    if own_code:
-        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, own_code)))
+    if problems:
+        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, problems)))
     return family
 
 

