@@ -95,10 +95,7 @@ def push_folder(
     Args:
         folder: With `config.json` and weights; it is not changed.
         repo_id: USER/NAME; created if absent.
-        private: Visibility of a new repository; by default the namespace decides. An existing one keeps its own.
-        revision: Branch; created from main if absent. By default main.
-        message: Commit message.
-        token: By default the stored login.
+        private, revision, message, token: As for `push`.
 
     Returns:
         The URL of the repository.

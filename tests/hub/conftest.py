@@ -1,4 +1,4 @@
-"""The fixture `hub`: a Hub on this machine, to which the clients in this process and in subprocesses talk."""
+"""Fixtures: a local Hub for the clients in this process and in subprocesses, a small model, proofs left out."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ from hf_ssm.hub import pushing
 
 
 def load_loopback() -> ModuleType:
-    """The server; its files lie beside this one, and import each other by their plain names."""
+    """The server; its files are beside this one and import each other by their plain names."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         return importlib.import_module("loopback")
@@ -34,7 +34,7 @@ def load_loopback() -> ModuleType:
 loopback = load_loopback()
 
 
-# huggingface_hub 2.4 hands LFS files to httpx2 by a deprecated argument: the warning is about its code, not ours.
+# huggingface_hub 2.4 passes LFS files to httpx2 by a deprecated argument.
 CLIENT_WARNING = r"ignore:Use 'content=<...>' to upload raw bytes/text content:DeprecationWarning"
 
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Clock:
-    """The module `time` without its waiting: `sleep` writes down how long it would have been."""
+    """The module `time` with a `sleep` that records the seconds and returns at once."""
 
     def __init__(self, waits: list[float]) -> None:
         self.sleep = waits.append
@@ -106,7 +106,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
-    """Points this process to the server. The libraries read the environment when imported, so that is not enough."""
+    """Connect this process to the server; the libraries have read the environment at import."""
     for name in list(os.environ):
         if loopback.is_client_setting(name):
             patch.delenv(name)
@@ -131,7 +131,7 @@ def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
     for name, value in settings.items():
         patch.setattr(constants, name, value, raising=False)
     patch.setattr(hf_api.api, "endpoint", server.endpoint)
-    # transformers makes its own client at the first call and keeps it.
+    # transformers keeps the client of its first call.
     patch.setattr(transformers.utils.hub, "_hf_api", None)
     patch.setattr(_cache_manager, "HF_HUB_CACHE", str(home / "hub"))
     for module in (transformers.utils, transformers.utils.hub, transformers.dynamic_module_utils):

@@ -1,4 +1,4 @@
-"""What the loopback Hub answers about accounts, repositories, their history and their lists of files."""
+"""Routes of the loopback Hub for accounts, repositories, branches and lists of files."""
 
 import hashlib
 import re

@@ -16,7 +16,7 @@ from loopback_store import Blob, card_data, checked_path, is_lfs
 
 @route("POST", "{api}/preupload/{revision}")
 def preupload(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-    """Says for every file whether it goes by LFS, is ignored, and what is there by that name now."""
+    """For every file: whether it is uploaded by LFS or ignored, and the present content of that name."""
     repo = hub.find(request, repo_type(kind), repo_id, write=True)
     no_pull_requests(request)
     blobs = repo.commit(revision).blobs
@@ -39,14 +39,14 @@ def preupload(hub: Any, request: Request, kind: str, repo_id: str, revision: str
 
 
 def no_pull_requests(request: Request) -> None:
-    """A commit that was to be proposed must not land on the branch."""
+    """A pull request must not become a commit on the branch."""
     if request.flag("create_pr"):
         raise HubError(400, "This Hub has no pull requests")
 
 
 @route("POST", "{page}[.]git/info/lfs/objects/batch")
 def lfs_batch(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
-    """Where to put which object; those that are there already get no place."""
+    """Upload addresses of the objects that are missing."""
     hub.find(request, repo_type(kind), repo_id, write=True)
     objects = []
     for wanted in request.json()["objects"]:

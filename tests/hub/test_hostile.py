@@ -1,4 +1,4 @@
-"""Checkpoints of someone who means harm: one clear line, nothing run, nothing written, no memory taken."""
+"""Malicious and damaged checkpoints: a one-line error, no code run, nothing written, no memory allocated."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from hf_ssm.models.base.state_dicts import load_state_dict
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A folder of ours, weights and configuration alone."""
+    """A model of hf_ssm."""
     torch.manual_seed(0)
     config = S4Config(hidden_size=8, state_size=4, num_hidden_layers=2)
     folder = tmp_path_factory.mktemp("good")
@@ -32,7 +32,7 @@ def good(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def good_mamba(tmp_path_factory):
-    """A folder of transformers' Mamba, which `hf-ssm convert` reads."""
+    """A Mamba of transformers, which `hf-ssm convert` reads."""
     torch.manual_seed(0)
     config = transformers.MambaConfig(vocab_size=12, hidden_size=8, num_hidden_layers=2, state_size=4)
     folder = tmp_path_factory.mktemp("mamba")
@@ -51,7 +51,7 @@ def mamba(good_mamba, tmp_path):
 
 
 class RunsCode:
-    """Unpickled, it makes a folder."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -65,7 +65,7 @@ def everything_below(path):
 
 
 def refuses_to_convert(source, capsys, *said):
-    """`hf-ssm convert` says one line, and leaves no trace."""
+    """`hf-ssm convert` fails with one line and writes nothing."""
     place = Path(source).parent
     before = everything_below(place)
     assert cli.main(["convert", str(source), str(place / "target")]) == 2
@@ -80,7 +80,7 @@ def refuses_to_convert(source, capsys, *said):
 
 
 def refuses_to_load(folder, message, *classes):
-    """Our own class, and transformers' for it, with one line, and leaving no trace."""
+    """Model class and Auto class fail with one line and write nothing."""
     before = everything_below(folder.parent)
     for model_class in classes or (S4ForSequenceClassification, AutoModelForSequenceClassification):
         with pytest.raises((ValueError, OSError), match=message) as caught:
@@ -90,7 +90,7 @@ def refuses_to_load(folder, message, *classes):
 
 
 def with_header(path, header, data=b""):
-    """A safetensors file with this header."""
+    """Write a safetensors file with this header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
@@ -166,7 +166,7 @@ class TestSafetensors:
             S4ForSequenceClassification.from_pretrained(folder)
 
     def test_memory_is_not_taken(self, tmp_path, folder):
-        """Of 2 GB that are claimed, and of 8 TB, not even 200 MB are taken."""
+        """Headers that claim 2 GB and 8 TB do not make the process allocate 200 MB."""
         with_header(folder / "model.safetensors", {"a": entry(0, 1 << 43, (1 << 41,))})
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(2):
@@ -177,7 +177,7 @@ class TestSafetensors:
 
 
 def as_shards(folder, names):
-    """The weights of a folder as one file of this name, and its index."""
+    """Replace the weights of a folder by an index that refers to this file name."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, names)}
@@ -193,7 +193,7 @@ class TestPaths:
     def test_an_index_that_leads_elsewhere(self, name, folder, mamba, tmp_path, capsys):
         for place in (folder, mamba):
             tensors = as_shards(place, name)
-            # What it leads to is there, and whole.
+            # The index refers to an existing, valid file.
             save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
         refuses_to_load(folder, "weights must lie in the folder itself")
         refuses_to_convert(mamba, capsys, "weights must lie in the folder itself")
@@ -244,7 +244,7 @@ class TestPaths:
         refuses_to_convert(mamba, capsys, "tokenizer.json' is a link that leads out of its folder")
 
     def test_links_of_the_cache_and_within_the_folder(self, good, tmp_path):
-        """As the Hub's client keeps files: links from a snapshot to blobs; a link to the folder; a link within it."""
+        """Links from a snapshot of the cache to its blobs, a link to the folder, a link within the folder."""
         snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
         blobs = tmp_path / "models--a--b" / "blobs"
         for place in (snapshot / "below", blobs):
@@ -268,7 +268,7 @@ class TestPaths:
 
 class TestPickles:
     def spoiled(self, path, marker):
-        """The ways a pickle gets to run code."""
+        """Write pickles that run code, in all formats; returns their names."""
         torch.save({"embedding.weight": RunsCode(marker)}, path / "new.pth")
         torch.save({"a": RunsCode(marker)}, path / "old.pth", _use_new_zipfile_serialization=False)
         (path / "bare.pth").write_bytes(pickle.dumps(RunsCode(marker)))
@@ -282,7 +282,7 @@ class TestPickles:
             source = tmp_path / "files" / name
             refuses_to_convert(source, capsys, "no file of tensors that torch can load safely")
             assert not marker.exists()
-        # That it could have run, had anyone let it.
+        # The code does run with `weights_only=False`.
         torch.load(tmp_path / "files" / "model.ckpt", weights_only=False)
         assert marker.exists()
 
@@ -386,7 +386,7 @@ class TestConfigurations:
         refuses_to_convert(mamba, capsys, "of type" if kind != "hf_ssm_s4" else "hf_ssm already")
 
     def test_weights_of_another_model(self, folder, tmp_path, capsys):
-        """With a configuration of ours before them, transformers would warn, and draw random weights."""
+        """transformers would warn and initialise the weights at random."""
         bert = transformers.BertConfig(
             vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
         )
@@ -465,7 +465,7 @@ class TestConfigurations:
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
     def test_a_file_of_a_folder(self, mamba, capsys):
-        """By itself, nobody knows what it is."""
+        """Weights without their configuration."""
         before = everything_below(mamba)
         assert cli.main(["convert", str(mamba / "model.safetensors"), str(mamba / "target")]) == 2
         assert "give their folder" in capsys.readouterr().err
@@ -490,7 +490,7 @@ def spoil_pickle(place, tmp_path):
 
 
 def spoil_code(place, tmp_path):
-    """Weights of nobody, and code that would be run if anyone let it."""
+    """An unknown model whose configuration refers to code in the folder."""
     (place / "code.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'it-ran')!r})\nclass Model: pass\n")
     configured(place, model_type="no_such_type", auto_map={"AutoConfig": "code.Model", "AutoModel": "code.Model"})
 
@@ -523,7 +523,7 @@ class TestFromTheHub:
         assert everything_below(tmp_path / "mamba") == before
         assert not (tmp_path / "it-ran").exists()
         assert not (tmp_path / "target").exists()
-        # What was fetched lies in the cache, and nowhere else.
+        # Downloads are in the cache and nowhere else.
         names = {"checkpoint", "hub", "mamba"} | ({"escaped.safetensors"} if how == "path in the index" else set())
         assert {path.name for path in tmp_path.iterdir()} == names
         assert not list((tmp_path / "hub").rglob("escaped*"))
