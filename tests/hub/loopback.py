@@ -2,8 +2,8 @@
 
 `Hub(folder)` listens on two ports of 127.0.0.1: one is the Hub, the other the storage that holds large files, as on the
 real Hub where they are on other hosts behind signed addresses (the storage refuses requests with a token). State is in
-`loopback_store`, routes are in `loopback_api` and `loopback_files`, HTTP and faults in `loopback_http`; this file has the
-interface for tests and the access rights. Standard library only, without xet.
+`loopback_store`, routes are in `loopback_api` and `loopback_files`, HTTP and faults in `loopback_http`; this file has
+the interface for tests and the access rights. Standard library only, without xet.
 """
 
 import hashlib
