@@ -39,9 +39,9 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression, SSMTrainer, rescale_init_
+from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.theory.complexity import generalization_measure, output_bound
 from hf_ssm.training import SSMTrainingArguments
-from hf_ssm.training.optim import is_state_matrix
 
 SCALES = (1.0, 0.1, 0.01)
 NUM_TRAIN = 100
@@ -144,7 +144,8 @@ def measure(model: S4ForSignalRegression, length: int, b: float) -> float:
 def decay_as_stored(trainer: SSMTrainer, decay: float) -> None:
     """AdamW's weight decay on the stored parameters of A."""
     optimizer = trainer.create_optimizer()
-    chosen = [parameter for name, parameter in trainer.model.named_parameters() if is_state_matrix(name)]
+    roles = parameter_roles(trainer.model)
+    chosen = [parameter for name, parameter in trainer.model.named_parameters() if roles[name].is_state_matrix]
     for group in optimizer.param_groups:
         group["params"] = [one for one in group["params"] if all(one is not other for other in chosen)]
     optimizer.add_param_group({"params": chosen, "lr": DYNAMICS_RATE, "weight_decay": decay})

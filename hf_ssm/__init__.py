@@ -17,7 +17,7 @@ _LAZY = {
     "MaskingProbe": "hf_ssm.probes",
     "MaskingResult": "hf_ssm.probes",
     "MaskingResults": "hf_ssm.probes",
-    "ParameterMovement": "hf_ssm.analysis.movement",
+    "ParameterMovement": "hf_ssm.analysis.parameter_change",
     "SSMCache": "hf_ssm.models.base.cache",
     "SSMTrainer": "hf_ssm.training",
     "attention_matrix": "hf_ssm.probes",

@@ -14,9 +14,10 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.analysis import pictures
-from hf_ssm.analysis.movement import relative_change
+from hf_ssm.analysis.parameter_change import relative_change
 from hf_ssm.analysis.report import TheoryReport
 from hf_ssm.data import SignalFeatureExtractor
+from hf_ssm.modules.roles import parameter_roles
 
 TINY = [
     *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "model.state_size=4"),
@@ -72,9 +73,10 @@ def test_training_leaves_movement_and_responses(trained):
     log = json.loads((trained / "training_log.json").read_text(encoding="utf-8"))
     moved = [entry for entry in log if "relative_change_A_imag" in entry]
     first = load_file(trained / "checkpoint-3" / "initial_parameters.safetensors")
-    last = dict(AutoModelForSequenceClassification.from_pretrained(trained).named_parameters())
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    last = dict(model.named_parameters())
     # The start is that of after the rescaling, and the end that of the model that was saved.
-    expected = relative_change(first, last)
+    expected = relative_change(parameter_roles(model), first, last)
     final = {key.removeprefix("relative_change_"): value for key, value in moved[-1].items() if "change" in key}
     assert final.pop("step") in (3, 6)
     assert final == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_ssm.analysis.complexity import LayerComplexity
-from hf_ssm.analysis.movement import GROUPS
+from hf_ssm.modules.roles import QUANTITIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def draw_movement(movement: Mapping[str, float | None], path: str | Path, title:
     Groups without a ratio, or that did not move, have no bar but their name and what was found.
 
     Args:
-        movement: By the groups of `movement.GROUPS`.
+        movement: By the groups of `movement.QUANTITIES`.
         path: Where to write it.
         title: Above the picture.
 
@@ -110,7 +110,7 @@ def draw_movement(movement: Mapping[str, float | None], path: str | Path, title:
     axes.set_xscale("log")
     # Room for the numbers beside the bars.
     axes.set_xlim(low, max([*positive, 1.0]) * 6)
-    axes.set_yticks(range(len(movement)), [GROUPS[group] for group in movement], fontsize="small")
+    axes.set_yticks(range(len(movement)), [QUANTITIES[group] for group in movement], fontsize="small")
     axes.invert_yaxis()
     axes.set_xlabel("‖θ_after − θ_before‖ / ‖θ_before‖")
     axes.grid(axis="x", alpha=0.3)

@@ -100,14 +100,14 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _movement(checkpoint: str) -> dict[str, float]:
     """What the log of the run says of its parameters; empty where there is none."""
-    from hf_ssm.analysis.movement import movement_of_log
+    from hf_ssm.analysis.parameter_change import changes_in_log
     from hf_ssm.training.folder import LOG_NAME
 
     path = file_of(checkpoint, LOG_NAME)
     if path is not None:
-        return movement_of_log(json.loads(path.read_text(encoding="utf-8")))
+        return changes_in_log(json.loads(path.read_text(encoding="utf-8")))
     path = file_of(checkpoint, "trainer_state.json")
-    return {} if path is None else movement_of_log(json.loads(path.read_text(encoding="utf-8"))["log_history"])
+    return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8"))["log_history"])
 
 
 def _write(report: "TheoryReport", output: Path) -> list[Path]:

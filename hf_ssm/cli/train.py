@@ -141,8 +141,8 @@ def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id:
 
 def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> "CardFacts":
     """What the run says about itself on the card; no local path is among it."""
-    from hf_ssm.analysis.movement import GROUPS
     from hf_ssm.hub.card import CardFacts
+    from hf_ssm.modules.roles import QUANTITIES
     from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
     from hf_ssm.training.settings import DATA_DEFAULTS
 
@@ -183,7 +183,7 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         signal_shape=result.signal_shape,
         images=result.images,
         has_picture=(output / PICTURE_NAME).exists(),
-        movement={GROUPS[group]: change for group, change in result.movement.items()},
+        movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if (output / RESPONSE_PICTURE_NAME).exists() else None,
     )
 

@@ -13,7 +13,6 @@ from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.hub.client import redact, retry
 from hf_ssm.hub.flatten import HEADER
-from hf_ssm.models.base.files import check_inside
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
 
@@ -180,13 +179,11 @@ def stage(files: Mapping[str, Path], folder: Path, linked: Callable[[str], bool]
 
 
 def _leads_out(path: Path, folder: Path) -> bool:
-    if not path.is_symlink():
-        return False
-    try:
-        check_inside(path, folder)
-    except ValueError:
-        return True
-    return False
+    """Whether a path is a symbolic link to a file elsewhere; a snapshot in the Hub's cache links to the blobs there."""
+    home, target = folder.resolve(), path.resolve()
+    is_snapshot = home.parent.name == "snapshots"
+    allowed = [home, home.parents[1] / "blobs"] if is_snapshot else [home]
+    return path.is_symlink() and not any(target.is_relative_to(place) for place in allowed)
 
 
 def _has_secret(path: Path, own: Sequence[bytes]) -> bool:

@@ -20,7 +20,6 @@ from transformers import AutoConfig
 from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.exporting import write_code
 from hf_ssm.hub.flatten import HEADER
-from hf_ssm.models.base.files import read_index, read_json
 from hf_ssm.models.registry import FAMILIES, Family
 
 __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
@@ -114,7 +113,7 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
 def family_of(folder: Path) -> Family | None:
     """The registered family of the configuration in a folder; `None` for other models and unreadable files."""
     try:
-        model_type = read_json(folder / _CONFIG).get("model_type")
+        model_type = _read_object(folder / _CONFIG).get("model_type")
     except (OSError, ValueError):
         return None
     return next((family for family in FAMILIES.values() if family.config_class.model_type == model_type), None)
@@ -145,7 +144,12 @@ def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
 def _check_index(index: Path, tensors: Mapping[str, set[str] | None], elsewhere: Set[str]) -> Iterator[Problem]:
     """Check an index against the tensors of its shards; `None` stands for a damaged shard."""
     try:
-        places = read_index(index)
+        content = _read_object(index)
+        places = content.get("weight_map")
+        if not isinstance(places, dict) or not isinstance(content.get("metadata"), dict):
+            raise ValueError("`weight_map` and `metadata` must be JSON objects")
+        if not all(isinstance(name, str) for name in places.values()):
+            raise ValueError("`weight_map` must map names of tensors to names of files")
     except (OSError, ValueError) as error:
         yield Problem(index.name, _reason(error, index))
         return
@@ -166,7 +170,7 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
             yield Problem(_CONFIG, "is missing")
         return
     try:
-        read_json(path)
+        _read_object(path)
         if family_of(folder) is not None:
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a wrong value may raise anything
@@ -214,7 +218,18 @@ def _expected_code(family: str) -> tuple[dict[str, bytes], dict[str, str]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_code(FAMILIES[family].config_class(), Path(scratch))
         files = {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        return files, read_json(folder / _CONFIG)["auto_map"]
+        return files, _read_object(folder / _CONFIG)["auto_map"]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; `ValueError` for other content."""
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"must be a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _header_version(path: Path) -> str | None:
@@ -231,7 +246,7 @@ def _header_version(path: Path) -> str | None:
 def _code_references(path: Path) -> Iterator[tuple[str, str]]:
     """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names."""
     try:
-        content = read_json(path)
+        content = _read_object(path)
     except (OSError, ValueError):
         return  # reported by `_check_json`
     for key in _CODE_KEYS:

@@ -4,16 +4,12 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `E` of them that were a
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_ssm.models.base.inputs import check_mask
-from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import loaded
-from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.selective_scan import scan_matrix
 
 __all__ = ["attention_matrix"]
 
@@ -53,12 +49,13 @@ def attention_matrix(
 
     Source: Honarpisheh et al. 2025, eq. (20).
     """
-    mixer = getattr(layer, "mixer", None)
-    if not isinstance(mixer, SelectiveMixer):
+    mixer: Any = getattr(layer, "mixer", None)
+    scans = [part for part in layer.modules() if getattr(part, "attention_matrix", None) is not None]
+    if mixer is None or not scans:
         raise TypeError(f"`layer` must be a block of a selective model, got {type(layer).__name__}.")
-    if reverse and not mixer.bidirectional:
+    if reverse and len(scans) < 2:
         raise ValueError("`reverse=True` needs a model with `bidirectional=True`.")
-    scan: SelectiveScan = mixer.reverse_scan if reverse else mixer.scan
+    scan: Any = scans[int(reverse)]
     if layer.training:
         raise ValueError("`layer` is in training mode: call `model.eval()` first.")
     chosen = list(range(scan.channels)) if channels is None else list(channels)
@@ -75,25 +72,5 @@ def attention_matrix(
     if reverse:
         projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
     read = mixer.scan_inputs(projected, mask, reverse=reverse)
-    with loaded(scan):
-        step, B, C = scan.selection(read)
-        delta = scan.time_steps(step)
-        matrix = scan_matrix(
-            delta if delta.shape[-1] == 1 else delta[..., chosen],
-            scan.state_matrix()[chosen],
-            B,
-            C,
-            None if scan.D is None else scan.D[chosen],
-        )
-        if scan.has_sobolev_filter:
-            # Column j of the filter is its response to an impulse at j.
-            impulses = torch.eye(length, device=read.device, dtype=matrix.dtype).unsqueeze(-1)
-            responses = scan.filter_input(impulses.expand(-1, -1, len(chosen)), channels=chosen).permute(2, 1, 0)
-            matrix = matrix @ (responses if mask is None else _kept(responses, mask))
-    matrix = matrix if mask is None else _kept(matrix, mask)
+    matrix: Tensor = scan.attention_matrix(read, mask, chosen)
     return matrix.flip(-1, -2) if reverse else matrix
-
-
-def _kept(matrix: Tensor, mask: Tensor) -> Tensor:
-    """The matrix without rows and columns of padding, `(B, E, L, L)`."""
-    return matrix * mask[:, None, :, None] * mask[:, None, None, :]

@@ -122,6 +122,6 @@ def _has_states(model: Any, subject: Subject) -> bool:
     """Whether the target can be had from the states of the layers before a position."""
     if isinstance(model, SSMForCausalLM):
         return subject.target.function is None
-    if not isinstance(model, SSMForSequenceClassification) or model.config.looks_ahead is not None:
+    if not isinstance(model, SSMForSequenceClassification) or model.config.non_causal_flag is not None:
         return False
     return pooling_of(model) in ("last", "mean")

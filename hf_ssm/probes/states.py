@@ -52,7 +52,7 @@ class StateEvaluator(Evaluator):
         Returns:
             `(B, P - first, D)`, or where the last position is all that is read `(B, 1, D)`.
         """
-        cache.states[-1].last_only = self._needs_last
+        cache.states[-1].last_position_only = self._needs_last
         self.tokens += len(masked) * (masked.shape[1] - first)
         outputs = self.model.model(**self._inputs(masked, first), past_key_values=cache, return_dict=True)
         hidden: Tensor = outputs.last_hidden_state

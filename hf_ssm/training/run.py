@@ -18,11 +18,10 @@ from transformers import (
 )
 
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
-from hf_ssm.analysis.movement import ParameterMovement, movement_of_log
+from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
-from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model
 from hf_ssm.training.inputs import RunData, build_collator, load_data
@@ -142,7 +141,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
         dataset_description=loaded.description,
         results=results,
         tau=tau,
-        movement=movement_of_log(trainer.state.log_history),
+        movement=changes_in_log(trainer.state.log_history),
         responses=responses,
         log_history=trainer.state.log_history,
         steps=trainer.state.global_step,
@@ -154,7 +153,7 @@ def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
     """Of the long convolutions with the parameters that training began with, and with those of now."""
-    has_any = any(isinstance(operator, LongConvolution) for _, _, operator in sequence_operators(model))
+    has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
     diverged = not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
     if diverged or not has_any or movement.since_step:
         return [], []

@@ -12,9 +12,9 @@ from torch import nn
 import hf_ssm
 from hf_ssm.analysis import pictures
 from hf_ssm.analysis.complexity import LayerComplexity
-from hf_ssm.analysis.movement import GROUPS
 from hf_ssm.analysis.report import BANDS, theory_report
 from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
+from hf_ssm.modules.roles import QUANTITIES
 
 VARIANTS = {
     "hyena": ("Hyena", {"hyena_order": 3, "filter_order": 4, "max_position_embeddings": 16}),
@@ -127,7 +127,7 @@ def test_bound_of_the_block_of_the_theorem(make_model) -> None:
     assert report.bound.num_sequences == 400
     text = report.to_text()
     assert "bound (27) on the gap, n = 400" in text and "contraction ρ_A" in text
-    assert ("says nothing" in text) == (report.bound.bound > 1)
+    assert ("is vacuous" in text) == (report.bound.bound > 1)
 
 
 def test_bound_that_cannot_be_had_says_why(make_model) -> None:
@@ -159,7 +159,7 @@ def test_markdown_tables_are_whole(make_model) -> None:
     assert len(blocks) == 4
     for rows in blocks:
         assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
-    assert f"| {GROUPS['A_imag']} | 0.25 |" in text and f"| {GROUPS['sobolev_order']} | – |" in text
+    assert f"| {QUANTITIES['A_imag']} | 0.25 |" in text and f"| {QUANTITIES['sobolev_order']} | – |" in text
 
 
 def test_cells_and_lists() -> None:
@@ -226,7 +226,7 @@ def test_bad_input(make_model) -> None:
     model = make_model("S4", "ForSequenceClassification")
     with pytest.raises(ValueError, match=r"no long convolution or selective scan"):
         theory_report(nn.Linear(2, 2), [])
-    with pytest.raises(ValueError, match=r"no batch"):
+    with pytest.raises(ValueError, match="`batches` is empty"):
         theory_report(model, [])
     with pytest.raises(ValueError, match=r"num_sequences"):
         theory_report(model, two_batches(), num_sequences=0)

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMModel, cli, rescale_init_
-from hf_ssm.models.conversion import convert_checkpoint, plain_classifier_from_state_dict
-from hf_ssm.models.selective.modeling_selective import MAMBA_NAMES
+from hf_ssm.models.conversion import convert_checkpoint
+from hf_ssm.models.selective.convert_mamba import MAMBA_NAMES, plain_classifier_from_state_dict
 from hf_ssm.theory.complexity import tau
 
 
@@ -161,7 +161,7 @@ class TestMamba:
 
         lacking = {name: value for name, value in mamba.state_dict().items() if "layers.0.mixer.x_proj" not in name}
         mamba.save_pretrained(tmp_path / "lacking", state_dict=lacking)
-        fails(tmp_path / "lacking", r"lacks model\.layers\.0\.mixer\.scan\.x_proj\.weight")
+        fails(tmp_path / "lacking", r"missing model\.layers\.0\.mixer\.scan\.x_proj\.weight")
         shutil.copytree(mamba_folder, tmp_path / "cut")
         weights = tmp_path / "cut" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
@@ -313,11 +313,11 @@ class TestPlain:
         model.save_pretrained(tmp_path / "gpt2")
         SelectiveSSMModel(SelectiveSSMConfig(block="plain")).save_pretrained(tmp_path / "ours")
         for source, target, message in (
-            ("text.pth", "new", "no file of tensors"),
+            ("text.pth", "new", "not a file of tensors"),
             ("list.pth", "new", "no state dict"),
             ("gpt2", "new", "of type 'gpt2'"),
-            ("ours", "new", "is a checkpoint of hf_ssm already"),
-            ("nowhere", "new", "neither a file nor a folder with a checkpoint"),
+            ("ours", "new", "is already a checkpoint of hf_ssm"),
+            ("nowhere", "new", "is not a file or folder, and not on the Hub"),
             ("full", "new", "has no config.json"),
             ("good.pth", "full", "is not empty"),
             ("good.pth", "text.pth", "is a file"),

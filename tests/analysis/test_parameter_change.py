@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-from hf_ssm.analysis.movement import GROUPS, ParameterMovement, movement_of_log, relative_change
+from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log, relative_change
+from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 
 VARIANTS = [
@@ -28,45 +30,55 @@ def parameters(model):
 
 @pytest.mark.parametrize(("family", "flags"), VARIANTS)
 def test_every_parameter_of_every_family_belongs_to_a_group(make_model, family, flags) -> None:
-    before = parameters(make_model(family, "ForSequenceClassification", **flags))
+    model = make_model(family, "ForSequenceClassification", **flags)
+    before = parameters(model)
     for name in before:
         # One parameter alone, so that nothing but its own group can move.
         moved = {**before, name: before[name] * 1.5 + 0.25}
-        changes = relative_change(before, moved)
+        changes = relative_change(parameter_roles(model), before, moved)
         groups = {group for group, change in changes.items() if change}
         assert groups and "other" not in changes, name
-        assert set(changes) <= set(GROUPS)
+        assert set(changes) <= set(QUANTITIES)
         kinds = {"x_proj": {"B", "C", "step_projection"}, "filter.B": {"B", "BC"}, "filter.C": {"C", "BC"}}
         allowed = next((kind for part, kind in kinds.items() if part in name), None)
         assert groups <= allowed if allowed else len(groups) == 1, (name, groups)
 
 
 def test_by_hand() -> None:
+    roles = {
+        "0.log_dt": ParameterRole("step_size", "log"),
+        "0.log_A_real": ParameterRole("A_real", "log_negative"),
+        "0.A_imag": ParameterRole("A_imag"),
+        "1.A_imag": ParameterRole("A_imag"),
+        "0.B": ParameterRole("B", times="C"),
+        "0.C": ParameterRole("C"),
+        "0.sobolev_order": ParameterRole("sobolev_order"),
+    }
     before = {
-        "layers.0.mixer.long_conv.filter.log_dt": torch.tensor([0.0, 0.0]),
-        "layers.0.mixer.long_conv.filter.log_A_real": torch.tensor([[0.0]]),
-        "layers.0.mixer.long_conv.filter.A_imag": torch.tensor([[3.0]]),
-        "layers.1.mixer.long_conv.filter.A_imag": torch.tensor([[4.0]]),
-        "layers.0.mixer.long_conv.filter.B": torch.tensor([[[1.0, 0.0]]]),
-        "layers.0.mixer.long_conv.filter.C": torch.tensor([[[[0.0, 2.0]]]]),
-        "layers.0.mixer.long_conv.sobolev_order": torch.zeros(1),
+        "0.log_dt": torch.tensor([0.0, 0.0]),
+        "0.log_A_real": torch.tensor([[0.0]]),
+        "0.A_imag": torch.tensor([[3.0]]),
+        "1.A_imag": torch.tensor([[4.0]]),
+        "0.B": torch.tensor([[[1.0, 0.0]]]),
+        "0.C": torch.tensor([[[[0.0, 2.0]]]]),
+        "0.sobolev_order": torch.zeros(1),
     }
     after = {
-        "layers.0.mixer.long_conv.filter.log_dt": torch.tensor([math.log(2.0), 0.0]),
-        "layers.0.mixer.long_conv.filter.log_A_real": torch.tensor([[math.log(11.0)]]),
-        "layers.0.mixer.long_conv.filter.A_imag": torch.tensor([[3.0]]),
-        "layers.1.mixer.long_conv.filter.A_imag": torch.tensor([[4.5]]),
-        "layers.0.mixer.long_conv.filter.B": torch.tensor([[[0.0, 1.0]]]),
-        "layers.0.mixer.long_conv.filter.C": torch.tensor([[[[2.0, 0.0]]]]),
-        "layers.0.mixer.long_conv.sobolev_order": torch.ones(1),
+        "0.log_dt": torch.tensor([math.log(2.0), 0.0]),
+        "0.log_A_real": torch.tensor([[math.log(11.0)]]),
+        "0.A_imag": torch.tensor([[3.0]]),
+        "1.A_imag": torch.tensor([[4.5]]),
+        "0.B": torch.tensor([[[0.0, 1.0]]]),
+        "0.C": torch.tensor([[[[2.0, 0.0]]]]),
+        "0.sobolev_order": torch.ones(1),
     }
-    assert relative_change(before, after) == {
+    assert relative_change(roles, before, after) == {
         "step_size": pytest.approx(1 / math.sqrt(2)),  # (1, 1) to (2, 1)
         "A_real": pytest.approx(10.0),  # -1 to -11
         "A_imag": pytest.approx(0.1),  # both layers: (3, 4) to (3, 4.5)
         "B": pytest.approx(math.sqrt(2)),  # 1 to i
         "C": pytest.approx(math.sqrt(2)),  # 2i to 2
-        "BC": pytest.approx(0.0),  # 2i, as before
+        "BC": pytest.approx(0.0),  # 2i before and after
         "sobolev_order": None,
     }
 
@@ -79,7 +91,7 @@ def test_selection_is_taken_apart(make_model) -> None:
     weight[3:7] *= 3
     weight[7:] *= 4
     after["layers.0.mixer.scan.dt_proj.weight"] *= 2
-    changes = relative_change(before, after)
+    changes = relative_change(parameter_roles(model), before, after)
     assert {name: changes[name] for name in ("step_projection", "B", "C")} == {
         "step_projection": pytest.approx(1.0),
         "B": pytest.approx(2.0),
@@ -87,24 +99,29 @@ def test_selection_is_taken_apart(make_model) -> None:
     }
 
 
-def test_adapters_are_a_group_of_their_own() -> None:
-    before = {"base.layers.0.mixer.in_proj.lora_A.default.weight": torch.ones(2)}
-    assert relative_change(before, {name: 2 * value for name, value in before.items()}) == {"adapter": 1.0}
-
-
-def test_what_peft_keeps_of_a_trained_part_does_not_count() -> None:
-    before = {
-        f"base_model.model.classifier.{kind}.weight": torch.ones(3) for kind in ("original_module", "modules_to_save.a")
-    }
-    after = {**before, "base_model.model.classifier.modules_to_save.a.weight": torch.full((3,), 1.5)}
-    assert relative_change(before, after) == {"head": pytest.approx(0.5)}
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_and_replaced_modules_of_peft(make_model) -> None:
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["x_proj", "in_proj"], r=2, modules_to_save=["classifier"])
+    model = get_peft_model(make_model("SelectiveSSM", "ForSequenceClassification"), config)
+    roles = parameter_roles(model)
+    assert not any("original_module" in name for name in roles)
+    adapters = {name for name, role in roles.items() if role.quantity == "adapter"}
+    assert adapters == {name for name in roles if ".lora_" in name}
+    (projection,) = (
+        role for name, role in roles.items() if name.endswith("layers.0.mixer.scan.x_proj.base_layer.weight")
+    )
+    assert [quantity for quantity, _ in projection.parts] == ["step_projection", "B", "C"]
+    assert {role.quantity for name, role in roles.items() if "classifier" in name} == {"head"}
+    before = parameters(model)
+    trained = {name: value * 1.5 if "modules_to_save" in name else value for name, value in before.items()}
+    assert relative_change(roles, before, trained)["head"] == pytest.approx(0.5)
 
 
 def test_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match=r"only one of them has b"):
-        relative_change({"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)})
+        relative_change({}, {"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)})
     with pytest.raises(ValueError, match=r"a has the shape \(1,\) in `before` and \(2,\) in `after`"):
-        relative_change({"a": torch.ones(1)}, {"a": torch.ones(2)})
+        relative_change({}, {"a": torch.ones(1)}, {"a": torch.ones(2)})
 
 
 def data(rows: int = 16) -> Dataset:
@@ -145,8 +162,8 @@ def test_log_has_the_changes_since_the_rescaling(make_model, tmp_path, kind) -> 
     assert [entry["step"] for entry in logged] == [3, 6, 8]
     assert all("loss" in entry for entry in logged[:-1])
     assert logged[-1] is history[-1] and logged[-1]["relative_change_step"] == 8
-    expected = relative_change(rescaled, parameters(trainer.model))
-    assert movement_of_log(history) == expected
+    expected = relative_change(parameter_roles(trainer.model), rescaled, parameters(trainer.model))
+    assert changes_in_log(history) == expected
     assert 0 < logged[0]["relative_change_C"] < logged[-1]["relative_change_C"]
     assert not any("since_step" in key for entry in history for key in entry)
     json.dumps(history)
@@ -160,7 +177,9 @@ def test_the_end_is_the_model_that_is_kept(make_model, tmp_path) -> None:
     start = dict(movement.initial)
     assert trainer.state.best_global_step == 4 and trainer.state.global_step == 8
     # Whatever the last step was, the entry describes the weights that are in the model now.
-    assert movement_of_log(trainer.state.log_history) == relative_change(start, parameters(trainer.model))
+    assert changes_in_log(trainer.state.log_history) == relative_change(
+        parameter_roles(trainer.model), start, parameters(trainer.model)
+    )
     assert trainer.state.log_history[-1]["relative_change_step"] == 4
 
 
@@ -173,12 +192,12 @@ def test_resuming_counts_from_the_first_start(make_model, tmp_path) -> None:
     again, _ = build(make_model, tmp_path / "whole")
     again.train(resume_from_checkpoint=str(checkpoint))
     # The sums are over memory that begins elsewhere, which may change their last digit.
-    expected = pytest.approx(movement_of_log(whole.state.log_history), rel=1e-12)
-    assert movement_of_log(again.state.log_history) == expected
+    expected = pytest.approx(changes_in_log(whole.state.log_history), rel=1e-12)
+    assert changes_in_log(again.state.log_history) == expected
     assert [e["step"] for e in again.state.log_history if "relative_change_A_imag" in e] == [3, 6, 8]
     elsewhere, _ = build(make_model, tmp_path / "other", movement=ParameterMovement(checkpoint))
     elsewhere.train(resume_from_checkpoint=str(checkpoint))
-    assert movement_of_log(elsewhere.state.log_history) == expected
+    assert changes_in_log(elsewhere.state.log_history) == expected
 
 
 @pytest.mark.parametrize("what", ["absent", "of another model"])
@@ -200,8 +219,8 @@ def test_resuming_without_the_start_says_so(make_model, tmp_path, caplog, what) 
     assert last["relative_change_since_step"] == 4 and last["relative_change_A_imag"] > 0
     assert last["relative_change_A_imag"] < whole.state.log_history[-1]["relative_change_A_imag"]
     # It is not the movement in training, of which a table would tell.
-    assert movement_of_log(again.state.log_history) == {}
+    assert changes_in_log(again.state.log_history) == {}
 
 
 def test_no_entry_no_movement() -> None:
-    assert movement_of_log([{"loss": 1.0, "step": 1}]) == {}
+    assert changes_in_log([{"loss": 1.0, "step": 1}]) == {}
