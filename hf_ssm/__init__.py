@@ -5,10 +5,8 @@ functions are imported when they are first used.
 """
 
 import importlib
-import os
 from typing import Any
 
-from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.registry import FAMILIES
 
 __version__ = "0.1.0"
@@ -52,13 +50,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_PACKAGES})
-
-
-def _add_code(config: SSMConfig, folder: str | os.PathLike[str]) -> None:
-    """Put the code of a model beside its configuration; run whenever one is saved."""
-    from hf_ssm.hub.exporting import add_code
-
-    add_code(config, folder)
-
-
-SSMConfig.on_save = _add_code

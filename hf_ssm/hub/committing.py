@@ -12,7 +12,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.hub.client import redact, retry
-from hf_ssm.hub.flatten import HEADER
+from hf_ssm.models.bundle import HEADER
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.exporting import write_code
-from hf_ssm.hub.flatten import HEADER
+from hf_ssm.models.bundle import HEADER
 from hf_ssm.models.registry import FAMILIES, Family
 
 __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]

@@ -4,8 +4,6 @@ The code that travels with a checkpoint has no kernels of its own: there, this m
 whose kernels are called in the same way. All other modules take kernels from here.
 """
 
-from typing import Any
-
 __all__ = [
     "AVAILABLE",
     "BlockOptions",
@@ -28,20 +26,16 @@ AVAILABLE = False
 try:
     from hf_ssm.ops.cpu import INTERFACE
 
-    if INTERFACE == _INTERFACE:
-        from hf_ssm.ops.cpu.decoding import BlockOptions, BlocksStep, BlockWeights, scan_step
-        from hf_ssm.ops.cpu.selective_scan import fused_selective_scan
-        from hf_ssm.ops.cpu.short_conv import short_conv_after, short_conv_compiled
-        from hf_ssm.ops.cpu.transpose import can_transpose, copy_transposed
+    if INTERFACE != _INTERFACE:
+        raise ImportError("hf_ssm has kernels of another interface")
+    from hf_ssm.ops.cpu.decoding import BlockOptions, BlocksStep, BlockWeights, scan_step
+    from hf_ssm.ops.cpu.selective_scan import fused_selective_scan
+    from hf_ssm.ops.cpu.short_conv import short_conv_after, short_conv_compiled
+    from hf_ssm.ops.cpu.transpose import can_transpose, copy_transposed
 
-        AVAILABLE = True
+    AVAILABLE = True
 except ImportError:
-    # No hf_ssm, or one of another time: torch serves.
-    pass
-
-
-def __getattr__(name: str) -> Any:
-    """Without kernels their names stand for `None`; as `kernels.compiled` is then false, nobody calls them."""
-    if name in __all__:
-        return None
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Without kernels `kernels.compiled` is false, so nothing calls them.
+    BlockOptions = BlocksStep = BlockWeights = None  # type: ignore[misc, assignment]
+    scan_step = fused_selective_scan = None  # type: ignore[assignment]
+    short_conv_after = short_conv_compiled = can_transpose = copy_transposed = None  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ssm.hub.flatten import HEADER
+from hf_ssm.models.bundle import HEADER
 
 SETTINGS_NAME = "train_config.yaml"
 LOG_NAME = "training_log.json"

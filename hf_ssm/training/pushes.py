@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from hf_ssm.hub.client import make_repo, retry, user_error, user_errors
 from hf_ssm.hub.committing import folder_files, is_weights, stage
-from hf_ssm.hub.exporting import write_code
 from hf_ssm.hub.pushing import push_files
+from hf_ssm.models.bundle import write_code
 from hf_ssm.models.registry import FAMILIES, HEADS
 
 __all__ = ["PushOnSave", "PushingTrainer"]
@@ -64,10 +64,8 @@ class PushingTrainer(Trainer):
         """
         if not self.is_world_process_zero():
             return
-        config = self._unwrapped.config
-        if any(type(config) is family.config_class for family in FAMILIES.values()):
-            with tempfile.TemporaryDirectory() as scratch:
-                write_code(copy.deepcopy(config), scratch)
+        with tempfile.TemporaryDirectory() as scratch:
+            write_code(copy.deepcopy(self._unwrapped.config), scratch)
         self.hub_model_id = make_repo(
             self._repo_name,
             private=self.args.hub_private_repo if private is None else private,
