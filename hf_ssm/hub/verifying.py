@@ -3,10 +3,8 @@
 The client checks the size of a download only; `verify` compares the cached copy with the checksums of the Hub.
 """
 
-import functools
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
-from hf_ssm.hub.exporting import write_code
-from hf_ssm.models.bundle import HEADER
+from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
 
 __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
@@ -189,7 +186,9 @@ def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
 def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
     family, installed = family_of(folder), sys.modules["hf_ssm"].__version__
-    expected, auto_map = _expected_code(family.name) if family is not None else ({}, {})
+    config_class: Any = None if family is None else family.config_class
+    expected = {} if family is None else bundle(config_class)
+    own = set() if family is None else set(auto_map(family).values())
     versions = {path: _header_version(path) for path in sorted(folder.rglob("*.py"))}
     for path, version in versions.items():
         name = path.relative_to(folder).as_posix()
@@ -198,7 +197,7 @@ def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         elif version != installed:
             what = f"is marked as code of hf_ssm {version}, which the installed version {installed} cannot check"
             yield Problem(name, f"{what}: verify it with hf_ssm {version}", is_own_code=True)
-        elif path.read_bytes() != expected.get(name):
+        elif path.read_bytes() != expected.get(name, "").encode():
             yield Problem(name, f"has been changed: it is not what hf_ssm {version} writes", is_own_code=True)
     others = {path.stem for path, version in versions.items() if version not in (None, installed)}
     for path in sorted(folder.glob("*.json")):
@@ -206,19 +205,10 @@ def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
-            elif path.name != _CONFIG or key != "auto_map" or not (reference in auto_map.values() or module in others):
+            elif path.name != _CONFIG or key != "auto_map" or not (reference in own or module in others):
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif not others and f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
-
-
-@functools.cache
-def _expected_code(family: str) -> tuple[dict[str, bytes], dict[str, str]]:
-    """The Python files by name and the `auto_map` that the installed package writes for a family."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = write_code(FAMILIES[family].config_class(), Path(scratch))
-        files = {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        return files, _read_object(folder / _CONFIG)["auto_map"]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
