@@ -35,7 +35,7 @@ def main() -> None:
     from safetensors.torch import load_file, save_file
 
     if not job["without_package"]:
-        importlib.import_module("hf_ssm")
+        importlib.import_module("hf_ssm.models")
     torch.set_num_threads(job["threads"])
     tensors = load_file(job["inputs"])
     inputs = {name: tensor for name, tensor in tensors.items() if not name.startswith("labels.")}

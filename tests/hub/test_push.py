@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 import hf_ssm
 from hf_ssm.cli import main
 from hf_ssm.hub import client, exporting, pushing
+from hf_ssm.models.bundle import HEADER
 from hf_ssm.tokenization import build_dna_tokenizer
 
 CARD = "---\nlibrary_name: transformers\n---\n\n# My own words\n"
@@ -62,7 +63,7 @@ def test_push_is_proved_and_loads(hub, model, tokenizer):
     repo = hub.repo("ada/motifs")
     assert repo.private and titles(hub) == ["initial commit", "A model"]
     files = repo.files()
-    assert {"modeling_s4.py", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert {"modeling_hf_ssm_s4.py", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert len(json.loads(files["config.json"])["auto_map"]) == 7
     assert b'from_pretrained("ada/motifs"' in files["README.md"]
     loaded = AutoModelForSequenceClassification.from_pretrained("ada/motifs").eval()
@@ -127,7 +128,7 @@ def test_weights_of_another_sharding_do_not_survive(hub, model, tmp_path, proofs
 
 
 def test_only_what_is_stale_is_deleted(hub, folder):
-    code = f"{exporting.HEADER} 0.0.1\n"
+    code = f"{HEADER} 0.0.1\n"
     stale = {"ops_gone.py": code, "model-00001-of-00002.safetensors": b"\0", "pytorch_model.bin.index.json": "{}"}
     others = {
         "handler.py": "import torch\n",
@@ -213,7 +214,7 @@ def test_folder_is_proved(hub, model, tokenizer, tmp_path, proofs, with_code):
     for name, value in model.state_dict().items():
         assert torch.equal(proved.state_dict()[name], value)
     files = hub.repo("ada/motifs").files()
-    assert "modeling_s4.py" in files and len(json.loads(files["config.json"])["auto_map"]) == 7
+    assert "modeling_hf_ssm_s4.py" in files and len(json.loads(files["config.json"])["auto_map"]) == 7
 
 
 def test_folder_that_cannot_be_proved(hub, model, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import ModelCard, snapshot_download
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ssm.hub import client, pushing
+from hf_ssm.hub import client
 from hf_ssm.tokenization import build_dna_tokenizer
 from hf_ssm.training import SSMTrainer, pushes
 
@@ -19,7 +19,7 @@ NAME = "ada/run"
 COMMIT = ("POST", "/commit/")
 ROWS = [{"input_ids": torch.arange(7, 12).roll(i), "labels": torch.tensor(i % 2)} for i in range(8)]
 # What another process needs to load the model.
-LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "modeling_s4.py", "README.md"}
+LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "modeling_hf_ssm_s4.py", "README.md"}
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +260,7 @@ def test_own_card_stays(hub, trainer):
     [
         (lambda hub, patch: patch.delenv("HF_TOKEN"), "needs a login"),
         (lambda hub, patch: hub.read_only.add(hub.token), "right to write"),
-        (lambda hub, patch: patch.setattr("hf_ssm.hub.exporting.flatten", _cannot), "cannot travel"),
+        (lambda hub, patch: patch.setattr("hf_ssm.models.bundle.bundle", _cannot), "cannot travel"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(hub, trainer, monkeypatch, change, message):
@@ -283,16 +283,14 @@ def test_the_stock_trainer_at_the_end(hub, trainer):
 
 @pytest.mark.parametrize("by_saving", [False, True])
 def test_models_push_themselves(hub, make_model, tmp_path, by_saving):
-    stale = {"model-00001-of-00002.safetensors": b"\0", "model.safetensors.index.json": "{}", "notes.txt": "mine"}
-    hub.create(NAME, files=stale)
+    hub.create(NAME, files={"notes.txt": "mine"})
     model = make_model("S4", "ForSequenceClassification")
     if by_saving:
         model.save_pretrained(tmp_path / "m", push_to_hub=True, repo_id=NAME)
     else:
         model.push_to_hub(NAME)
     files = hub.repo(NAME).files()
-    assert {"config.json", "model.safetensors", "modeling_s4.py", "README.md", "notes.txt"} <= files.keys()
-    assert {name for name in files if pushing.is_weights(name)} == {"model.safetensors"}
+    assert {"config.json", "model.safetensors", "modeling_hf_ssm_s4.py", "README.md", "notes.txt"} <= files.keys()
     assert len(titles(hub)) == 3
     target = snapshot_download(NAME)
     loaded = AutoModelForSequenceClassification.from_pretrained(target).eval()

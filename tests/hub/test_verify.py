@@ -171,13 +171,13 @@ def test_no_configuration(single):
 
 
 def test_missing_code(coded):
-    assert (coded / "configuration_common.py").unlink() is None
+    assert (coded / "configuration_hf_ssm_s4.py").unlink() is None
     (problem,) = check_folder(coded)
-    assert str(problem) == "configuration_common.py: is not there, but the model's code needs it"
+    assert str(problem) == "configuration_hf_ssm_s4.py: is not there, but the model's code needs it"
 
 
 def test_code_that_is_cut_off(coded):
-    path = coded / "modeling_s4.py"
+    path = coded / "modeling_hf_ssm_s4.py"
     source = path.read_text()
     path.write_text(source[: source.index("class ")] + "class S4(")
     (problem,) = check_folder(coded)
@@ -187,7 +187,7 @@ def test_code_that_is_cut_off(coded):
 
 
 def test_code_is_not_run(coded, tmp_path):
-    path = coded / "modeling_s4.py"
+    path = coded / "modeling_hf_ssm_s4.py"
     path.write_text(f"open({str(tmp_path / 'run')!r}, 'w')\n" + path.read_text())
     assert check_folder(coded) == [] and not (tmp_path / "run").exists()
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from hf_ssm.hub.flatten import flatten
+from hf_ssm import S4Config
+from hf_ssm.models.bundle import bundle
 from hf_ssm.training import folder
 
 
@@ -33,7 +34,7 @@ def test_clearing_leaves_what_no_run_wrote(tmp_path):
     checkpoint(tmp_path, "checkpoint-of-mine", whole=False)
     for name in ("model.safetensors", "README.md", "data.csv", "model.py"):
         (tmp_path / name).write_text("x")
-    for name, source in flatten("hf_ssm.models.s4.configuration_s4").items():
+    for name, source in bundle(S4Config).items():
         (tmp_path / name).write_text(source)
     folder.clear_output(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-of-mine", "data.csv", "model.py"]
