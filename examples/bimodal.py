@@ -32,6 +32,7 @@ from _experiment import experiment_parser, print_table, write_results
 from scipy.integrate import solve_ivp
 
 from hf_ssm.ops.sobolev import sobolev_weight
+from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
 
 TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
 SPACING = 2 * np.pi / 64  # of the frequencies; far below the width of a mode, and the ripple ends on a node
@@ -39,7 +40,7 @@ START_HEIGHT = 3.0
 END_TIME = 1e13  # every trajectory has come to rest by then
 PAPER_EDGE = 24.5
 EQUATIONS = {"eq. (7)": (2.0, 2.0), "eq. (9)": (1.0, 0.0)}  # powers of (1 + |s|)^β in the flow of w and of ξ
-COLOURS = {"large": "tab:green", "small": "tab:purple", "neither": "black"}
+COLOURS = {"large": PALETTE[2], "small": PALETTE[3], "neither": "black"}
 
 
 @dataclass(frozen=True)
@@ -211,14 +212,11 @@ def shifted_target(count: int | None) -> dict[str, Any]:
     return results
 
 
+@figure_style()
 def draw(path: str, count: int | None) -> None:
     """The target, and the trajectories of the three flows, as in Figure 3."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (first, *others) = pyplot.subplots(1, 4, figsize=(18, 4.2), layout="constrained")
+    figure = new_figure(13, 3.2)
+    first, *others = figure.subplots(1, 4)
     first.semilogy(grid(), np.abs(NOISY.response(grid())), linewidth=0.8)
     first.set(xlabel="s", ylabel="|F(is)|", title="target", xlim=(-80, 80))
     flows = [GradientFlow(NOISY), *(GradientFlow(NOISY, 2, name) for name in EQUATIONS)]
@@ -226,10 +224,9 @@ def draw(path: str, count: int | None) -> None:
         for start in starts_between(NOISY, count or 51):
             path_taken = flow.trajectory(start)
             axes.plot(*path_taken.T, color=COLOURS[NOISY.reached(path_taken[-1, 0])], linewidth=0.7)
-        axes.plot(NOISY.positions, NOISY.heights, "x", color="tab:red", markersize=10, markeredgewidth=2)
+        axes.plot(NOISY.positions, NOISY.heights, "x", color=PALETTE[1], markersize=10, markeredgewidth=2)
         axes.set(xlabel="w", ylabel="ξ", title=name, yscale="log", xlim=(-60, 60))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:

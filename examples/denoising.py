@@ -35,6 +35,7 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 
 SCALES = (0.1, 1.0, 10.0, 100.0)  # α
@@ -191,16 +192,13 @@ def exceptions(table: Sequence[Sequence[float]]) -> dict[str, int]:
     return {"β": across, "α": down}
 
 
+@figure_style()
 def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression], image: Tensor) -> None:
     """An image with stripes of either kind, and what the models make of it, as in Figure 4."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows, columns = image.shape
     noisy = [image + stripes(rows, columns, horizontal=horizontal)[2] for horizontal in (True, False)]
-    figure, panels = pyplot.subplots(2, 2 + len(models), figsize=(13, 5), layout="constrained")
+    figure = new_figure(11, 4)
+    panels = figure.subplots(2, 2 + len(models))
     for line, given in zip(panels, noisy, strict=True):
         with torch.no_grad():
             outputs = {
@@ -210,8 +208,7 @@ def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression],
         for axes, (title, shown) in zip(line, {"image": image, "input": given, **outputs}.items(), strict=True):
             axes.imshow(shown.numpy(), cmap="gray", vmin=-1, vmax=1, aspect="auto")
             axes.set(title=title, xticks=[], yticks=[])
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -40,6 +40,7 @@ from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression, SSMTrainer, rescale_init_
 from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
 from hf_ssm.theory.complexity import generalization_measure, output_bound
 from hf_ssm.training import SSMTrainingArguments
 
@@ -301,14 +302,11 @@ def print_figure(figure: dict[str, Any], table_1: dict[str, Any]) -> None:
         )
 
 
+@figure_style()
 def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
     """Figure 2 of the paper: three panels, dashed without rescaling."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    canvas, panels = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    canvas = new_figure(11, 3.4)
+    panels = canvas.subplots(1, 3)
     for panel, quantity, title in zip(panels, ("output", "gradient"), ("E|y_L|", "norm of the gradient"), strict=False):
         for colour, b in enumerate(SCALES):
             for name, style in (("plain", "--"), ("rescaled", "-")):
@@ -320,11 +318,9 @@ def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
             name = "plain" if style == "--" else "rescaled"
             panels[2].plot(table_1[row][f"{b:g}"]["curve"], style, color=f"C{colour}", label=f"b = {b:g}, {name}")
     panels[2].set(xlabel="epoch", ylabel="training loss (MSE)", yscale="log")
-    canvas.tight_layout(rect=(0, 0.08, 1, 1))
-    canvas.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncol=6)
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(path, dpi=120)
-    pyplot.close(canvas)
+    save_figure(canvas, path)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

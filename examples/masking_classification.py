@@ -33,8 +33,8 @@ from _masking import masking_parser, probe_all, report, summary, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
+from hf_ssm.plotting import plot_masking_curves, plot_sequence
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.pictures import draw_curves, draw_strip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "hyena": {
@@ -128,9 +128,9 @@ def draw(
 ) -> None:
     """Figure C.1 left, and the first sequence as a strip of letters."""
     curves = {"chosen sequence": list(chosen), "other sequences, same masks": list(others)}
-    draw_curves(curves, folder / "curves.png", title=title, value="probability of the right class")
+    plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right class")
     marks = [(min(sites[0]), max(sites[0]) + 1, "planted motif")] if sites else []
-    draw_strip(chosen[0], folder / "strip.png", marks, title=title)
+    plot_sequence(chosen[0], folder / "strip.png", marks, title=title)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

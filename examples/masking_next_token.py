@@ -33,8 +33,8 @@ from _masking import masking_parser, probe_all, report, summary, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
+from hf_ssm.plotting import plot_masking_curves, plot_sequence
 from hf_ssm.probes import MaskingProbe
-from hf_ssm.probes.pictures import draw_curves, draw_strip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "hyena": {"family": "hyena", "num_hidden_layers": 2, "conv_kernel": 5, "filter_type": "s4d", "state_size": 32},
@@ -185,8 +185,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report(content)
     title = f"{args.family}, human DNA"
     curves = {"chosen target": list(results[shown]), "other targets, same masks": others}
-    draw_curves(curves, folder / "curves.png", title=title, value="probability of the right token")
-    draw_strip(results[shown][0], folder / "strip.png", title=title)
+    plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right token")
+    plot_sequence(results[shown][0], folder / "strip.png", title=title)
     write_results(args, content)
 
 

@@ -38,6 +38,7 @@ from transformers import PrinterCallback, set_seed
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.data import sparse_majority
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 
 LENGTHS = range(25, 401, 25)
@@ -233,11 +234,10 @@ def say_what_the_bound_is_worth(runs: Sequence[dict[str, Any]]) -> None:
     )
 
 
+@figure_style()
 def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
     """Accuracies over T, and the gap, as in Figure 1."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 6), layout="constrained")
+    figure = new_figure(5, 5)
     top, bottom = figure.subplots(2, 1, sharex=True)
     lengths = sorted({run["length"] for run in runs})
     for axes, name in ((top, "train_accuracy"), (top, "test_accuracy"), (bottom, "gap")):
@@ -246,7 +246,7 @@ def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
         axes.errorbar(lengths, [statistics.mean(v) for v in values], spread, marker="o", capsize=3, label=name)
         axes.legend()
     bottom.set_xlabel("T")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

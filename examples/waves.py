@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import EvalPrediction, PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
+from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 
 FREQUENCIES = (1, 16, 256)
@@ -147,24 +148,20 @@ def best_wave(errors: Mapping[str, float]) -> str:
     return min(errors, key=errors.__getitem__)
 
 
+@figure_style()
 def draw(path: str, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """The errors during training, one panel for each setting and one line for each seed, as in Figure 10."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(results), figsize=(16, 3.6), sharey=True, layout="constrained")
+    figure = new_figure(12, 2.8)
+    panels = figure.subplots(1, len(results), sharey=True)
     for axes, (name, runs) in zip(panels, results.items(), strict=True):
         for number, run in enumerate(runs):
-            for colour, frequency in zip(("tab:blue", "tab:orange", "tab:green"), FREQUENCIES, strict=True):
+            for colour, frequency in zip(PALETTE, FREQUENCIES, strict=False):
                 label = f"cos {frequency} t" if number == 0 else None
                 axes.plot(run["curve"]["step"], run["curve"][str(frequency)], color=colour, label=label)
         axes.set(title=name, xlabel="step", yscale="log")
     panels[0].set_ylabel("mean absolute error")
     panels[0].legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_ssm
-from hf_ssm import cli
+from hf_ssm import cli, plotting
 from hf_ssm.cli import train as train_command
 from hf_ssm.hub import client, pushing
 from hf_ssm.hub.reload import check_reload
 from hf_ssm.models.bundle import bundle
-from hf_ssm.training import plots
 from hf_ssm.training import settings as run_settings
 from hf_ssm.training.rescale import rescale_init_
 
@@ -327,7 +326,7 @@ def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
 
 
 def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "can_plot", lambda: False)
+    monkeypatch.setattr(plotting, "can_plot", lambda: False)
     assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 0
     assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
     assert not (tmp_path / "run" / "training_log.png").exists()

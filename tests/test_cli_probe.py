@@ -12,8 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_ssm
-from hf_ssm import cli
-from hf_ssm.analysis import pictures
+from hf_ssm import cli, plotting
 from hf_ssm.cli.probe_rows import Example, Rows, annotations_of
 from hf_ssm.data import load_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResults, masking
@@ -52,7 +51,7 @@ def pictured() -> None:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take time."""
     if "pictured" not in request.fixturenames:
-        monkeypatch.setattr(pictures, "can_plot", lambda: False)
+        monkeypatch.setattr(plotting, "can_plot", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -288,9 +287,7 @@ def test_texts_become_pages(saved, tmp_path):
 
 def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        "hf_ssm.probes.pictures.draw_strip", lambda result, path, *rest, **_: drawn.append((result, rest))
-    )
+    monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda result, path, *rest, **_: drawn.append((result, rest)))
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
     # Of each class the first two.

@@ -174,7 +174,7 @@ def test_a_filter_without_a_rule_for_alpha_still_has_spectra(make_model, genes, 
 
 
 def test_without_matplotlib_the_numbers_are_written(genes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_ssm.analysis.pictures.can_plot", lambda: False)
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: False)
     assert run(genes, "--output", tmp_path / "out") == 0
     assert "No spectrum.png: matplotlib is not installed" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["spectrum.json"]
@@ -185,7 +185,7 @@ def test_what_is_in_the_output_folder_is_safe(genes, tmp_path, monkeypatch, caps
     (tmp_path / "out" / "spectrum.json").write_text("mine")
     assert "is not empty" in error_of(capsys, genes, "--output", tmp_path / "out")
     (tmp_path / "out" / "spectrum.png").write_text("of the other numbers")
-    monkeypatch.setattr("hf_ssm.analysis.pictures.can_plot", lambda: False)
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: False)
     assert run(genes, "--output", tmp_path / "out", "--overwrite-output") == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["spectrum.json"]
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text(encoding="utf-8"))["split"] == "train"

@@ -175,7 +175,7 @@ def test_planted_violation_is_found(tmp_path, path, source, line):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.discretize import zoh\n"),
+        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.lti.discretize import zoh\n"),
         ("ops/hippo.py", "import importlib\nimportlib.import_module('hf_ssm.ops.cpu.decoding')\n"),
         (
             "models/common.py",

@@ -1,7 +1,7 @@
-"""The generalisation bound of Honarpisheh et al. 2025 for a selective model, and what of it holds for other blocks.
+"""The generalisation bound of Honarpisheh et al. 2025 for a selective model, and its adaptation to single scans.
 
 The theorems are for one layer of the block "plain" with a linear map of the last position to one score. For every other
-selective model, each scan alone is described instead: this is our adaptation and no bound for the network.
+selective model, each scan is described separately: this is our adaptation and not a bound for the network.
 
 Legend: `B` batch, `L` length, `D` channels of a scan, `N` states, `V` vocabulary.
 """
@@ -29,7 +29,7 @@ _LABELS = ("labels", "label", "num_items_in_batch")
 
 @dataclasses.dataclass(frozen=True)
 class ScanBound:
-    """What can be said of one scan alone: our adaptation of Theorem 4.6 for blocks other than "plain".
+    """Our adaptation of Theorem 4.6 to a single scan, for blocks other than "plain".
 
     In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
     channel, and Δ is a diagonal matrix: the proof goes through with the largest q_j, the range of the p_j, and a cover
@@ -40,7 +40,7 @@ class ScanBound:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
         assumptions: Of the adaptation.
         norms: Of the scan, with w one coordinate; `None` for complex states.
-        log_capacity: Natural logarithm, of the scan alone; `None` where an assumption fails.
+        log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
         contraction: Per token: `bound` (ρ_A), `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂ as measured;
             `smallest_step` and `largest_step` measured, with their bounds.
         output: `log10_bound` on ‖y_t‖₂ (`None` where void), and `largest` as measured.
@@ -64,23 +64,23 @@ class ScanBound:
 
 @dataclasses.dataclass(frozen=True)
 class ModelBound:
-    """The bound for a model, or why there is none. See `generalization_bound`.
+    """The bound for a model, or the assumptions that fail. See `generalization_bound`.
 
     Attributes:
         theorem: "4.6", or "4.5" for a fixed step.
-        assumptions: One by one, with the value found and the mend where it fails.
-        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty where the theorem is not for the
-            model.
+        assumptions: Each with the value found and, if it fails, what it needs.
+        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty if the theorem does not apply to
+            the model.
         log_capacity: Natural logarithm of the capacity, every logarithm and 𝔐 kept; `None` where an assumption fails.
         log_capacity_at_length: Likewise with the finite sums of (69) and (100) for the longest row: smaller than
-            `log_capacity`, and there for unstable state matrices too (ours).
+            `log_capacity`, and defined for unstable state matrices too (ours).
         log_leading_terms: Natural logarithm of (28) or (29).
         gap: The parts of (27); `None` where an assumption fails.
         gap_at_length: Likewise from `log_capacity_at_length`; `None` too where an assumption fails.
         longest: Tokens of the longest row.
         num_sequences: m.
-        scans: What can be said of each scan alone.
-        notes: What a reader of the numbers must know.
+        scans: The adaptation to each scan.
+        notes: Explanations of the numbers.
     """
 
     theorem: str
@@ -135,7 +135,7 @@ class ModelBound:
 
 @dataclasses.dataclass
 class _Observer:
-    """What one scan reads and writes; called as a hook after each of its forward passes."""
+    """Norms of the inputs and outputs of one scan; a hook after each of its forward passes."""
 
     name: str
     layer: int
@@ -192,7 +192,7 @@ def generalization_bound(
     Args:
         model: A selective model of hf_ssm.
         batches: Keyword inputs of the model, such as a `DataLoader` of the training set gives; labels are ignored.
-        input_bound: 𝔅_u; `None`: the largest norm of what the scan reads, over the batches and (where it reads a
+        input_bound: 𝔅_u; `None`: the largest norm of the scan's inputs, over the batches and (where it reads a
             learnt embedding) the whole embedding.
         num_sequences: m; `None`: the rows of the batches.
         loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are those of the ramp
@@ -212,7 +212,7 @@ def generalization_bound(
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "
-            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, τ and ψ are what there is."
+            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, use τ and ψ."
         )
     _observe(model, batches, observers)
     first = observers[0]
@@ -259,11 +259,11 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
         for handle in handles:
             handle.remove()
     if not observers[0].rows:
-        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
 
 
 def _architecture(model: Any, first: _Observer) -> list[Assumption]:
-    """What the theorems ask of the architecture, one by one."""
+    """The requirements of the theorems on the architecture."""
     config, scan = model.config, first.scan
     pooling = config.pooling
     if isinstance(model, SSMForSequenceClassification):
@@ -291,8 +291,8 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     return [_requirement(*check) for check in checks]
 
 
-def _requirement(name: str, holds: bool, value: float | str | None, mend: str) -> Assumption:
-    return Assumption(name, holds, value, "holds" if holds else f"needs {mend}")
+def _requirement(name: str, holds: bool, value: float | str | None, needs: str) -> Assumption:
+    return Assumption(name, holds, value, "holds" if holds else f"needs {needs}")
 
 
 def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> SelectiveNorms:
@@ -303,7 +303,9 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
         embedding = model.get_input_embeddings().weight
         measured = max(measured, _largest_norm(embedding))
     if input_bound is not None and input_bound < measured:
-        raise ValueError(f"`input_bound`={input_bound} is below what the scan reads, {measured}: give a larger one.")
+        raise ValueError(
+            f"`input_bound`={input_bound} is below the norm of the scan's inputs, {measured}: give a larger one."
+        )
     weight = model.classifier.weight
     w = weight[0] if len(weight) == 1 else weight[1] - weight[0]
     return first.scan.bound_norms(w, measured if input_bound is None else input_bound, embedding)
@@ -341,7 +343,7 @@ def _scan_bound(seen: _Observer) -> ScanBound:
 
 
 def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Explanations of the numbers."""
     if norms is None:
         return [
             "`scans` holds our adaptation of Theorem 4.6 to each scan alone, for its inputs as they are. The layers "

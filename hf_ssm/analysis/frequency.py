@@ -1,4 +1,4 @@
-"""What the convolutions of a model do to each frequency, and how large their frequency scale α should be.
+"""Frequency responses of a model's operators, and the useful range of the frequency scale α.
 
 Legend: `C` kernels of one convolution in one direction, `F` frequencies.
 """
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.operator import SequenceOperator, materialized
-from hf_ssm.ops.hippo import initial_eigenvalues
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.transfer import frequency_grid
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.lti.transfer import frequency_grid
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
 from hf_ssm.theory.spectrum import spectral_edge
 
@@ -33,7 +33,7 @@ _QUANTILES = (0.5, 0.9, 0.99)
 # The coarsest and the finest even grid of a polygon; numbers held at a time.
 _COARSEST, _FINEST = 2**12, 2**20
 _AT_ONCE = 2**23
-# Nodes about a pole: so many each time that the distance grows by e; evenly spaced ones besides; the most in a row.
+# Nodes around a pole for each factor of e in the distance; additional even nodes; greatest number for a row.
 _NODES_PER_FOLD, _EVEN, _FINEST_GRADED = 2, 64, 2**17
 # Narrower peaks than this are beyond the spacing of double precision numbers.
 _NARROWEST = 1e-13
@@ -58,7 +58,7 @@ class FrequencyResponse:
         response: `(C, F)`, complex128, on the CPU.
         time_step: Δ of each kernel, `(C,)`, or `None` where the filter has no step size.
         group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
-        operator: A copy of the module on the CPU as it was; `None` for a response that is known by its samples alone.
+        operator: A copy of the module on the CPU; `None` if only the samples are known.
     """
 
     name: str
@@ -74,15 +74,15 @@ class FrequencyResponse:
     def rows(self) -> Tensor:
         """The numbers of its kernels among the rows of `LongFilter.response`."""
         if self.operator is None:
-            raise ValueError(f"the response of {self.name} has no `operator`: it is known by its samples alone.")
+            raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
         channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
         return channels + (self.direction == "backward") * self.operator.channels
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
-    """The frequency responses of all long convolutions of a model, as they are now.
+    """The frequency responses of all operators of a model that have one.
 
-    Selective scans are left out: their kernel changes from token to token, so that they have no transfer function.
+    Selective scans have none: their kernel changes from token to token.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
@@ -113,8 +113,8 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
                 found.append(dataclasses.replace(place, response=response))
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no long convolution, whose response to frequencies could be given: a "
-            "selective scan varies in time. Give a Hyena or S4 model."
+            f"{type(model).__name__} has no operator with a frequency response: a selective scan varies "
+            "in time. Give a Hyena or S4 model."
         )
     return found
 
@@ -122,7 +122,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
 def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
     """A copy on the CPU without gradients, and without the hooks with which accelerate keeps weights elsewhere."""
     hooks = [part._hf_hook for part in module.modules() if hasattr(part, "_hf_hook")]
-    # What stands in the memo counts as copied: a hook holds the weights of the whole model.
+    # Entries of the memo are not copied: a hook holds the weights of the whole model.
     operator = copy.deepcopy(module, {id(hook): None for hook in hooks})
     for part in operator.modules():
         if "_hf_hook" in part.__dict__:
@@ -132,14 +132,14 @@ def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
 
 
 def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
-    """The total variation of each kernel's response over bands of frequency: where it can tell frequencies apart.
+    """The total variation of each kernel's response over bands of frequency.
 
-    Frequency bias is more of it at low frequencies than at high ones. It is that of the kernel, not of the samples: the
-    length of polygons on ever finer nodes. Where poles are known and single frequencies are cheap, nodes gather about
-    each pole by its own width, so that no peak is lost, however narrow; for implicit and sinusoid filters, and S4 with
-    the zero-order hold, they are evenly spaced, 2^20 at most (or eight for each tap, if that is more): peaks narrower
-    than about 1e-6 radians may be lost. A response without its `operator` is taken as the polygon of its samples, a
-    lower bound.
+    Frequency bias means a larger variation at low frequencies than at high ones. The variation is that of the kernel,
+    not of the samples: the limit of the lengths of polygons on ever finer nodes. If poles are known and single
+    frequencies are cheap, nodes concentrate around each pole according to its width, so that no peak is missed. For
+    implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20 (or eight per
+    tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without `operator`, the
+    result is the variation of its samples, a lower bound.
 
     Args:
         response: Of `frequency_responses`.
@@ -172,8 +172,8 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor:
     """The limit of the lengths of polygons each of which halves the spacing of the one before.
 
-    A polygon falls short by a term in the square of the spacing, a third of what the next one adds. That term added,
-    two in a row agree when the limit is reached.
+    The error of a polygon is proportional to the square of the spacing: a third of the next difference. With that term
+    added, two successive values agree when the limit is reached.
 
     Args:
         levels: Lengths, and the size of the numbers whose differences they are sums of; two or more.
@@ -184,7 +184,7 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
     for length, size in levels:
         last, limit = limit, length + (length - before) / 3
         before = length
-        # Nothing can agree better than the rounding of what is subtracted.
+        # The agreement is limited by the rounding of the differences.
         if bool(((limit - last).abs() <= rtol * limit + _ROUNDING * size).all()):
             break
     return limit
@@ -217,7 +217,7 @@ def _lengths_on_graded_nodes(
     values = _evaluate_by_row(operator, nodes, rows, centres.shape[-1])
     while True:
         middle = (nodes[:, 1:] + nodes[:, :-1]) / 2
-        # A cell lies in one band; those of no width count nothing.
+        # Each cell belongs to one band.
         band = (torch.searchsorted(ends, middle) - 1).clamp(0, len(ends) - 2)
         steps = values.diff(dim=-1).abs()
         length = torch.zeros(finite.shape, dtype=torch.float64).scatter_add(1, band, steps)
@@ -263,8 +263,9 @@ def _lengths_on_even_nodes(
 class AlphaRecommendation:
     """Upper ends of the useful range of `frequency_scale` (α), each as a range over the step sizes Δ.
 
-    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is of use. The second is
-    for the smallest Δ: beyond it that of no channel is. Start at the limit, then bisect between it and 0 (Yu et al.).
+    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is useful. The second is
+    for the smallest Δ: above it the fastest pole of no channel is. Start at the limit, then bisect between it and 0 (Yu
+    et al.).
 
     Attributes:
         state_size: N.
@@ -273,8 +274,8 @@ class AlphaRecommendation:
         time_steps: The smallest and the largest Δ.
         largest_frequency: max |Im a| at α = 1, in radians per unit of time.
         data_free: α_max without the data.
-        edges: Share q of the inputs' power to the edge ω_q below which it lies, in radians per sample.
-        from_data: q to the α_max at which the fastest pole lies at ω_q.
+        edges: For each share q of the inputs' power the frequency ω_q below which it lies, in radians per sample.
+        from_data: For each q the α_max that places the fastest pole at ω_q.
     """
 
     state_size: int

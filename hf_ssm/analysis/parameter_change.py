@@ -25,7 +25,7 @@ _SNAPSHOT_NAME = "initial_parameters.safetensors"
 
 
 def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterRole]) -> Iterator[tuple[str, Tensor]]:
-    """Quantity and value of each parameter, in float64 on the CPU, one after the other."""
+    """Quantity and value of each parameter, in float64 on the CPU."""
     for name, role in roles.items():
         value = parameters[name].detach().to("cpu", torch.float64)
         if role.parts:

@@ -1,4 +1,4 @@
-"""What the sequence operators of a model see on data: their kernels, and the moments of their inputs.
+"""The kernels of a model's operators and the moments of their inputs on data.
 
 Legend: `B` batch, `L` length of the longest row, `D` channels of one operator, `S` stored states, `K` directions.
 """
@@ -19,17 +19,17 @@ from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["OperatorRecord", "record_operators", "sequence_operators"]
 
-# Inputs of a model that are no data of its operators.
+# Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
-# Numbers taken into the moments at a time, in double precision and with room for their spectra.
+# Numbers processed at a time, in double precision and with their spectra.
 _AT_ONCE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """What enters τ of one operator, over a whole data set.
+    """The quantities that τ of one operator is computed from, over a whole data set.
 
-    `tau(kernel, mean, variance)` of it is the τ of the data set taken as a single batch.
+    `tau(kernel, mean, variance)` is τ of the data set as a single batch.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -42,7 +42,7 @@ class OperatorRecord:
             to the last token; backward: by distance to the first token.
         variance: `(L, D)`, likewise, of the population.
         num_sequences: Rows seen.
-        power: `(D, F)`, the power of the same inputs by frequency, where it was asked for; see `power_spectrum`.
+        power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
     """
 
     name: str
@@ -69,7 +69,7 @@ class _MergedMoments:
         self._energy: Tensor | None = None
 
     def add(self, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False) -> None:
-        """Take in another batch, `(B, L, D)`, a few rows at a time where they are long."""
+        """Add a batch, `(B, L, D)`, a few rows at a time if they are long."""
         at_once = max(1, _AT_ONCE // max(1, inputs[0].numel()))
         masks = [None] * len(inputs) if mask is None else mask.split(at_once)
         for rows, own in zip(inputs.split(at_once), masks, strict=False):
@@ -79,7 +79,7 @@ class _MergedMoments:
         mean, variance = lag_moments(inputs.double(), mask, from_first=from_first)
         lags = torch.arange(inputs.shape[1], device=inputs.device)
         tokens = torch.full_like(lags[:1], len(lags)).expand(len(inputs)) if mask is None else mask.bool().sum(1)
-        # Tokens have no gap between them, so that a row reaches as many distances as it has tokens.
+        # There is no padding between tokens, so a row has one token at each of its distances.
         count = (tokens.unsqueeze(1) > lags).sum(0).double().unsqueeze(1)
         self._merge(count, mean, variance * count)
         self.rows += len(inputs)
@@ -107,7 +107,7 @@ class _MergedMoments:
 
     @property
     def power(self) -> Tensor | None:
-        # A row counts once at each distance that it reaches, which is once for each of its tokens.
+        # `count` holds one for each token.
         return None if self._energy is None else self._energy / self.count.sum()
 
 
@@ -170,14 +170,14 @@ def record_operators(
 ) -> list[OperatorRecord]:
     """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches: rows of any length count once at each distance
-    that they reach, and padding does not count. The model is in evaluation mode meanwhile and left as it was.
+    The moments are those of the whole data set, not means over batches: rows of any length count once at each of their
+    distances, and padding does not count. The model is in evaluation mode during the call.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
-        batches: Keyword inputs of the model, tensors, such as a `DataLoader` gives them; labels are ignored. They are
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. They are
             read once.
-        num_frequencies: Also record the power of the inputs at so many frequencies from 0 to π, at least L/2 + 1.
+        num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
         By layer; within it by operator, group and direction.
@@ -207,7 +207,7 @@ def record_operators(
         for handle in handles:
             handle.remove()
     if not records:
-        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
     return records
 
 

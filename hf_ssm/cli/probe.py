@@ -209,7 +209,7 @@ def _write(
     results: "MaskingResults",
 ) -> None:
     """All files, none of which is put in its place before all are written."""
-    from hf_ssm.analysis import pictures
+    from hf_ssm import plotting
 
     source = public_name(str(settings.data["dataset"]))
     facts = {
@@ -229,10 +229,10 @@ def _write(
     with tempfile.TemporaryDirectory(dir=args.output, prefix=".probe-") as scratch:
         folder = Path(scratch)
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
-        if pictures.can_plot():
+        if plotting.can_plot():
             _draw_curves(probe, results, folder / CURVE_NAME, source)
         else:
-            print(f"No pictures: {pictures.INSTALL_HINT}", file=sys.stderr)
+            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
         for number in _pictured(results):
             example, result = examples[number], results[number]
             title = _title(probe, result, f"{source}, {args.split}, row {example.row}")
@@ -274,13 +274,13 @@ def _pictured(results: "MaskingResults") -> list[int]:
 
 def _draw_curves(probe: "MaskingProbe", results: "MaskingResults", path: Path, source: str) -> None:
     """One line for each class, where there are a few."""
-    from hf_ssm.probes.pictures import draw_curves
+    from hf_ssm.plotting import plot_masking_curves
 
     groups: dict[str, list[MaskingResult]] = {}
     for result in sorted(results, key=lambda result: result.target.get("label", 0)):
         groups.setdefault(_class_name(probe, result), []).append(result)
     title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
-    draw_curves(groups if 1 < len(groups) <= _MOST_LINES else results, path, title=title)
+    plot_masking_curves(groups if 1 < len(groups) <= _MOST_LINES else results, path, title=title)
 
 
 def _class_name(probe: "MaskingProbe", result: "MaskingResult") -> str:
@@ -293,7 +293,7 @@ def _class_name(probe: "MaskingProbe", result: "MaskingResult") -> str:
 
 
 def _title(probe: "MaskingProbe", result: "MaskingResult", where: str) -> str:
-    from hf_ssm.probes.html import describe_target
+    from hf_ssm.plotting import describe_target
 
     what = describe_target(result)
     if result.target.get("label") is not None:
@@ -305,16 +305,16 @@ def _draw_row(
     folder: Path, probe: "MaskingProbe", data: Rows, example: Example, result: "MaskingResult", title: str
 ) -> None:
     """A strip for letters of a small alphabet, HTML for all else."""
-    from hf_ssm.analysis import pictures
-    from hf_ssm.probes.pictures import draw_strip, write_html
-    from hf_ssm.probes.strip import MOST_LETTERS
+    from hf_ssm import plotting
 
     letters = set(probe.tokenizer.get_vocab()) - set(probe.tokenizer.all_special_tokens)
     letters = {token for token in letters if not (token.startswith("[") and token.endswith("]"))}
     small = len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
-    if not small or len(result.input_ids) > MOST_LETTERS:
-        write_html(result, folder / f"text_row{example.row}.html", title)
-    elif pictures.can_plot():
+    if not small or len(result.input_ids) > plotting.MAX_TOKENS:
+        plotting.write_sequence_html(result, folder / f"text_row{example.row}.html", title)
+    elif plotting.can_plot():
         first, annotations = annotations_of(probe, data, example)
         unit = "bp" if letters >= set("ACGT") and len(letters) < 20 else "token"
-        draw_strip(result, folder / f"strip_row{example.row}.png", annotations, first=first, unit=unit, title=title)
+        plotting.plot_sequence(
+            result, folder / f"strip_row{example.row}.png", annotations, first=first, unit=unit, title=title
+        )

@@ -112,17 +112,17 @@ def _movement(checkpoint: str) -> dict[str, float]:
 
 def _write(report: "TheoryReport", output: Path) -> list[Path]:
     """All files of the report, none of which is put in its place before all are written."""
-    from hf_ssm.analysis import pictures
+    from hf_ssm import plotting
     from hf_ssm.analysis.report import FILES, REPORT_NAME
 
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".report-") as scratch:
         written = [Path(scratch, REPORT_NAME)]
         report.save_json(written[0])
-        if pictures.can_plot():
+        if plotting.can_plot():
             written += report.save_pictures(scratch)
         else:
-            print(f"No pictures: {pictures.INSTALL_HINT}", file=sys.stderr)
+            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
         for name in FILES:
             (output / name).unlink(missing_ok=True)
         return [path.rename(output / path.name) for path in written]

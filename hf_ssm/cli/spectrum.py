@@ -271,7 +271,7 @@ def _range(limits: tuple[float, float]) -> str:
 def _write(
     output: Path, facts: dict[str, Any], spectra: Mapping[str, "Tensor"], alpha: "AlphaRecommendation | str"
 ) -> None:
-    from hf_ssm.analysis import frequency_pictures, pictures
+    from hf_ssm import plotting
     from hf_ssm.theory.spectrum import strongest_line
 
     entries = {
@@ -291,12 +291,12 @@ def _write(
     (output / PICTURE_NAME).unlink(missing_ok=True)
     (output / SPECTRUM_NAME).write_text(text, encoding="utf-8")
     written = [SPECTRUM_NAME]
-    if pictures.can_plot():
+    if plotting.can_plot():
         shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
         recommendation = None if isinstance(alpha, str) else alpha
         title = f"{facts['dataset']}, {facts['inputs']}"
-        frequency_pictures.plot_spectrum(shown, output / PICTURE_NAME, recommendation, title)
+        plotting.plot_spectrum(shown, output / PICTURE_NAME, recommendation, title)
         written.append(PICTURE_NAME)
     else:
-        print(f"No {PICTURE_NAME}: {pictures.INSTALL_HINT}", file=sys.stderr)
+        print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
     print(f"{output} holds {' and '.join(written)}")

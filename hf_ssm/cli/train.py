@@ -122,17 +122,19 @@ def _settings(args: argparse.Namespace) -> "RunSettings":
 
 def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> None:
     """Pictures and card into the output folder; the results onto the screen."""
-    from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
+    from hf_ssm import plotting
     from hf_ssm.hub.card import write_card
-    from hf_ssm.training import folder, plots
+    from hf_ssm.training import folder
 
     metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
-    if plots.can_plot():
-        plots.plot_training_log(result.log_history, output / folder.PICTURE_NAME, metrics, title=output.name)
+    if plotting.can_plot():
+        plotting.plot_training_log(result.log_history, output / folder.PICTURE_NAME, metrics, title=output.name)
         if result.responses[1]:
-            plot_frequency_responses(*result.responses, output / folder.RESPONSE_PICTURE_NAME, title=output.name)
+            plotting.plot_frequency_responses(
+                *result.responses, output / folder.RESPONSE_PICTURE_NAME, title=output.name
+            )
     else:
-        print(f"No {folder.PICTURE_NAME}: {plots.INSTALL_HINT}", file=sys.stderr)
+        print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
     write_card(output, _facts(settings, result, output, repo_id))
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))

@@ -20,7 +20,6 @@ from transformers.utils import CONFIG_NAME
 
 from hf_ssm.hub.card import write_default_card
 from hf_ssm.models import bundle
-from hf_ssm.models.base.files import read_json
 from hf_ssm.models.registry import FAMILIES, HEADS
 
 __all__ = ["auto_class_of", "export", "write_code"]
@@ -64,8 +63,11 @@ def write_code(model_or_config: PreTrainedModel | PreTrainedConfig, folder: str 
     if not path.exists():
         config.save_pretrained(folder)
         return Path(folder)
-    stored = read_json(path)
-    if stored.get("model_type") != config.model_type:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
+    if not isinstance(stored, dict) or stored.get("model_type") != config.model_type:
         raise ValueError(f"{str(path)!r} is not the configuration of a {config.model_type!r} model")
     bundle.write_code(config, folder)
     text = json.dumps(stored | {"auto_map": config.auto_map}, indent=2, sort_keys=True)

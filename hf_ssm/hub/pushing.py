@@ -1,5 +1,6 @@
 """Sending a model to the Hub: proved first, then as one commit that leaves nothing stale behind."""
 
+import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Set
@@ -17,7 +18,6 @@ from hf_ssm.hub.client import as_one_line, check_can_push, check_repo_id, patien
 from hf_ssm.hub.committing import LocalFile, commit, is_weights
 from hf_ssm.hub.exporting import auto_class_of, export, write_code
 from hf_ssm.hub.verifying import check_folder
-from hf_ssm.models.base.files import read_json
 from hf_ssm.models.registry import FAMILIES
 
 __all__ = [
@@ -285,7 +285,7 @@ def _prove(folder: Path) -> None:
         ValueError: if the model cannot be loaded.
         OSError: if the proof fails.
     """
-    stored = read_json(folder / "config.json")
+    stored = json.loads((folder / "config.json").read_bytes())
     family = next((f for f in FAMILIES.values() if f.config_class.model_type == stored.get("model_type")), None)
     if family is None:
         return

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ssm.hub.clean_process import training_step
 from hf_ssm.hub.exporting import write_code
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["check_reload", "probe_inputs", "prove_export"]
@@ -94,7 +94,7 @@ def prove_export(
         write_code(model, saved)
         logits = _logits(model, inputs)
         labels = _labels(model.config, auto_class, inputs, logits)
-        with use_kernels("torch"), torch.random.fork_rng(devices=[]):
+        with use_backend("torch"), torch.random.fork_rng(devices=[]):
             trained = training_step(type(model).from_pretrained(saved), inputs, labels)
         expected = {"first.logits": logits, "second.logits": logits}
         expected |= {f"trained.{name}": value for name, value in trained.items()}
@@ -139,7 +139,7 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_kernels("torch"), evaluating(model):
+    with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import as_one_line, patiently, without_token
-from hf_ssm.models.base.files import check_regular, read_index, read_json, read_safetensors_header
 from hf_ssm.models.registry import FAMILIES
 
 __all__ = ["Problem", "Verification", "check_folder", "verify"]
@@ -146,11 +146,11 @@ def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     damaged: set[str] = set()
     for path in folder.glob("*.safetensors"):
         try:
-            check_regular(path)
-            held[path.name] = set(read_safetensors_header(path))
-        except (OSError, ValueError) as error:
+            with safe_open(path, "pt") as file:
+                held[path.name] = set(file.keys())
+        except (OSError, SafetensorError) as error:
             damaged.add(path.name)
-            yield Problem(path.name, _reason(error, path))
+            yield Problem(path.name, f"is cut off or damaged: {_reason(error, path)}")
     if not held and not damaged and not any(name.endswith(".safetensors") for name in elsewhere):
         pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
         if pickles:
@@ -168,8 +168,11 @@ def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
 def _check_index(index: Path, held: dict[str, set[str]], unknown: Set[str]) -> Iterator[Problem]:
     """An index against the tensors of its shards; nothing is said of the shards that are `unknown`."""
     try:
-        places = read_index(index)
-    except (OSError, ValueError) as error:
+        content = json.loads(index.read_bytes())
+        places = content["weight_map"]
+        if not isinstance(places, dict) or not isinstance(content["metadata"], dict):
+            raise ValueError("`weight_map` and `metadata` must be objects")
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         yield Problem(index.name, _reason(error, index))
         return
     shards = set(places.values())
@@ -192,7 +195,7 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     if not path.exists() and _CONFIG in elsewhere:
         return
     try:
-        kind = read_json(path).get("model_type")
+        kind = json.loads(path.read_bytes()).get("model_type")
         if kind in _OURS:
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except FileNotFoundError:
@@ -207,7 +210,6 @@ def _check_json(folder: Path) -> Iterator[Problem]:
         if path.name in (_CONFIG, _INDEX):
             continue
         try:
-            check_regular(path)
             json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             yield Problem(path.name, f"is no valid JSON: {_reason(error, path)}")
@@ -216,8 +218,8 @@ def _check_json(folder: Path) -> Iterator[Problem]:
 def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     """The files that the configuration names as the model's code, and those that these import."""
     try:
-        named = read_json(folder / _CONFIG).get("auto_map") or {}
-    except (OSError, ValueError):
+        named = json.loads((folder / _CONFIG).read_bytes()).get("auto_map") or {}
+    except (AttributeError, OSError, RecursionError, ValueError):
         return  # said already
     classes = [name for value in named.values() for name in (value if isinstance(value, list) else [value]) if name]
     waiting = sorted({f"{name.split('.')[0]}.py" for name in classes if "--" not in name})

@@ -62,10 +62,10 @@ class Block(GradientCheckpointingLayer):
             hidden_states: `(B, L, D)`.
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return the τ of the mixer.
-            state: Go on from this memory, and change it in place.
+            state: Continue from this state, which is changed in place.
 
         Returns:
-            `(B, L, D)`, or `(B, 1, D)` where the state says `last_position_only`, and τ or `None`.
+            `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
         """
         mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
         if state is not None and state.last_position_only:
@@ -80,15 +80,15 @@ class Block(GradientCheckpointingLayer):
         return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the mixer reads, `(B, L, D)`."""
+        """The input of the mixer, `(B, L, D)`."""
         return self._as_computed(self._normed(self.norm1, hidden_states, mask) if self.norm_first else hidden_states)
 
     def _as_computed(self, hidden_states: Tensor) -> Tensor:
-        """In the precision of the projections, which a float32 residual stream is not in."""
+        """The hidden states in the precision of the projections, which a float32 residual stream does not have."""
         if not self.residual_in_fp32:
             return hidden_states
         dtype = next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype
-        # The weights of a quantised projection are integers, and say nothing.
+        # The weights of a quantised projection are integers.
         return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
 
     def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:

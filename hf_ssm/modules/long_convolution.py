@@ -14,12 +14,12 @@ from torch import Tensor
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.lti_scan import Recurrence
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.recurrence import Recurrence
+from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.ops.streaming_conv import StreamingConvolution
-from hf_ssm.ops.transfer import sobolev_response
 from hf_ssm.theory.complexity import tau
 
 __all__ = ["LongConvolution"]
@@ -29,7 +29,7 @@ class LongConvolution(SequenceOperator):
     """y = k ∗ u with the kernel of `filter`, a feed-through D at lag 0, and the Sobolev filter on the whole.
 
     With `sobolev_mode="causal"` the filter (1 + s)^β is part of the kernel (of each direction, in its own direction of
-    time). With `"zero_phase"` the filter (1 + |s|)^β is applied to the input, whose tokens alone are kept.
+    time). With `"zero_phase"` the filter (1 + |s|)^β is applied to the input, and the result is set to 0 at padding.
 
     Args:
         filter: The kernel generator, with C channels.
@@ -70,27 +70,27 @@ class LongConvolution(SequenceOperator):
         return self
 
     @property
-    def _filters_widely(self) -> bool:
-        # Against (1 + 2/Δ)^β the rounding of float32 transforms would be seen at positions that ought to be untouched.
+    def _needs_float64(self) -> bool:
+        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
         return self.has_sobolev_filter and self.sobolev_frequency != "normalized"
 
     def _time_step(self, like: Tensor) -> Tensor | float:
-        # Normalised frequencies know no step size; without one, all channels share the taps.
+        # Normalised frequencies do not depend on the step size: all channels share the taps.
         return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step(like.dtype)
 
     def kernels(self, length: int) -> Tensor:
-        """What is convolved with the input: kernel, feed-through at lag 0, and the causal Sobolev filter.
+        """The whole kernel: that of the filter, the feed-through at lag 0, and the causal Sobolev filter.
 
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
         with materialized(self, self.filter), no_autocast(next(self.parameters()).device):
-            dtype = torch.float64 if self._filters_widely else torch.float32
-            # Before the filter's own forward, after which its weights may be gone again.
+            dtype = torch.float64 if self._needs_float64 else torch.float32
+            # Before the filter's forward, after which accelerate may offload its weights.
             step = self._time_step(torch.empty(0, dtype=dtype))
             kernel = self.filter(length, dtype)
             if self.D is not None:
-                # In place: a kernel of a million taps should not be copied for the sake of one.
+                # In place, to avoid a copy of a long kernel.
                 kernel[0, :, 0] += self.D.to(kernel.dtype)
             order = self._order(kernel)
             if order is None or self.sobolev_mode != "causal":
@@ -128,8 +128,7 @@ class LongConvolution(SequenceOperator):
             output_tau: Also return τ.
 
         Returns:
-            The output, `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or
-            `None`.
+            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
         """
         channels = slice(group, None, self.groups)
         kernels = kernels[:, channels]
@@ -209,7 +208,7 @@ class LongConvolution(SequenceOperator):
         return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
 
     def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Mean over channels and directions of τ at the last (for the other direction: the first) token."""
+        """Mean over channels and directions of τ at the last token (backward: at the first)."""
         if self.tau_statistics != "batch":
             return self._tau(kernels, inputs, mask)
         if len(kernels) == 1:

@@ -40,7 +40,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class NoNorm(nn.Module):
-    """Takes the place of a norm."""
+    """Identity with the interface of a norm."""
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         return hidden_states

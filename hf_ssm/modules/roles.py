@@ -109,6 +109,9 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
         if isinstance(quantity, str):
             found |= {id(parameter): ParameterRole(quantity) for parameter in module.parameters()}
         for name in getattr(module, "adapter_layer_names", ()):
+            if name == "modules_to_save":
+                # PEFT's trained copy of a module is still that module.
+                continue
             adapters: Any = getattr(module, name, None)
             own = adapters.parameters() if isinstance(adapters, nn.Module) else [adapters]
             found |= {id(parameter): ParameterRole("adapter") for parameter in own}

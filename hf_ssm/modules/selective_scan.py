@@ -17,12 +17,12 @@ from transformers.integrations import use_kernelized_func
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
@@ -38,7 +38,7 @@ class SelectiveScan(SequenceOperator):
     Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
     for all, or 1 with `fixed_step`. `x_proj` stacks W_r (or qᵀ), W_B and W_C.
 
-    The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), and not to what Δ, B and C read.
+    The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), but not to the input of Δ, B and C.
 
     Args:
         config: A `SelectiveSSMConfig`.
@@ -164,10 +164,10 @@ class SelectiveScan(SequenceOperator):
             gate: `(B, L, D)`; the output is multiplied by its SiLU.
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return τ of the scan and the skip.
-            state: Go on from this memory, and change it in place.
+            state: Continue from this state, which is changed in place.
 
         Returns:
-            The output `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
         """
         step, B, C = self.selection(inputs)
         with no_autocast(inputs.device):
@@ -213,7 +213,7 @@ class SelectiveScan(SequenceOperator):
         state: LayerState | None = None,
         channels: slice | list[int] = slice(None),
     ) -> Tensor:
-        """What the scan sees: the input of these channels after the Sobolev filter, `(B, L, D)`."""
+        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
         precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         if not self.has_sobolev_filter:
             return inputs
@@ -276,7 +276,7 @@ class SelectiveScan(SequenceOperator):
         """The lower triangular matrix M such that the output before the gate is M u, channel by channel.
 
         Args:
-            inputs: `(B, L, D)`, what `forward` reads.
+            inputs: `(B, L, D)`, as in `forward`.
             mask: `(B, L)` or `None`, true at tokens; rows and columns of padding are 0.
             channels: Which E channels; `None`: all D.
 

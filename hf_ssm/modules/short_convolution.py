@@ -17,7 +17,7 @@ def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ShortConvolution(nn.Conv1d):
-    """Depth-wise convolution of the tokens of `(B, L, D)`, from a memory on where there is one; zero at padding."""
+    """Depth-wise convolution of the tokens of `(B, L, D)`, zero at padding; with a state, of the next tokens."""
 
     parameter_quantity = "short_convolution"
 

@@ -18,7 +18,7 @@ import math
 import torch
 
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.lti_kernel import diagonal_transfer
+from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
 

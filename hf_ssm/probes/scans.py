@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_ssm.models.selective.mixer_selective import OutputProjection, SelectiveMixer
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.context import no_autocast
 
 __all__ = ["FirstScan"]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.streaming_conv import StreamingConvolution, Taps
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution, Taps
 
 __all__ = ["LastSum", "OneChange", "SharedPast"]
 

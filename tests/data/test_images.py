@@ -5,7 +5,6 @@ import logging
 import shutil
 import struct
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -309,11 +308,9 @@ def test_many_images_are_stored_as_bytes():
 
 
 def test_real_mnist(shared_data):
-    start = time.perf_counter()
     data = load_sequences(
         shared_data / "mnist_t10k-images-idx3-ubyte.gz", test_fraction=0.5, validation_fraction=0.1, seed=1
     )
-    assert time.perf_counter() - start < 30
     assert {name: split.num_rows for name, split in data.items()} == {"train": 4000, "validation": 1000, "test": 5000}
     assert label_names(data) == [str(digit) for digit in range(10)]
     rows = np.array(data["test"].select(range(100))["sequence"][:])

@@ -75,7 +75,7 @@ def test_the_hf_command(hub, tmp_path):
 
     def hf(*words, **changes):
         command = [sys.executable, "-m", "huggingface_hub.cli.hf", *map(str, words)]
-        return subprocess.run(command, env=env | changes, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=env | changes, capture_output=True, text=True, timeout=600)
 
     made = hf("repos", "create", "ada/x", "--private")
     assert made.returncode == 0, made.stderr

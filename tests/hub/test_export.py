@@ -28,7 +28,7 @@ from hf_ssm.hub.exporting import auto_class_of, export, write_code
 from hf_ssm.hub.reload import probe_inputs
 from hf_ssm.models.bundle import auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, HEADS, register_family
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 
 # Name -> family, head and flags. Names are those of folders, and some are no names of modules.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -163,7 +163,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def expected_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Output, gradients and generated tokens, as WITHOUT finds them."""
-    with use_kernels("torch"):
+    with use_backend("torch"):
         model.zero_grad()
         model(**inputs, return_dict=False)[0].square().mean().backward()
         found = {f"grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}

@@ -169,7 +169,7 @@ def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     there = json.loads(done.stdout.splitlines()[-1])

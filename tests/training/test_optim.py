@@ -10,7 +10,7 @@ from hf_ssm import SSMTrainer
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.training import SSMTrainingArguments
 
 HEAD = "ForSequenceClassification"
@@ -116,7 +116,7 @@ def test_the_decay_must_be_finite_and_not_negative(tmp_path: Path, value: float)
 
 def test_a_decay_past_zero_or_of_nothing_is_refused(make_model, tmp_path: Path) -> None:
     settings = arguments(tmp_path, dynamics_weight_decay=20.0, dynamics_learning_rate=0.05)
-    with pytest.raises(ValueError, match="must be below 1, or one step would take A past 0"):
+    with pytest.raises(ValueError, match="must be below 1, or one step would make A change sign"):
         SSMTrainer(make_model("S4", HEAD), settings).create_optimizer()
     settings = arguments(tmp_path, dynamics_weight_decay=0.1)
     with pytest.raises(ValueError, match="the model has no state matrix"):

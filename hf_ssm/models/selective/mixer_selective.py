@@ -6,15 +6,35 @@ mean τ of its operators. Padding is read as zeros by everything that mixes posi
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.plain import is_plain
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.state import LayerState
 
-__all__ = ["OutputProjection", "SelectiveMixer"]
+__all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
+
+
+def has_standard_forward(module: nn.Module | None, *kinds: type) -> bool:
+    """Whether calling a module does what `forward` of one of these classes does, so that a fused path may bypass it.
+
+    It does not if the module is of another class (a subclass, as of adapters, quantisation and parametrisations), has
+    hooks, or has a `forward` of its own, as accelerate gives it.
+    """
+    if type(module) not in kinds:
+        return False
+    # There is no public way to list hooks. Plain dictionary lookups, since decoding does this at every position.
+    own = module.__dict__
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or _has_any_global_hook()
+    )
 
 
 class OutputProjection(nn.Linear):
@@ -34,8 +54,8 @@ class OutputProjection(nn.Linear):
 class SelectiveMixer(nn.Module):
     """Block "mamba": out_proj(scan(act(conv(u))) ⊙ SiLU(z)) with [u, z] = in_proj(h). Block "plain": scan(h).
 
-    Two-sided, a second convolution and scan read the sequence from its end, and the outputs are added; the projections
-    are shared.
+    If bidirectional, a second convolution and scan read the reversed sequence, and the outputs are added; the
+    projections are shared.
 
     Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8).
     """
@@ -80,7 +100,7 @@ class SelectiveMixer(nn.Module):
         return output if self.out_proj is None else self.out_proj(output), tau
 
     def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
-        """The output at the last position, `(B, 1, D)`: no other one is gated and projected."""
+        """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         gate = None
         if type(self.in_proj) is nn.Linear:
             halves = (part.chunk(2) for part in self.in_proj.parameters())
@@ -88,7 +108,7 @@ class SelectiveMixer(nn.Module):
             inputs = nn.functional.linear(hidden_states, *for_input)
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
         else:
-            # An adapter, say, whose halves are not known.
+            # For example an adapter, whose halves are not known.
             inputs, gate = self.project(hidden_states, mask)
             gate = None if gate is None else gate[:, -1:]
         output = self.scan(self.scan_inputs(inputs, mask, state), None, mask, state=state)[0][:, -1:]
@@ -99,7 +119,7 @@ class SelectiveMixer(nn.Module):
     def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
 
-        At padding, the input of the convolution means nothing, and that of the block "plain" is zero.
+        At padding, the input of the convolution is meaningless, and that of the block "plain" is zero.
         """
         if self.in_proj is None:
             return masked(hidden_states, mask), None
@@ -109,10 +129,10 @@ class SelectiveMixer(nn.Module):
     def scan_inputs(
         self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
     ) -> Tensor:
-        """What the scan (the reverse one where asked for) reads, `(B, L, D)`, from what `project` returns."""
+        """Input of the scan (or of the reverse one), `(B, L, D)`, from the first output of `project`."""
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
-        if is_plain(self.activation, nn.SiLU, SiLUActivation):
+        if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
             return convolution(inputs, state, mask, "silu")
         return masked(self.activation(convolution(inputs, state, mask)), mask)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import fp32_empty, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.transfer import taps_response
+from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
 
@@ -32,8 +32,8 @@ class ImplicitFilter(LongFilter):
     `frequency_scale` multiplies, and `frequency_shift` adds to, the bands f and the activation frequency ω.
 
     With `positions="stored"`, the embedding z of all positions `(T, E)`, the time axis t/(T-1) `(T,)` and the decay
-    rates `(C,)` are buffers that begin as these formulas say, and with `"learned"` z is a parameter besides. So a
-    checkpoint keeps the very numbers it was trained with. With `"computed"` there are none.
+    rates `(C,)` are buffers, initialised by these formulas, so that a checkpoint keeps the numbers it was trained
+    with. With `"learned"`, z is a parameter. With `"computed"` there are no such tensors.
 
     Raises:
         ValueError: A length over T.
@@ -82,7 +82,7 @@ class ImplicitFilter(LongFilter):
             self._register("decay_rates", channels, train=False)
 
     def _register(self, name: str, *shape: int, train: bool) -> None:
-        """A parameter, or a buffer: transformers has every parameter of a checkpoint it loads want gradients."""
+        """A parameter, or a buffer if it is not trained: transformers enables gradients of all loaded parameters."""
         if train:
             self.register_parameter(name, fp32_parameter(*shape))
         else:
@@ -95,8 +95,7 @@ class ImplicitFilter(LongFilter):
             like = torch.empty(0)
             positions, time = self._computed_positions(0, self.longest, like)
             values |= {"positions": positions, "time": time[:, 0], "decay_rates": self._computed_rates(like)[:, 0]}
-        # PyTorch's default for linear layers: the window expects outputs of order one, whatever the residual
-        # stream's initializer_range is.
+        # PyTorch's default for linear layers instead of initializer_range: the window expects outputs of order one.
         for layer, size in enumerate(self.sizes[:-1]):
             for name in (f"weight_{layer}", f"bias_{layer}"):
                 if name in self._parameters:
@@ -123,7 +122,7 @@ class ImplicitFilter(LongFilter):
             )
         if length <= _POSITIONS:
             return self._taps(0, length, dtype)
-        # The same pieces with and without gradients, so that the digits are the same too.
+        # The same pieces with and without gradients, so that results are bit-identical.
         bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
         if torch.is_grad_enabled():
             return torch.cat([self._taps(start, stop, dtype) for start, stop in bounds], dim=-1)
