@@ -12,30 +12,34 @@ The script imports nothing of hf_ssm. It reads a job from standard input, as JSO
 """
 
 import importlib
-import importlib.abc
 import json
 import sys
 from typing import Any
 
 
-class _Blocker(importlib.abc.MetaPathFinder):
-    """Hides hf_ssm, however it is installed."""
+class _Hiding:
+    """A finder of modules that does not find hf_ssm, however it is installed."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname.partition(".")[0] == "hf_ssm":
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+    def __init__(self, finder: Any):
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        return None if fullname.partition(".")[0] == "hf_ssm" else self._finder.find_spec(fullname, path, target)
 
 
 def main() -> None:
     job = json.load(sys.stdin)
     if job["without_package"]:
-        sys.meta_path.insert(0, _Blocker())
+        sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
     _report("importing torch and transformers")
     import torch
     from safetensors.torch import load_file, save_file
 
     if not job["without_package"]:
-        importlib.import_module("hf_ssm")
+        importlib.import_module("hf_ssm.models")
     torch.set_num_threads(job["threads"])
     tensors = load_file(job["inputs"])
     inputs = {name: tensor for name, tensor in tensors.items() if not name.startswith("labels.")}

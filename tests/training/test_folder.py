@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_ssm.hub.flatten import HEADER, flatten
+from hf_ssm import S4Config
+from hf_ssm.models.bundle import HEADER, bundle
 from hf_ssm.training import folder
 from hf_ssm.utils.files import TEMPORARY_PREFIX, staged_files, write_text_atomically
 
@@ -66,7 +67,7 @@ def test_clearing_deletes_the_run_whatever_its_checkpoints_hold_and_nothing_else
     checkpoint(tmp_path, "checkpoint-of-mine", complete=False)
     for name in ("model.safetensors", "README.md", "data.csv", "model.py"):
         (tmp_path / name).write_text("x")
-    for name, source in flatten("hf_ssm.models.s4.configuration_s4").items():
+    for name, source in bundle(S4Config).items():
         (tmp_path / name).write_text(source)
     (tmp_path / "truncated.py").write_text(HEADER[:5])
     (tmp_path / f"{TEMPORARY_PREFIX}abc").mkdir()
