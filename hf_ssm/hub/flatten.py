@@ -6,7 +6,7 @@ transformers loads the code of a checkpoint from single files beside `config.jso
 names. Nothing but the heads of imports is changed.
 
 An import inside `try` stays what it is, and is not followed: what it asks for may be absent (see
-`hf_ssm.ops.cpu_kernels`).
+`hf_ssm.ops.backends`).
 """
 
 import ast

@@ -35,9 +35,10 @@ travelled = load(NAME, trust_remote_code=True)
 assert type(travelled).__module__.startswith("transformers_modules."), type(travelled)
 first = bits(NAME, travelled)
 # Its kernels, where they may run, are those of hf_ssm.
-kernels = module_of(travelled, "ops_cpu_kernels")
-assert kernels.AVAILABLE
-assert kernels.scan_step.__module__ == "hf_ssm.ops.cpu.decoding"
+operation = module_of(travelled, "ops_short_conv")._SHORT_CONV
+assert operation.choose(torch.zeros(1, 2, 3), torch.zeros(3, 2), None, False, None, None).__module__.startswith(
+    "hf_ssm."
+)
 
 own = load(NAME)
 assert type(own).__module__.startswith("hf_ssm.models."), type(own)
@@ -47,7 +48,7 @@ for model in (own, travelled, own, travelled):
 assert type(load(NAME, trust_remote_code=True)) is type(own)
 assert type(load(OTHER)).__module__.startswith("hf_ssm.models.")
 # Operators of both are there, each under its own name.
-namespace = module_of(travelled, "ops_namespace").NAMESPACE
+namespace = module_of(travelled, "ops_context").NAMESPACE
 assert namespace.startswith("hf_ssm_")
 assert torch.ops.hf_ssm.long_conv is not None
 assert getattr(torch.ops, namespace).long_conv is not None

@@ -1,7 +1,6 @@
 """The code that travels with a checkpoint: flat, complete, and asking for nothing that may be absent."""
 
 import ast
-import inspect
 import re
 import shutil
 import subprocess
@@ -16,25 +15,8 @@ import hf_ssm
 from hf_ssm.hub import flatten as module
 from hf_ssm.hub.flatten import HEADER, flatten
 from hf_ssm.models.registry import FAMILIES
-from hf_ssm.ops import cpu_kernels
-from hf_ssm.ops.cpu import INTERFACE
 
 AT_HAND = {"huggingface_hub", "numpy", "safetensors", "torch", "transformers"}
-# How the callers call the compiled kernels. With any change: INTERFACE and `cpu_kernels._INTERFACE` go up by one.
-KERNELS = {
-    "BlockOptions": "norm epsilon norm_first residual logarithmic",
-    "BlockWeights": (
-        "norm_weight norm_bias in_weight in_bias conv_weight conv_bias x_weight dt_weight dt_bias A "
-        "skip out_weight out_bias"
-    ),
-    "BlocksStep": "weights options final_norm",
-    "can_transpose": "tensors",
-    "copy_transposed": "source target",
-    "fused_selective_scan": "tensors initial_state mask delta_softplus",
-    "scan_step": "u d A B C state D z",
-    "short_conv_after": "u weight bias mask past silu",
-    "short_conv_compiled": "u weight bias mask left silu",
-}
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -98,13 +80,6 @@ def test_ruff_would_leave_the_files_as_they_are(folder):
     command = [ruff, "format", "--check", "--isolated", "--line-length", "120", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_the_signatures_of_the_compiled_kernels_are_those_of_this_interface():
-    assert INTERFACE == cpu_kernels._INTERFACE == 1
-    assert set(KERNELS) == set(cpu_kernels.__all__) - {"AVAILABLE"}
-    found = {name: inspect.signature(getattr(cpu_kernels, name)).parameters for name in KERNELS}
-    assert {name: " ".join(parameters) for name, parameters in found.items()} == KERNELS
 
 
 @pytest.fixture
