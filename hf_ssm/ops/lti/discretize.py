@@ -7,8 +7,8 @@ import torch
 
 DISCRETIZATIONS = ("zoh", "bilinear")
 
-# exp(x) - 1 over x is summed as its series up to x^6 / 7! where |x| is below these; above, the quotient and
-# its derivative lose at most eps / |x| to cancellation.
+# Below these |x|, (exp(x) - 1) / x is computed by its series up to x^6 / 7!; above, the quotient and its
+# derivative lose at most eps / |x| to cancellation.
 _SERIES_BELOW = {torch.float32: 0.3, torch.complex64: 0.3, torch.float64: 3e-3, torch.complex128: 3e-3}
 
 
@@ -21,7 +21,7 @@ def check_discretization(name: str) -> None:
 def _expm1_over(x: torch.Tensor) -> torch.Tensor:
     """`(exp(x) - 1) / x`, 1 at x = 0, accurate in value and gradient everywhere."""
     small = x.abs() < _SERIES_BELOW.get(x.dtype, 0.3)
-    # Both branches of a `where` get a gradient, so the unused one must be kept away from 0 / 0.
+    # Both branches of `where` receive a gradient, so the unused one must avoid 0 / 0.
     apart = torch.where(small, torch.ones_like(x), x)
     near = torch.where(small, x, torch.zeros_like(x))
     series = torch.ones_like(x)
@@ -79,7 +79,7 @@ def _check_dense(a: torch.Tensor, b: torch.Tensor) -> None:
 def zoh_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero-order hold of a dense system by one matrix exponential of `[[A, B], [0, 0]] dt`.
 
-    Needs no inverse of `A`, so a singular `A` is fine.
+    Does not invert `A`, which may be singular.
 
     Args:
         a: State matrices `(..., N, N)`, real or complex.

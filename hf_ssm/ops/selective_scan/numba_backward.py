@@ -1,12 +1,12 @@
-"""The gradients of the selective scan as a kernel; for its dimensions and its order of work see `numba_tiles.py`.
+"""Backward kernel of the selective scan; dimensions and tiles as in `numba_tiles.py`.
 
 With `e_t = exp(d_t A)`, the gradient `g_t = C_t ∂y_t + e_{t+1} g_{t+1}` of the state `x_t`, and `w_t = g_t e_t x_{t-1}`
-(where complex, all factors but g conjugated):
+(for complex states, with all factors but g conjugated):
 
     ∂A = Σ_t d_t w_t    ∂d_t = Σ_n A w_t + u_t Σ_n B_t g_t    ∂u_t = d_t Σ_n B_t g_t + D ∂y_t
     ∂B_t = Σ_D d_t u_t g_t    ∂C_t = Σ_D ∂y_t x_t
 
-Tiles are visited from the last to the first, and the states of each are computed again from those before it.
+Tiles are visited from the last to the first; the states of a tile are recomputed from those before it.
 """
 
 import math
@@ -41,18 +41,18 @@ __all__ = ["GradientArguments", "backward", "backward_scratch"]
 
 _LOG_2 = math.log(2)
 _ROW = TILE * LANES
-# Rows of the scratch memory: step sizes, input, step times input, slope of the softplus, sigmoid of the gate, outputs
-# before the gate, and the gradients of outputs, steps and steps times input; then GROUP rows each of decays and states.
+# Offsets in the scratch memory: step sizes, input, step times input, slope of the softplus, sigmoid of the gate,
+# outputs before the gate, gradients of outputs, steps and steps times input; then GROUP rows of decays and of states.
 _STEP, _U, _INPUT, _SLOPE, _SIGMOID, _Y, _GRAD_Y, _GRAD_STEP, _GRAD_INPUT, _DECAY = (i * _ROW for i in range(10))
 _BEFORE = _DECAY + GROUP * _ROW
 _WEIGHTS = _BEFORE + GROUP * _ROW
 
 
 class GradientArguments(NamedTuple):
-    """Addresses of gradients, contiguous except for `y`; 0 for those that are not wanted.
+    """Addresses of gradients, contiguous except for `y`; 0 for those that are not needed.
 
-    `state` `(B, K, R, 16)` comes in as the gradient of the last state and goes out as that of the first; `A`
-    `(B, K, R, 16)`, `D` and `bias` `(B, K, 16)` come in as zeros. With `G` tasks per sequence, `B` and `C` are
+    `state` `(B, K, R, 16)` is initially the gradient of the last state and finally that of the initial state; `A`
+    `(B, K, R, 16)`, `D` and `bias` `(B, K, 16)` are initially zero. With `G` tasks per sequence, `B` and `C` are
     `(G, B, L, N)`, of complex numbers if A is, and `delta` of a shared step is `(G, B, L)`.
     """
 
@@ -71,13 +71,13 @@ class GradientArguments(NamedTuple):
 
 
 def backward_scratch(rows: int) -> int:
-    """The size of a task's scratch memory, which begins as zeros, in numbers."""
+    """Size of the scratch memory of a task, initially zero, in numbers."""
     return _WEIGHTS + 2 * TILE * rows + 2 * TILE * rows * LANES + _ROW
 
 
 @kernel
-def _forth(d, x, dy, a, h, b, c, y, work, kept, sums, at):
-    """One state goes on; its decay and its value before are kept, its part is added to the output and to ∂C."""
+def _advance(d, x, dy, a, h, b, c, y, work, kept, sums, at):
+    """Advance one state; keep its decay and previous value, and add its contribution to the output and to ∂C."""
     decay = exp2(mul(d, a))
     store(work, _DECAY + kept, decay)
     store(work, _BEFORE + kept, h)
@@ -87,8 +87,8 @@ def _forth(d, x, dy, a, h, b, c, y, work, kept, sums, at):
 
 
 @kernel
-def _back(d, x, dy, a, g, b, c, grad_a, grad_step, grad_input, work, kept, sums, at):
-    """One state's gradient goes back; its parts are added to the gradients of A, the step, the input, and to ∂B."""
+def _propagate_back(d, x, dy, a, g, b, c, grad_a, grad_step, grad_input, work, kept, sums, at):
+    """Propagate the gradient of one state back, and add to the gradients of A, the step, the input and B."""
     g = fma(dy, splat(c), g)
     store(sums, at, fma(g, x, load(sums, at)))
     grad_input = fma(g, splat(b), grad_input)
@@ -99,16 +99,16 @@ def _back(d, x, dy, a, g, b, c, grad_a, grad_step, grad_input, work, kept, sums,
 
 @kernel
 def _run_real(A, start, grad_state, grad_A, work, B, C, grad_B, grad_C, rows, steps):
-    """Four states of a block along a tile, forth and back."""
+    """Four states of a block along a tile, forward and backward."""
     a0, a1, a2, a3 = load(A, 0), load(A, LANES), load(A, 2 * LANES), load(A, 3 * LANES)
     h0, h1, h2, h3 = load(start, 0), load(start, LANES), load(start, 2 * LANES), load(start, 3 * LANES)
     for t in range(steps):
         row, at, kept, sums = t * rows, t * LANES, t * GROUP * LANES, t * rows * LANES
         d, x, dy, y = load(work, _STEP + at), load(work, _INPUT + at), load(work, _GRAD_Y + at), load(work, _Y + at)
-        h0, y = _forth(d, x, dy, a0, h0, B[row], C[row], y, work, kept, grad_C, sums)
-        h1, y = _forth(d, x, dy, a1, h1, B[row + 1], C[row + 1], y, work, kept + LANES, grad_C, sums + LANES)
-        h2, y = _forth(d, x, dy, a2, h2, B[row + 2], C[row + 2], y, work, kept + 2 * LANES, grad_C, sums + 2 * LANES)
-        h3, y = _forth(d, x, dy, a3, h3, B[row + 3], C[row + 3], y, work, kept + 3 * LANES, grad_C, sums + 3 * LANES)
+        h0, y = _advance(d, x, dy, a0, h0, B[row], C[row], y, work, kept, grad_C, sums)
+        h1, y = _advance(d, x, dy, a1, h1, B[row + 1], C[row + 1], y, work, kept + LANES, grad_C, sums + LANES)
+        h2, y = _advance(d, x, dy, a2, h2, B[row + 2], C[row + 2], y, work, kept + 2 * LANES, grad_C, sums + 2 * LANES)
+        h3, y = _advance(d, x, dy, a3, h3, B[row + 3], C[row + 3], y, work, kept + 3 * LANES, grad_C, sums + 3 * LANES)
         store(work, _Y + at, y)
     g0, g1 = load(grad_state, 0), load(grad_state, LANES)
     g2, g3 = load(grad_state, 2 * LANES), load(grad_state, 3 * LANES)
@@ -117,13 +117,13 @@ def _run_real(A, start, grad_state, grad_A, work, B, C, grad_B, grad_C, rows, st
         row, at, kept, sums = t * rows, t * LANES, t * GROUP * LANES, t * rows * LANES
         d, x, dy = load(work, _STEP + at), load(work, _INPUT + at), load(work, _GRAD_Y + at)
         p, q = load(work, _GRAD_STEP + at), load(work, _GRAD_INPUT + at)
-        g0, s0, p, q = _back(d, x, dy, a0, g0, B[row], C[row], s0, p, q, work, kept, grad_B, sums)
+        g0, s0, p, q = _propagate_back(d, x, dy, a0, g0, B[row], C[row], s0, p, q, work, kept, grad_B, sums)
         row, kept, sums = row + 1, kept + LANES, sums + LANES
-        g1, s1, p, q = _back(d, x, dy, a1, g1, B[row], C[row], s1, p, q, work, kept, grad_B, sums)
+        g1, s1, p, q = _propagate_back(d, x, dy, a1, g1, B[row], C[row], s1, p, q, work, kept, grad_B, sums)
         row, kept, sums = row + 1, kept + LANES, sums + LANES
-        g2, s2, p, q = _back(d, x, dy, a2, g2, B[row], C[row], s2, p, q, work, kept, grad_B, sums)
+        g2, s2, p, q = _propagate_back(d, x, dy, a2, g2, B[row], C[row], s2, p, q, work, kept, grad_B, sums)
         row, kept, sums = row + 1, kept + LANES, sums + LANES
-        g3, s3, p, q = _back(d, x, dy, a3, g3, B[row], C[row], s3, p, q, work, kept, grad_B, sums)
+        g3, s3, p, q = _propagate_back(d, x, dy, a3, g3, B[row], C[row], s3, p, q, work, kept, grad_B, sums)
         store(work, _GRAD_STEP + at, p)
         store(work, _GRAD_INPUT + at, q)
     store(grad_state, 0, g0)
@@ -138,7 +138,7 @@ def _run_real(A, start, grad_state, grad_A, work, B, C, grad_B, grad_C, rows, st
 
 @kernel
 def _run_complex(A, start, grad_state, grad_A, work, B, C, grad_B, grad_C, rows, steps, like):
-    """A complex state of a block along a tile, forth and back. C and ∂y are taken twice, for the sum is `2 Re`."""
+    """A complex state of a block along a tile, forward and backward, with factors of 2 for the sum `2 Re`."""
     half, two = rows // 2, constant(2.0, like)
     imaginary = half * LANES
     size, turns, phase = load(A, 0), load(A, imaginary), load(A, 2 * imaginary)
@@ -206,7 +206,7 @@ def _run_block(A, start, grad_state, grad_A, work, scan, steps, like, paired):
 
 @kernel
 def _read_inputs(scan, grads, sources, targets, grad_y, places, ahead, steps, block, next_block, like, work):
-    """What `_run_block` needs along a tile; `ahead` are the places of the next."""
+    """Inputs of `_run_block` along a tile; `ahead` are the places of the next tile or block."""
     u, delta, z = sources
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
@@ -241,7 +241,7 @@ def _read_inputs(scan, grads, sources, targets, grad_y, places, ahead, steps, bl
 
 @kernel
 def _write_gate(z, grad_y, grad_z, scan, grads, places, steps, block, work):
-    """The gradient of the gate of a block along a tile."""
+    """Write the gradient of the gate of a block along a tile."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     for t in range(steps):
@@ -258,7 +258,7 @@ def _write_gate(z, grad_y, grad_z, scan, grads, places, steps, block, work):
 
 @kernel
 def _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, places, steps, block, like, work, shared):
-    """The gradients of u and delta of a block along a tile, and its part of those of D and the bias."""
+    """Write the gradients of u and delta of a block along a tile, and add to those of D and the bias."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     D, log_2 = parameter(scan.D, like, block), constant(_LOG_2, like)
@@ -284,7 +284,7 @@ def _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, places, st
 
 @kernel
 def _write_sums(sums, target, places, steps, states, rows, paired):
-    """The sums over the channels of a task of the gradients of B or C along a tile; zeros are left behind."""
+    """Write the gradients of B or C along a tile, summed over the channels of a task."""
     for t in range(steps):
         for n in range(states):
             at = (t * rows + n) * LANES
@@ -304,18 +304,18 @@ def _clear(target, size, like):
 
 @kernel
 def backward(scan, grads, like, paired, place_list, count, b, group, address):
-    """The gradients of some blocks of channels of one sequence.
+    """Compute the gradients of some blocks of channels of one sequence.
 
     Args:
         scan: `ScanArguments`.
         grads: `GradientArguments`.
         like: A number of the type of the arithmetic.
-        paired: None, or for complex states True; compiled for either.
-        place_list: Address of the positions to visit, in order, integers of 64 bits.
-        count: How many they are.
-        b: Which sequence.
-        group: Which task of the sequence.
-        address: Of the scratch memory, zeros.
+        paired: `None` for real and True for complex states; compiled for each.
+        place_list: Address of the positions to visit, in order, 64-bit integers.
+        count: Number of positions.
+        b: Index of the sequence.
+        group: Index of the task of the sequence.
+        address: Address of the scratch memory, zeros.
     """
     rows, places = scan.rows, pointer(place_list, place_list)
     first_block, end_block = group * scan.width, min(scan.blocks, (group + 1) * scan.width)

@@ -1,4 +1,4 @@
-"""The selective scan as a kernel; for its dimensions and its order of work see `numba_tiles.py`."""
+"""Forward kernel of the selective scan; dimensions and tiles as in `numba_tiles.py`."""
 
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import (
@@ -34,18 +34,18 @@ from hf_ssm.ops.selective_scan.numba_tiles import (
 __all__ = ["forward_rows", "forward_scratch"]
 
 _ROW = TILE * LANES
-# Rows of the scratch memory: step sizes, these times the input, outputs; then the weights.
+# Offsets in the scratch memory: step sizes, step sizes times input, outputs; then the weights.
 _STEP, _INPUT, _Y, _WEIGHTS = (i * _ROW for i in range(4))
 
 
 def forward_scratch(rows: int) -> int:
-    """The size of a task's scratch memory, which begins as zeros, in numbers."""
+    """Size of the scratch memory of a task, initially zero, in numbers."""
     return _WEIGHTS + 2 * TILE * rows
 
 
 @kernel
 def _run_real(A, state, work, B, C, rows, steps):
-    """Four states of a block along a tile: they go on, and their part is added to the outputs."""
+    """Advance four states of a block along a tile and add their contribution to the outputs."""
     a0, a1, a2, a3 = load(A, 0), load(A, LANES), load(A, 2 * LANES), load(A, 3 * LANES)
     h0, h1, h2, h3 = load(state, 0), load(state, LANES), load(state, 2 * LANES), load(state, 3 * LANES)
     for t in range(steps):
@@ -68,7 +68,7 @@ def _run_real(A, state, work, B, C, rows, steps):
 
 @kernel
 def _run_complex(A, state, work, B, C, rows, steps, like):
-    """A complex state of a block along a tile."""
+    """Advance a complex state of a block along a tile and add its contribution to the outputs."""
     imaginary, half = rows // 2 * LANES, rows // 2
     size, turns = load(A, 0), load(A, imaginary)
     hr, hi = load(state, 0), load(state, imaginary)
@@ -89,7 +89,7 @@ def _run_complex(A, state, work, B, C, rows, steps, like):
 
 @kernel
 def _read_inputs(scan, sources, y, places, ahead, steps, block, next_block, like, work):
-    """Step sizes, these times the input, and the skip, of a block along a tile; `ahead` are the places of the next."""
+    """Step sizes, step sizes times input, and skip of a block along a tile; `ahead` are the places of the next one."""
     u, delta, _ = sources
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
@@ -109,7 +109,7 @@ def _read_inputs(scan, sources, y, places, ahead, steps, block, next_block, like
 
 @kernel
 def _write_outputs(scan, z, y, places, steps, block, work):
-    """The outputs of a block along a tile, gated."""
+    """Write the gated outputs of a block along a tile."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     for t in range(steps):
@@ -122,7 +122,7 @@ def _write_outputs(scan, z, y, places, steps, block, work):
 
 @kernel
 def _run_block(A, state, work, rows, states, steps, like, paired):
-    """All states of a block along a tile."""
+    """Advance all states of a block along a tile."""
     B, C = shifted(work, _WEIGHTS), shifted(work, _WEIGHTS + TILE * rows)
     if paired is None:
         for n in range(0, rows, GROUP):
@@ -136,17 +136,17 @@ def _run_block(A, state, work, rows, states, steps, like, paired):
 
 @kernel
 def _forward(scan, like, paired, place_list, count, b, group, address):
-    """The scan of some blocks of channels of one sequence.
+    """Scan some blocks of channels of one sequence.
 
     Args:
         scan: `ScanArguments`.
         like: A number of the type of the arithmetic.
-        paired: None, or for complex states True; compiled for either.
-        place_list: Address of the positions to visit, in order, integers of 64 bits.
-        count: How many they are.
-        b: Which sequence.
-        group: Which task of the sequence.
-        address: Of the scratch memory, zeros.
+        paired: `None` for real and True for complex states; compiled for each.
+        place_list: Address of the positions to visit, in order, 64-bit integers.
+        count: Number of positions.
+        b: Index of the sequence.
+        group: Index of the task of the sequence.
+        address: Address of the scratch memory, zeros.
     """
     rows, places = scan.rows, pointer(place_list, place_list)
     first_block, end_block = group * scan.width, min(scan.blocks, (group + 1) * scan.width)
@@ -182,9 +182,9 @@ def _forward(scan, like, paired, place_list, count, b, group, address):
 
 @kernel
 def forward_rows(scan, like, paired, place_list, count, first, end, group, address):
-    """The scan of some blocks of channels of the sequences `first` to `end - 1`, which have the same positions.
+    """Scan some blocks of channels of the sequences `first` to `end - 1`, which have the same positions.
 
-    What each sequence begins with in the scratch memory is not read, or zero still. For the arguments see `_forward`.
+    Scratch memory left by a sequence is not read by the next one, or still zero. For the arguments see `_forward`.
     """
     for b in range(first, end):
         _forward(scan, like, paired, place_list, count, b, group, address)

@@ -1,12 +1,12 @@
-"""What the forward and the backward kernel of the selective scan share: their arguments, and a tile of the inputs.
+"""Arguments and tiles of the inputs, for the forward and the backward kernel of the selective scan.
 
-The sequence is cut into tiles of `TILE` positions and the channels into blocks of 16, the lanes of a vector. Within a
-tile one block after the other is computed, and within a block some states at a time, which stay in registers along the
-tile. So memory is read and written once, in rows, and what is computed again and again stays in the nearest cache.
-Only the positions in `places` are visited: those that are not masked.
+The sequence is divided into tiles of `TILE` positions and the channels into blocks of 16, the lanes of a vector. Within
+a tile the blocks are computed one after the other, and within a block a few states at a time, which stay in registers
+along the tile. Memory is read and written once, row by row, and intermediate results stay in the first cache. Only the
+positions in `places`, those that are not masked, are visited.
 
-Dimensions: `B` batch, `L` length, `D` channels, `K` blocks of channels, `N` states, `S` states filled up to a multiple
-of 4, `R` rows of real numbers that they are (`S`, or of complex states `2 S`: all real, then all imaginary parts).
+Dimensions: `B` batch, `L` length, `D` channels, `K` blocks of channels, `N` states, `S` states padded to a multiple
+of 4, `R` real rows (`S`, or for complex states `2 S`: all real, then all imaginary parts).
 """
 
 from typing import NamedTuple
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 TILE = 16
-# Real states that are computed together: enough to fill the pipelines, few enough for the registers.
+# Real states computed together: enough to fill the pipelines, few enough for the registers.
 GROUP = 4
 
 
 class ScanArguments(NamedTuple):
-    """Sizes, strides, and addresses of tensors of one real type or its complex partner; 0 for what is absent.
+    """Sizes, strides, and addresses of tensors of one real type or its complex counterpart; 0 for `None`.
 
-    Of tensors with a batch and a row stride the last dimension is dense; the others are contiguous.
+    Tensors with a batch and a row stride have a dense last dimension; the others are contiguous.
     """
 
     batch: int
@@ -43,7 +43,7 @@ class ScanArguments(NamedTuple):
     rows: int
     blocks: int
     tiles: int
-    # Blocks of a task, fewer for the last of a sequence.
+    # Blocks of a task; the last task of a sequence may have fewer.
     width: int
     softplus: bool
     shared_step: bool
@@ -62,11 +62,11 @@ class ScanArguments(NamedTuple):
     C: int
     C_batch: int
     C_row: int
-    # `(K, R, 16)`, of complex states `(K, 3 S, 16)`, as `_exponents` makes it; then `(K, 16)` twice.
+    # `(K, R, 16)`, for complex states `(K, 3 S, 16)`, from `_exponents`; then twice `(K, 16)`.
     A: int
     D: int
     bias: int
-    # The state, which is changed in place, `(B, K, R, 16)`; the states before each tile, `(B, tiles, K, R, 16)`.
+    # The state, updated in place, `(B, K, R, 16)`; the states before each tile, `(B, tiles, K, R, 16)`.
     state: int
     starts: int
     # `(B, L, D)`.
@@ -77,7 +77,7 @@ class ScanArguments(NamedTuple):
 
 @kernel
 def read_weights(source, row_stride, places, steps, states, target, rows, paired):
-    """The rows of B or C of a tile as the dense `target` `(TILE, R)`."""
+    """Copy the rows of B or C of a tile to the dense `target` `(TILE, R)`."""
     for t in range(steps):
         row, at = places[t] * row_stride, t * rows
         if paired is None:
@@ -91,7 +91,7 @@ def read_weights(source, row_stride, places, steps, states, target, rows, paired
 
 @kernel
 def copy(source, target, size):
-    """`size` numbers, a multiple of 16."""
+    """Copy `size` numbers, a multiple of 16."""
     for i in range(0, size, LANES):
         store(target, i, load(source, i))
 
@@ -106,7 +106,7 @@ def raw_step(shared, delta, row, channel, lanes, bias):
 
 @kernel
 def parameter(address, like, block):
-    """A block of D or of the bias; zero if that is absent."""
+    """A block of D or of the bias; zeros if there is none."""
     if address == 0:
         return constant(0.0, like)
     return load(pointer(address, like), block * LANES)
@@ -114,7 +114,7 @@ def parameter(address, like, block):
 
 @kernel
 def prefetch_inputs(scan, sources, place, channel):
-    """Have a block of one position fetched that is soon to be read: rows are too far apart for the machine to guess."""
+    """Prefetch a block of one position: the hardware does not predict rows that are far apart."""
     u, delta, z = sources
     prefetch(u, place * scan.u_row + channel)
     if not scan.shared_step:
