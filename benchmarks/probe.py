@@ -1,20 +1,25 @@
-"""What the `exact` strategy of the masking probe costs against the plain double loop, in turn, in one process.
+"""Cost of the `exact` strategy of the masking probe relative to the plain double loop, in turn, in one process.
 
     python benchmarks/probe.py                 # some ten minutes on two idle cores
-    python benchmarks/probe.py --steps 2       # a minute: of the plain loop the first two steps alone, see below
-    python benchmarks/probe.py --tiny          # seconds; the numbers mean nothing
+    python benchmarks/probe.py --steps 2       # a minute: only the first two steps of the plain loop, see below
+    python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
+    python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
 The plain loop calls the model once for each candidate of each step, with the whole sequence in a batch of one. Prints a
-table of ratios, plain loop / exact, of CPU time (which other programs on the machine disturb less than wall time), of
-wall time, and of the tokens that went through the model. Both must mask the same tokens in the same order, up to where
-two candidates are closer than single precision can tell, or there is no table. With `--steps N` the plain loop ends
-after N steps, and its time is reckoned: that per call, of which all calls cost the same, times the number of calls of
-the whole loop.
+table of ratios, plain loop / exact, of CPU time (less sensitive to other programs than wall time), of wall time, and of
+the tokens processed by the model. Both must mask the same tokens in the same order, except where two candidates are
+closer than the rounding of single precision; otherwise the script fails. With `--steps N` the plain loop ends after N
+steps, and its time is extrapolated: all calls cost the same, so the time per call is multiplied by the number of calls
+of the whole loop.
+
+With `--evaluators`, prints the median CPU seconds of three searches by full passes, with stored states, and with stored
+states and differences.
 """
 
 import argparse
 import copy
 import platform
+import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,15 +29,18 @@ import transformers
 
 import hf_ssm
 from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, probing
+from hf_ssm.probes.strategies import SearchSettings, search
+from hf_ssm.probes.targets import ProbedSequence, Target
 
 VOCABULARY, MASK, FIRST_LETTER = 12, 3, 7
-# Two candidates may be closer than single precision can tell.
+# Two candidates may differ by less than the rounding of single precision.
 ROUNDING = 1e-7
 HEADS = {"causal": "CausalLM", "last": "SequenceClassification", "mean": "SequenceClassification"}
 
 
 class Cost(NamedTuple):
-    """Seconds of CPU time and of wall time, and tokens that went through the model."""
+    """Seconds of CPU time and of wall time, and tokens processed by the model."""
 
     processor: float
     wall: float
@@ -63,7 +71,7 @@ def plain_loop(model: torch.nn.Module, ids: torch.Tensor, index: int, steps: int
         model: A causal model or a classifier.
         ids: `(L,)`.
         index: The token that follows, or the class.
-        steps: After how many to stop; the cost is scaled to all.
+        steps: Number of steps; the cost is extrapolated to all.
     """
     masked, left, order, calls = ids.clone(), list(range(len(ids))), [], 0
     before = clocks()
@@ -86,7 +94,7 @@ def plain_loop(model: torch.nn.Module, ids: torch.Tensor, index: int, steps: int
 
 
 def exact(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bool) -> tuple[Cost, list[int]]:
-    """The same by the probe."""
+    """The search by the probe."""
     probe = MaskingProbe(model, mask=MASK, allow_wrong=True)
     sequence, target = ([*ids.tolist(), index], len(ids)) if is_causal else (ids.tolist(), index)
     before = clocks()
@@ -99,7 +107,7 @@ def compare(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bo
     """Ratios plain loop / exact of CPU time, wall time and tokens.
 
     Raises:
-        RuntimeError: Other tokens were masked, or in another order.
+        RuntimeError: The orders differ by more than rounding.
     """
     with torch.no_grad():
         model(input_ids=ids.unsqueeze(0))
@@ -124,28 +132,60 @@ def value_after(model: torch.nn.Module, ids: torch.Tensor, index: int, masked: l
     return float((logits[0, -1] if logits.dim() == 3 else logits[0]).softmax(-1)[index])
 
 
+class StoredStates(IncrementalEvaluator):
+    """Stored states without differences."""
+
+    def _kernels(self) -> tuple[None, None]:
+        return None, None
+
+
+def compare_evaluators(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bool) -> list[float]:
+    """Median CPU seconds of three exact searches by full passes, with stored states, and with differences."""
+    target = Target("token", index, len(ids), len(ids) - 1) if is_causal else Target("class", index)
+    nothing = torch.zeros(len(ids), dtype=torch.bool)
+    sequence = ProbedSequence(ids, ids, nothing, torch.arange(len(ids)), target)
+    kinds = (Evaluator, StoredStates, IncrementalEvaluator)
+    seconds: list[list[float]] = [[] for _ in kinds]
+    for _ in range(3):
+        for kind, found in zip(kinds, seconds, strict=True):
+            before = clocks()[0]
+            with probing(model):
+                search(kind(model, sequence, MASK, 16384), SearchSettings())
+            found.append(clocks()[0] - before)
+    return [statistics.median(found) for found in seconds]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--steps", type=int, help="of the plain loop, whose time is then reckoned; default: all")
+    parser.add_argument("--steps", type=int, help="steps of the plain loop, extrapolated to all; default: all")
     parser.add_argument("--families", nargs="+", default=["S4", "Hyena", "SelectiveSSM"])
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to see that it runs")
+    parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
     args = parser.parse_args(argv)
     length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
+    loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; length {length}, hidden size {hidden}, 2 layers; plain loop "
-        f"{'whole' if args.steps is None else f'reckoned from {args.steps} steps'}\n"
+        f"{torch.get_num_threads()} threads; length {length}, hidden size {hidden}, 2 layers; plain loop {loop}\n"
     )
-    print("| family | reads | CPU time | wall time | tokens |\n" + "|---" * 5 + "|")
+    names = ["full passes", "stored states", "differences"] if args.evaluators else ["CPU time", "wall time", "tokens"]
+    print(f"| family | reads | {' | '.join(names)} |\n" + "|---" * 5 + "|")
     for family in args.families:
         for head in args.heads:
             model = build_model(family, head, hidden, length + 1)
             ids = torch.randint(FIRST_LETTER, VOCABULARY, (length,))
-            found = compare(model, ids, FIRST_LETTER if head == "causal" else 1, head == "causal", args.steps or length)
-            print(f"| {family} | {head} | " + " | ".join(f"{ratio:.1f}" for ratio in found) + " |", flush=True)
+            index, is_causal = FIRST_LETTER if head == "causal" else 1, head == "causal"
+            if args.evaluators:
+                found = compare_evaluators(model, ids, index, is_causal)
+            else:
+                found = compare(model, ids, index, is_causal, args.steps or length)
+            print(
+                f"| {family} | {head} | " + " | ".join(f"{number:.{1 + args.evaluators}f}" for number in found) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the theory says of a given model and data: recordings of what its operators see, the report, its pictures."""
+"""The theory applied to a given model and data: recordings of the operators' inputs, measures, report."""

@@ -1,7 +1,7 @@
-"""The generalisation bound of Honarpisheh et al. 2025 for a selective model, and what of it holds for other blocks.
+"""The generalisation bound of Honarpisheh et al. 2025 for a selective model, and its adaptation to single scans.
 
 The theorems are for one layer of the block "plain" with a linear map of the last position to one score. For every other
-selective model, each scan alone is described instead: this is our adaptation and no bound for the network.
+selective model, each scan is described separately: this is our adaptation and not a bound for the network.
 
 Legend: `B` batch, `L` length, `D` channels of a scan, `N` states, `V` vocabulary.
 """
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
-from hf_ssm.modules.operator import loaded
-from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.modules.operator import materialized
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
-from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions, selective_norms
+from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
@@ -30,7 +29,7 @@ _LABELS = ("labels", "label", "num_items_in_batch")
 
 @dataclasses.dataclass(frozen=True)
 class ScanBound:
-    """What can be said of one scan alone: our adaptation of Theorem 4.6 for blocks other than "plain".
+    """Our adaptation of Theorem 4.6 to a single scan, for blocks other than "plain".
 
     In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
     channel, and Δ is a diagonal matrix: the proof goes through with the largest q_j, the range of the p_j, and a cover
@@ -41,7 +40,7 @@ class ScanBound:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
         assumptions: Of the adaptation.
         norms: Of the scan, with w one coordinate; `None` for complex states.
-        log_capacity: Natural logarithm, of the scan alone; `None` where an assumption fails.
+        log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
         contraction: Per token: `bound` (ρ_A), `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂ as measured;
             `smallest_step` and `largest_step` measured, with their bounds.
         output: `log10_bound` on ‖y_t‖₂ (`None` where void), and `largest` as measured.
@@ -65,23 +64,23 @@ class ScanBound:
 
 @dataclasses.dataclass(frozen=True)
 class ModelBound:
-    """The bound for a model, or why there is none. See `generalization_bound`.
+    """The bound for a model, or the assumptions that fail. See `generalization_bound`.
 
     Attributes:
         theorem: "4.6", or "4.5" for a fixed step.
-        assumptions: One by one, with the value found and the mend where it fails.
-        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty where the theorem is not for the
-            model.
+        assumptions: Each with the value found and, if it fails, what it needs.
+        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty if the theorem does not apply to
+            the model.
         log_capacity: Natural logarithm of the capacity, every logarithm and 𝔐 kept; `None` where an assumption fails.
         log_capacity_at_length: Likewise with the finite sums of (69) and (100) for the longest row: smaller than
-            `log_capacity`, and there for unstable state matrices too (ours).
+            `log_capacity`, and defined for unstable state matrices too (ours).
         log_leading_terms: Natural logarithm of (28) or (29).
         gap: The parts of (27); `None` where an assumption fails.
         gap_at_length: Likewise from `log_capacity_at_length`; `None` too where an assumption fails.
         longest: Tokens of the longest row.
         num_sequences: m.
-        scans: What can be said of each scan alone.
-        notes: What a reader of the numbers must know.
+        scans: The adaptation to each scan.
+        notes: Explanations of the numbers.
     """
 
     theorem: str
@@ -136,11 +135,11 @@ class ModelBound:
 
 @dataclasses.dataclass
 class _Observer:
-    """What one scan reads and writes; called as a hook after each of its forward passes."""
+    """Norms of the inputs and outputs of one scan; a hook after each of its forward passes."""
 
     name: str
     layer: int
-    scan: SelectiveScan
+    scan: Any
     rows: int = 0
     longest: int = 0
     tokens: float = 0.0
@@ -156,7 +155,7 @@ class _Observer:
         bound.apply_defaults()
         inputs, gate, mask = (bound.arguments[name] for name in ("inputs", "gate", "mask"))
         present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
-        with loaded(scan):
+        with materialized(scan):
             step = scan.time_steps(scan.selection(inputs)[0])
             decay = scan.state_matrix().real.double().max(dim=1).values
         self.rows += len(inputs)
@@ -193,7 +192,7 @@ def generalization_bound(
     Args:
         model: A selective model of hf_ssm.
         batches: Keyword inputs of the model, such as a `DataLoader` of the training set gives; labels are ignored.
-        input_bound: 𝔅_u; `None`: the largest norm of what the scan reads, over the batches and (where it reads a
+        input_bound: 𝔅_u; `None`: the largest norm of the scan's inputs, over the batches and (where it reads a
             learnt embedding) the whole embedding.
         num_sequences: m; `None`: the rows of the batches.
         loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are those of the ramp
@@ -209,11 +208,11 @@ def generalization_bound(
     """
     model = unwrapped(model)
     operators = sequence_operators(model)
-    observers = [_Observer(name, layer, part) for name, layer, part in operators if isinstance(part, SelectiveScan)]
+    observers = [_Observer(name, layer, part) for name, layer, part in operators if part.bound_norms is not None]
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "
-            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, τ and ψ are what there is."
+            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, use τ and ψ."
         )
     _observe(model, batches, observers)
     first = observers[0]
@@ -260,11 +259,11 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
         for handle in handles:
             handle.remove()
     if not observers[0].rows:
-        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
 
 
 def _architecture(model: Any, first: _Observer) -> list[Assumption]:
-    """What the theorems ask of the architecture, one by one."""
+    """The requirements of the theorems on the architecture."""
     config, scan = model.config, first.scan
     pooling = config.pooling
     if isinstance(model, SSMForSequenceClassification):
@@ -292,8 +291,8 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     return [_requirement(*check) for check in checks]
 
 
-def _requirement(name: str, holds: bool, value: float | str | None, mend: str) -> Assumption:
-    return Assumption(name, holds, value, "holds" if holds else f"needs {mend}")
+def _requirement(name: str, holds: bool, value: float | str | None, needs: str) -> Assumption:
+    return Assumption(name, holds, value, "holds" if holds else f"needs {needs}")
 
 
 def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> SelectiveNorms:
@@ -304,25 +303,18 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
         embedding = model.get_input_embeddings().weight
         measured = max(measured, _largest_norm(embedding))
     if input_bound is not None and input_bound < measured:
-        raise ValueError(f"`input_bound`={input_bound} is below what the scan reads, {measured}: give a larger one.")
+        raise ValueError(
+            f"`input_bound`={input_bound} is below the norm of the scan's inputs, {measured}: give a larger one."
+        )
     weight = model.classifier.weight
     w = weight[0] if len(weight) == 1 else weight[1] - weight[0]
-    return _norms(first.scan, w, measured if input_bound is None else input_bound, embedding)
-
-
-def _norms(
-    scan: SelectiveScan, w: Tensor | None, input_bound: float, embedding: Tensor | None = None
-) -> SelectiveNorms:
-    with loaded(scan, scan.x_proj, *([] if scan.dt_proj is None else [scan.dt_proj])):
-        step, W_B, W_C = scan.x_proj.weight.split([scan.rank, scan.state_size, scan.state_size])
-        q = None if scan.rank == 0 else step if scan.dt_proj is None else scan.dt_proj.weight.double() @ step.double()
-        return selective_norms(scan.state_matrix(), W_B, W_C, w, q, scan.dt_bias, input_bound, embedding)
+    return first.scan.bound_norms(w, measured if input_bound is None else input_bound, embedding)
 
 
 def _scan_bound(seen: _Observer) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
-    direction = "backward" if "reverse" in seen.name else "forward"
+    direction = scan.direction
     found = [
         _requirement("real states", scan.A_imag is None, None, "complex_state=False: pairs are not written out here"),
         _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
@@ -337,7 +329,7 @@ def _scan_bound(seen: _Observer) -> ScanBound:
     output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
     if scan.A_imag is not None:
         return ScanBound(seen.name, seen.layer, direction, found, None, None, contraction, output)
-    norms = _norms(scan, None, seen.input_norm)
+    norms = scan.bound_norms(None, seen.input_norm)
     smallest, largest = norms.step_range
     contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
     found += norm_assumptions(norms)
@@ -351,7 +343,7 @@ def _scan_bound(seen: _Observer) -> ScanBound:
 
 
 def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Explanations of the numbers."""
     if norms is None:
         return [
             "`scans` holds our adaptation of Theorem 4.6 to each scan alone, for its inputs as they are. The layers "

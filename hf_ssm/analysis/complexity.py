@@ -1,4 +1,4 @@
-"""τ and the measures beside it for each layer of a model, from a recording of its operators.
+"""τ and related measures of each layer of a model, from a recording of its operators.
 
 Legend: `L` length, `D` channels of one operator, `C` channels of all operators of a layer.
 """
@@ -17,12 +17,12 @@ __all__ = ["LayerComplexity", "layer_complexities"]
 
 @dataclasses.dataclass(frozen=True)
 class LayerComplexity:
-    """What Liu & Li's theory says of one layer; all but the last two attributes are means over the `C` channels.
+    """The measures of Liu & Li for one layer; all but the last two attributes are means over the `C` channels.
 
     Attributes:
         layer: Number of the block.
         tau: τ, eq. (6).
-        measure: ψ²/√n, Theorem 4.2, with Θ the parameters as they are.
+        measure: ψ²/√n, Theorem 4.2, with Θ the present parameters.
         squared_l1_norm: τ for inputs of mean 0 and variance 1 (Appendix A.4).
         squared_l2_norm: The mean square of the output for white inputs.
         num_sequences: n.
@@ -41,7 +41,7 @@ class LayerComplexity:
 def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | None = None) -> list[LayerComplexity]:
     """τ, ψ²/√n and the filter norms of each layer.
 
-    τ is what `model(..., output_tau=True)` gives for all batches of the recording as one (with the configuration's
+    τ equals that of `model(..., output_tau=True)` for all batches of the recording as a single batch (with
     `tau_statistics="batch"`).
 
     Args:

@@ -1,4 +1,4 @@
-"""What the convolutions of a model do to each frequency, and how large their frequency scale α should be.
+"""Frequency responses of a model's operators, and the useful range of the frequency scale α.
 
 Legend: `C` kernels of one convolution in one direction, `F` frequencies.
 """
@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.analysis.recording import sequence_operators
-from hf_ssm.modules.filters import SinusoidFilter, StateSpaceFilter
-from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.operator import loaded
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.modules.operator import SequenceOperator, materialized
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.lti.transfer import frequency_grid, sobolev_response
+from hf_ssm.ops.lti.transfer import frequency_grid
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
 from hf_ssm.theory.spectrum import spectral_edge
 
@@ -35,7 +33,7 @@ _QUANTILES = (0.5, 0.9, 0.99)
 # The coarsest and the finest even grid of a polygon; numbers held at a time.
 _COARSEST, _FINEST = 2**12, 2**20
 _AT_ONCE = 2**23
-# Nodes about a pole: so many each time that the distance grows by e; evenly spaced ones besides; the most in a row.
+# Nodes around a pole for each factor of e in the distance; additional even nodes; greatest number for a row.
 _NODES_PER_FOLD, _EVEN, _FINEST_GRADED = 2, 64, 2**17
 # Narrower peaks than this are beyond the spacing of double precision numbers.
 _NARROWEST = 1e-13
@@ -60,7 +58,7 @@ class FrequencyResponse:
         response: `(C, F)`, complex128, on the CPU.
         time_step: Δ of each kernel, `(C,)`, or `None` where the filter has no step size.
         group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
-        operator: A copy of the module on the CPU as it was; `None` for a response that is known by its samples alone.
+        operator: A copy of the module on the CPU; `None` if only the samples are known.
     """
 
     name: str
@@ -70,21 +68,21 @@ class FrequencyResponse:
     response: Tensor
     time_step: Tensor | None
     group: int = 0
-    operator: LongConvolution | None = dataclasses.field(default=None, repr=False)
+    operator: SequenceOperator | None = dataclasses.field(default=None, repr=False)
 
     @property
     def rows(self) -> Tensor:
         """The numbers of its kernels among the rows of `LongFilter.response`."""
         if self.operator is None:
-            raise ValueError(f"the response of {self.name} has no `operator`: it is known by its samples alone.")
-        channels = torch.arange(self.group, self.operator.filter.channels, self.operator.groups)
-        return channels + (self.direction == "backward") * self.operator.filter.channels
+            raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
+        channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
+        return channels + (self.direction == "backward") * self.operator.channels
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
-    """The frequency responses of all long convolutions of a model, as they are now.
+    """The frequency responses of all operators of a model that have one.
 
-    Selective scans are left out: their kernel changes from token to token, so that they have no transfer function.
+    Selective scans have none: their kernel changes from token to token.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
@@ -101,30 +99,30 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
     omega = frequency_grid(num_frequencies)
     found = []
     for name, layer, module in sequence_operators(model):
-        if not isinstance(module, LongConvolution):
+        if module.frequency_response is None:
             continue
-        with loaded(module, module.filter), torch.no_grad():
+        with materialized(*module.modules()), torch.no_grad():
             operator = _frozen_copy(module)
-        steps = operator.filter.time_step(torch.float64) if isinstance(operator.filter, StateSpaceFilter) else None
-        for direction in ("forward", "backward")[: operator.filter.directions]:
+        steps = operator.time_step(torch.float64)
+        for direction in ("forward", "backward")[: operator.directions]:
             for group in range(operator.groups):
-                own = None if steps is None else steps[group :: operator.groups]
+                own = steps[group :: operator.groups] if isinstance(steps, Tensor) else None
                 empty = torch.empty(0)
                 place = FrequencyResponse(name, layer, direction, omega, empty, own, group, operator)
-                response = _evaluate(operator, omega, place.rows)
+                response = operator.frequency_response(omega, place.rows)
                 found.append(dataclasses.replace(place, response=response))
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no long convolution, whose response to frequencies could be given: a "
-            "selective scan varies in time. Give a Hyena or S4 model."
+            f"{type(model).__name__} has no operator with a frequency response: a selective scan varies "
+            "in time. Give a Hyena or S4 model."
         )
     return found
 
 
-def _frozen_copy(module: LongConvolution) -> LongConvolution:
+def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
     """A copy on the CPU without gradients, and without the hooks with which accelerate keeps weights elsewhere."""
     hooks = [part._hf_hook for part in module.modules() if hasattr(part, "_hf_hook")]
-    # What stands in the memo counts as copied: a hook holds the weights of the whole model.
+    # Entries of the memo are not copied: a hook holds the weights of the whole model.
     operator = copy.deepcopy(module, {id(hook): None for hook in hooks})
     for part in operator.modules():
         if "_hf_hook" in part.__dict__:
@@ -133,37 +131,15 @@ def _frozen_copy(module: LongConvolution) -> LongConvolution:
     return operator.cpu().requires_grad_(False)
 
 
-def _evaluate(operator: LongConvolution, omega: Tensor, rows: Tensor) -> Tensor:
-    """Kernel, feed-through and Sobolev filter at `omega`, `(F,)` or `(R, F)`, of the rows `(R,)`."""
-    response = operator.filter.response(omega, rows)
-    channels = rows % operator.filter.channels
-    if operator.D is not None:
-        ahead = (rows < operator.filter.channels).to(torch.float64)
-        response = response + (operator.D[channels] * ahead).unsqueeze(-1)
-    if not operator.has_sobolev_filter:
-        return response
-    order: Tensor | float = operator.initial_order
-    if operator.sobolev_order is not None:
-        order = operator.sobolev_order[channels]
-    step: Tensor | float = 1.0
-    if operator.sobolev_frequency != "normalized":
-        step = operator.filter.time_step(torch.float64)
-        step = step[channels] if isinstance(step, Tensor) else step
-    causal = operator.sobolev_mode == "causal"
-    weight = sobolev_response(omega, order, operator.sobolev_frequency, step, causal=causal)
-    # Complex infinity times a number has NaN in it.
-    return torch.where(torch.isinf(weight.real), weight, response * torch.where(torch.isinf(weight.real), 0.0, weight))
-
-
 def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
-    """The total variation of each kernel's response over bands of frequency: where it can tell frequencies apart.
+    """The total variation of each kernel's response over bands of frequency.
 
-    Frequency bias is more of it at low frequencies than at high ones. It is that of the kernel, not of the samples: the
-    length of polygons on ever finer nodes. Where poles are known and single frequencies are cheap, nodes gather about
-    each pole by its own width, so that no peak is lost, however narrow; for implicit and sinusoid filters, and S4 with
-    the zero-order hold, they are evenly spaced, 2^20 at most (or eight for each tap, if that is more): peaks narrower
-    than about 1e-6 radians may be lost. A response without its `operator` is taken as the polygon of its samples, a
-    lower bound.
+    Frequency bias means a larger variation at low frequencies than at high ones. The variation is that of the kernel,
+    not of the samples: the limit of the lengths of polygons on ever finer nodes. If poles are known and single
+    frequencies are cheap, nodes concentrate around each pole according to its width, so that no peak is missed. For
+    implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20 (or eight per
+    tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without `operator`, the
+    result is the variation of its samples, a lower bound.
 
     Args:
         response: Of `frequency_responses`.
@@ -186,8 +162,7 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
     within = (response.omega >= ends[:-1, None]) & (response.omega <= ends[1:, None])
     undefined = torch.isnan(response.response).any(-1, keepdim=True)
     finite = ~((torch.isinf(response.response).unsqueeze(1) & within).any(-1) | undefined)
-    filter = operator.filter
-    if isinstance(filter, StateSpaceFilter) and not (filter.low_rank and filter.discretization == "zoh"):
+    if operator.has_graded_response:
         levels = _lengths_on_graded_nodes(operator, response.rows, ends, finite)
     else:
         levels = _lengths_on_even_nodes(operator, response.rows, ends, finite)
@@ -197,8 +172,8 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor:
     """The limit of the lengths of polygons each of which halves the spacing of the one before.
 
-    A polygon falls short by a term in the square of the spacing, a third of what the next one adds. That term added,
-    two in a row agree when the limit is reached.
+    The error of a polygon is proportional to the square of the spacing: a third of the next difference. With that term
+    added, two successive values agree when the limit is reached.
 
     Args:
         levels: Lengths, and the size of the numbers whose differences they are sums of; two or more.
@@ -209,32 +184,16 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
     for length, size in levels:
         last, limit = limit, length + (length - before) / 3
         before = length
-        # Nothing can agree better than the rounding of what is subtracted.
+        # The agreement is limited by the rounding of the differences.
         if bool(((limit - last).abs() <= rtol * limit + _ROUNDING * size).all()):
             break
     return limit
 
 
-def _features(operator: LongConvolution, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the response of a state space filter bends, in [0, π], and how sharply (a distance), both `(R, n)`."""
-    filter = operator.filter
-    assert isinstance(filter, StateSpaceFilter)
-    channels = rows % filter.channels
-    step = filter.time_step(torch.float64)[channels].unsqueeze(-1)
-    model = filter.state_space(torch.float64)
-    poles = model["a"]
-    if filter.low_rank:
-        poles = torch.linalg.eigvals(dplr_dense(poles, model["p"], model["b"], model["c"][0])[0])
-    # The logarithm of the discrete pole: how fast it turns and fades in a sample.
-    poles = poles[channels] * step
-    if filter.discretization == "bilinear":
-        poles = torch.log1p(poles / 2) - torch.log1p(-poles / 2)
-    centres = (torch.remainder(poles.imag + math.pi, 2 * math.pi) - math.pi).abs()
-    widths = -poles.real
-    if operator.has_sobolev_filter and operator.sobolev_frequency != "normalized":
-        # (1 + |s|)^β has a knee at |s| = 1.
-        centres, widths = torch.cat([centres, torch.zeros_like(step)], -1), torch.cat([widths, step], -1)
-    return centres, widths.clamp(_NARROWEST, math.pi)
+def _features(operator: SequenceOperator, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Centres and widths, `(R, n)`, of the peaks of a response; `None` where they are not known."""
+    found: tuple[Tensor, Tensor] | None = operator.response_features(rows)
+    return None if found is None else (found[0], found[1].clamp(_NARROWEST, math.pi))
 
 
 def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
@@ -248,15 +207,17 @@ def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
 
 
 def _lengths_on_graded_nodes(
-    operator: LongConvolution, rows: Tensor, ends: Tensor, finite: Tensor
+    operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths `(R, bands)` of polygons on `_graded_nodes`, and on those with the middles between them, and so on."""
-    centres, widths = _features(operator, rows)
+    features = _features(operator, rows)
+    assert features is not None
+    centres, widths = features
     nodes = _graded_nodes(centres, widths, ends)
     values = _evaluate_by_row(operator, nodes, rows, centres.shape[-1])
     while True:
         middle = (nodes[:, 1:] + nodes[:, :-1]) / 2
-        # A cell lies in one band; those of no width count nothing.
+        # Each cell belongs to one band.
         band = (torch.searchsorted(ends, middle) - 1).clamp(0, len(ends) - 2)
         steps = values.diff(dim=-1).abs()
         length = torch.zeros(finite.shape, dtype=torch.float64).scatter_add(1, band, steps)
@@ -269,30 +230,29 @@ def _lengths_on_graded_nodes(
         values = torch.cat([values, between], dim=-1).gather(-1, order)
 
 
-def _evaluate_by_row(operator: LongConvolution, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
+def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
     """`_evaluate` at nodes `(R, M)` of each row's own, some rows at a time."""
     # A handful of numbers each for every node and pole.
     at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
     parts = zip(nodes.split(at_once), rows.split(at_once), strict=True)
-    return torch.cat([_evaluate(operator, part, own) for part, own in parts])
+    return torch.cat([operator.frequency_response(part, own) for part, own in parts])
 
 
 def _lengths_on_even_nodes(
-    operator: LongConvolution, rows: Tensor, ends: Tensor, finite: Tensor
+    operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths of polygons on ever finer grids, the first fine enough for the wave of the last tap or for each pole."""
-    filter = operator.filter
-    taps = filter.window if isinstance(filter, SinusoidFilter) else filter.num_taps
-    count = max(_COARSEST, 4 * next_fast_len(taps or 1))
-    if isinstance(filter, StateSpaceFilter):
-        narrowest = _features(operator, rows)[1].min().item()
+    count = max(_COARSEST, 4 * next_fast_len(operator.support or 1))
+    features = _features(operator, rows)
+    if features is not None:
+        narrowest = features[1].min().item()
         count = min(_FINEST // 2, max(count, next_fast_len(math.ceil(2 * math.pi / narrowest))))
     finest = max(2 * count, _FINEST)
     while count <= finest:
         omega = frequency_grid(count + 1)
         lengths, size = [], 0.0
         for part in rows.split(max(1, _AT_ONCE // count)):
-            values = _evaluate(operator, omega, part)
+            values = operator.frequency_response(omega, part)
             lengths.append(sampled_total_variation(values, omega, ends.tolist()))
             size = max(size, torch.where(torch.isfinite(values), values, 0.0).abs().max().item())
         yield torch.where(finite, torch.cat(lengths), 0.0), size
@@ -303,8 +263,9 @@ def _lengths_on_even_nodes(
 class AlphaRecommendation:
     """Upper ends of the useful range of `frequency_scale` (α), each as a range over the step sizes Δ.
 
-    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is of use. The second is
-    for the smallest Δ: beyond it that of no channel is. Start at the limit, then bisect between it and 0 (Yu et al.).
+    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is useful. The second is
+    for the smallest Δ: above it the fastest pole of no channel is. Start at the limit, then bisect between it and 0 (Yu
+    et al.).
 
     Attributes:
         state_size: N.
@@ -313,8 +274,8 @@ class AlphaRecommendation:
         time_steps: The smallest and the largest Δ.
         largest_frequency: max |Im a| at α = 1, in radians per unit of time.
         data_free: α_max without the data.
-        edges: Share q of the inputs' power to the edge ω_q below which it lies, in radians per sample.
-        from_data: q to the α_max at which the fastest pole lies at ω_q.
+        edges: For each share q of the inputs' power the frequency ω_q below which it lies, in radians per sample.
+        from_data: For each q the α_max that places the fastest pole at ω_q.
     """
 
     state_size: int
@@ -358,19 +319,12 @@ def alpha_recommendation(
     Source: Yu et al. 2025, Section 5.1 and Appendix G; see `theory.frequency.alpha_max` for what differs.
     """
     config = getattr(model_or_config, "config", model_or_config)
-    kind = getattr(config, "filter_type", None)
-    if kind in ("implicit", "sinusoid"):
-        raise ValueError(
-            f"`filter_type`={kind!r} has no state matrix, for whose α there is a rule: take 's4d' or 's4'."
-        )
-    if not hasattr(config, "has_frequencies"):
+    if not isinstance(config, SSMConfig):
         raise ValueError(
             f"a {type(config).__name__} has no state space filter: give a configuration or model of hf_ssm."
         )
-    if not config.has_frequencies or getattr(config, "fixed_step", False):
-        raise ValueError(
-            f"`init`={config.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
-        )
+    if config.no_alpha_rule is not None:
+        raise ValueError(config.no_alpha_rule)
     fastest = initial_eigenvalues(config.init, config.state_size).imag.max().item()
     if config.init == "lin":
         fastest = config.state_size * math.pi / 2

@@ -1,4 +1,4 @@
-"""What the sequence operators of a model see on data: their kernels, and the moments of their inputs.
+"""The kernels of a model's operators and the moments of their inputs on data.
 
 Legend: `B` batch, `L` length of the longest row, `D` channels of one operator, `S` stored states, `K` directions.
 """
@@ -12,28 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.operator import SequenceOperator, loaded
-from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.context import no_autocast
-from hf_ssm.theory.complexity import selective_kernel
+from hf_ssm.modules.operator import KernelInput, SequenceOperator
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["OperatorRecord", "record_operators", "sequence_operators"]
 
-# Inputs of a model that are no data of its operators.
+# Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
-# Numbers taken into the moments at a time, in double precision and with room for their spectra.
+# Numbers processed at a time, in double precision and with their spectra.
 _AT_ONCE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """What enters τ of one operator, over a whole data set.
+    """The quantities that τ of one operator is computed from, over a whole data set.
 
-    `tau(kernel, mean, variance)` of it is the τ of the data set taken as a single batch.
+    `tau(kernel, mean, variance)` is τ of the data set as a single batch.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -46,7 +42,7 @@ class OperatorRecord:
             to the last token; backward: by distance to the first token.
         variance: `(L, D)`, likewise, of the population.
         num_sequences: Rows seen.
-        power: `(D, F)`, the power of the same inputs by frequency, where it was asked for; see `power_spectrum`.
+        power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
     """
 
     name: str
@@ -73,7 +69,7 @@ class _MergedMoments:
         self._energy: Tensor | None = None
 
     def add(self, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False) -> None:
-        """Take in another batch, `(B, L, D)`, a few rows at a time where they are long."""
+        """Add a batch, `(B, L, D)`, a few rows at a time if they are long."""
         at_once = max(1, _AT_ONCE // max(1, inputs[0].numel()))
         masks = [None] * len(inputs) if mask is None else mask.split(at_once)
         for rows, own in zip(inputs.split(at_once), masks, strict=False):
@@ -83,7 +79,7 @@ class _MergedMoments:
         mean, variance = lag_moments(inputs.double(), mask, from_first=from_first)
         lags = torch.arange(inputs.shape[1], device=inputs.device)
         tokens = torch.full_like(lags[:1], len(lags)).expand(len(inputs)) if mask is None else mask.bool().sum(1)
-        # Tokens have no gap between them, so that a row reaches as many distances as it has tokens.
+        # There is no padding between tokens, so a row has one token at each of its distances.
         count = (tokens.unsqueeze(1) > lags).sum(0).double().unsqueeze(1)
         self._merge(count, mean, variance * count)
         self.rows += len(inputs)
@@ -111,7 +107,7 @@ class _MergedMoments:
 
     @property
     def power(self) -> Tensor | None:
-        # A row counts once at each distance that it reaches, which is once for each of its tokens.
+        # `count` holds one for each token.
         return None if self._energy is None else self._energy / self.count.sum()
 
 
@@ -121,96 +117,40 @@ def _extended(part: Tensor, length: int) -> Tensor:
 
 
 class _Recorder:
-    """Collects what one operator sees; called as a hook before each of its forward passes."""
+    """Collects what the kernels of one operator convolve; a hook before each forward pass of the operator."""
 
-    def __init__(self, name: str, layer: int, operator: nn.Module, num_frequencies: int | None):
-        self.name, self.layer = name, layer
+    def __init__(self, name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None):
+        self.name, self.layer, self.operator = name, layer, operator
         self.num_frequencies = num_frequencies
         self.signature = inspect.signature(type(operator).forward)
+        # By group and direction: the kernel, the moments of its inputs, and those of what the kernel depends on.
+        self.seen: dict[tuple[int, str], tuple[KernelInput, _MergedMoments, dict[str, _MergedMoments]]] = {}
 
-    def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, operator: SequenceOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self.signature.bind(operator, *args, **kwargs)
         bound.apply_defaults()
-        self.see(operator, bound.arguments)
-
-    def see(self, operator: Any, given: Mapping[str, Any]) -> None:
-        """Take in the arguments of one call of `operator.forward`."""
-        raise NotImplementedError
-
-    def records(self) -> Iterator[OperatorRecord]:
-        """What was seen so far."""
-        raise NotImplementedError
-
-    def _record(self, direction: str, group: int, kernel: Tensor, moments: _MergedMoments, skip: int) -> OperatorRecord:
-        """The record, without the first `skip` lags, which the kernel does not reach."""
-        mean, variance = moments.mean[skip:], moments.variance[skip:]
-        place = self.name, self.layer, direction, group
-        return OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, moments.rows, moments.power)
-
-
-class _ConvolutionRecorder(_Recorder):
-    """Of a long convolution; a kernel is kept for the longest batch, as those of the shorter ones are its start."""
-
-    def __init__(self, name: str, layer: int, operator: LongConvolution, num_frequencies: int | None):
-        super().__init__(name, layer, operator, num_frequencies)
-        self.seen: dict[tuple[int, int], tuple[Tensor, _MergedMoments]] = {}
-
-    def see(self, operator: LongConvolution, given: Mapping[str, Any]) -> None:
-        inputs, mask, group = given["inputs"], given["mask"], given["group"]
-        kernels = given["kernels"][:, group :: operator.groups]
-        with loaded(operator, operator.filter), no_autocast(inputs.device):
-            inputs = _convolved_inputs(
-                operator, inputs.to(torch.promote_types(inputs.dtype, kernels.dtype)), mask, group
-            )
-        for direction, kernel in enumerate(kernels):
-            longest, moments = self.seen.get((group, direction), (kernel, _MergedMoments(self.num_frequencies)))
-            moments.add(inputs, mask, from_first=direction == 1)
-            longest = kernel if kernel.shape[-1] > longest.shape[-1] else longest
-            self.seen[group, direction] = longest, moments
+        arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+        for given in operator.kernel_inputs(**arguments):
+            empty = given, _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in given.statistics}
+            _, inputs, statistics = self.seen.setdefault((given.group, given.direction), empty)
+            inputs.add(given.inputs, given.mask, from_first=given.from_first)
+            for name, moments in statistics.items():
+                moments.add(given.statistics[name], given.mask)
 
     def records(self) -> Iterator[OperatorRecord]:
-        for (group, direction), (kernel, moments) in sorted(self.seen.items(), key=lambda item: item[0]):
-            # The kernel that looks ahead begins at the next token.
-            yield self._record(("forward", "backward")[direction], group, kernel, moments, skip=direction)
+        """One record for each kernel seen so far, by group, forward first."""
+        for (group, direction), (given, inputs, statistics) in sorted(self.seen.items(), key=_group_then_forward):
+            means = {name: moments.mean for name, moments in statistics.items()}
+            with torch.no_grad():
+                kernel = self.operator.mean_kernel(given, len(inputs.mean), means)
+            mean, variance = inputs.mean[given.first_lag :], inputs.variance[given.first_lag :]
+            place = self.name, self.layer, direction, group
+            yield OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, inputs.rows, inputs.power)
 
 
-class _ScanRecorder(_Recorder):
-    """Of a selective scan; the kernel is that of the mean Δ, B and C of the data set."""
-
-    def __init__(self, name: str, layer: int, operator: SelectiveScan, num_frequencies: int | None):
-        super().__init__(name, layer, operator, num_frequencies)
-        self.operator = operator
-        self.direction = "backward" if "reverse" in name else "forward"
-        self.inputs = _MergedMoments(num_frequencies)
-        self.parts = [_MergedMoments() for _ in range(3)]
-
-    def see(self, operator: SelectiveScan, given: Mapping[str, Any]) -> None:
-        inputs, mask = given["inputs"], given["mask"]
-        with loaded(operator):
-            step, B, C = operator.selection(inputs)
-            with no_autocast(inputs.device):
-                self.inputs.add(operator.filter_input(inputs, mask), mask)
-                for moments, part in zip(self.parts, (operator.time_steps(step), B, C), strict=True):
-                    moments.add(torch.view_as_real(part).flatten(-2) if part.is_complex() else part, mask)
-
-    def records(self) -> Iterator[OperatorRecord]:
-        if not self.inputs.rows:
-            return
-        with torch.no_grad(), loaded(self.operator):
-            A = self.operator.state_matrix()
-            A = A.to(torch.complex128 if A.is_complex() else torch.float64)
-            D = None if self.operator.D is None else self.operator.D.double()
-        delta, B, C = (moments.mean for moments in self.parts)
-        if A.is_complex():
-            B, C = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (B, C))
-        yield self._record(self.direction, 0, selective_kernel(delta, A, B, C[0], D), self.inputs, skip=0)
-
-
-def _convolved_inputs(operator: LongConvolution, inputs: Tensor, mask: Tensor | None, group: int) -> Tensor:
-    """What a long convolution convolves with its kernel: with a zero-phase Sobolev filter, the filtered input."""
-    if operator.sobolev_mode != "zero_phase":
-        return inputs
-    return operator._filter_both_ways(inputs, slice(group, None, operator.groups), mask)
+def _group_then_forward(item: tuple[tuple[int, str], Any]) -> tuple[int, bool]:
+    (group, direction), _ = item
+    return group, direction == "backward"
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
@@ -230,14 +170,14 @@ def record_operators(
 ) -> list[OperatorRecord]:
     """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches: rows of any length count once at each distance
-    that they reach, and padding does not count. The model is in evaluation mode meanwhile and left as it was.
+    The moments are those of the whole data set, not means over batches: rows of any length count once at each of their
+    distances, and padding does not count. The model is in evaluation mode during the call.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
-        batches: Keyword inputs of the model, tensors, such as a `DataLoader` gives them; labels are ignored. They are
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. They are
             read once.
-        num_frequencies: Also record the power of the inputs at so many frequencies from 0 to π, at least L/2 + 1.
+        num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
         By layer; within it by operator, group and direction.
@@ -247,7 +187,7 @@ def record_operators(
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans our extension of it.
     """
-    recorders = [_recorder(*place, num_frequencies) for place in sequence_operators(model)]
+    recorders = [_Recorder(*place, num_frequencies) for place in sequence_operators(model)]
     if not recorders:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to record: give a model of hf_ssm."
@@ -267,16 +207,8 @@ def record_operators(
         for handle in handles:
             handle.remove()
     if not records:
-        raise ValueError("`batches` holds no batch: give keyword inputs of the model, such as a `DataLoader` gives.")
+        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
     return records
-
-
-def _recorder(name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None) -> _Recorder:
-    if isinstance(operator, LongConvolution):
-        return _ConvolutionRecorder(name, layer, operator, num_frequencies)
-    if isinstance(operator, SelectiveScan):
-        return _ScanRecorder(name, layer, operator, num_frequencies)
-    raise ValueError(f"{name} is a {type(operator).__name__}, which cannot be recorded.")
 
 
 def _model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

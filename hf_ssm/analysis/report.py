@@ -1,4 +1,4 @@
-"""What the theory says of a model and a data set, gathered: complexity, frequencies, bounds, movement.
+"""The theory report of a model and a data set: complexity, frequencies, bounds, parameter changes.
 
 Legend: `C` kernels of one convolution in one direction.
 """
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis import pictures, tables
+from hf_ssm import plotting
+from hf_ssm.analysis import tables
 from hf_ssm.analysis.bounds import ModelBound, generalization_bound
 from hf_ssm.analysis.complexity import LayerComplexity, layer_complexities
 from hf_ssm.analysis.frequency import (
@@ -24,10 +25,9 @@ from hf_ssm.analysis.frequency import (
     alpha_recommendation,
     frequency_responses,
 )
-from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
-from hf_ssm.analysis.recording import OperatorRecord, record_operators
+from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
 from hf_ssm.analysis.variation import Variation, layer_variations
-from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -37,7 +37,7 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 """Ends of the frequency bands of the report, in radians per sample."""
 
 REPORT_NAME = "report.json"
-# Names that a run does not use: a report may lie among the files of its checkpoint.
+# Different from the file names of a run: a report may be written into the folder of a checkpoint.
 _TAU, _RESPONSE, _MOVEMENT = "tau.png", "responses.png", "movement.png"
 FILES = (REPORT_NAME, _TAU, _RESPONSE, _MOVEMENT)
 """What `save_json` and `save_pictures` write."""
@@ -51,16 +51,16 @@ class TheoryReport:
 
     Attributes:
         model: `class`, `family`, `layers`, `parameters`, and whether the weights were `rescaled`.
-        data: `rows` measured, the `longest` of them in positions, `num_sequences` n, and what the caller says of it.
+        data: `rows` measured, the `longest` of them in positions, `num_sequences` n, and the caller's `data`.
         complexity: τ, ψ²/√n and the filter norms of each layer.
         bands: Ends of the frequency bands, radians per sample.
         responses: Of all long convolutions; none for selective models.
         variation: Total variation by layer and direction.
         alpha: The upper ends of the useful range of `frequency_scale` without data, or why there are none.
-        alpha_of_layers: The same from the spectrum of what each layer reads.
+        alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: Of Honarpisheh et al., or why there is none.
         movement: Relative change of each group of parameters in training; empty where it is not known.
-        settings: Whatever the caller wants to have recorded.
+        settings: The caller's `settings`.
     """
 
     model: dict[str, Any]
@@ -114,13 +114,14 @@ class TheoryReport:
             ImportError: Without matplotlib; the message names the extra to install.
         """
         folder = Path(folder)
-        pictures.draw_tau(self.complexity, folder / _TAU)
+        plotting.plot_tau(self.complexity, folder / _TAU)
         written = [folder / _TAU]
         if self.responses:
-            plot_frequency_responses([], self.responses, folder / _RESPONSE)
+            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE)
             written.append(folder / _RESPONSE)
         if self.movement:
-            pictures.draw_movement(self.movement, folder / _MOVEMENT)
+            changes = {QUANTITIES[group]: change for group, change in self.movement.items()}
+            plotting.plot_parameter_change(changes, folder / _MOVEMENT)
             written.append(folder / _MOVEMENT)
         return written
 
@@ -130,7 +131,7 @@ class TheoryReport:
 
 
 def _versions() -> dict[str, str]:
-    # The package is there before any of its parts, which may not import it.
+    # Parts of the package may not import the package itself.
     package = __name__.partition(".")[0]
     return {package: sys.modules[package].__version__, **{name: version(name) for name in ("torch", "transformers")}}
 
@@ -140,7 +141,7 @@ def _as_dict(part: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without what JSON does not have."""
+    """A value as JSON types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -160,18 +161,18 @@ def theory_report(
     data: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> TheoryReport:
-    """Gather what the theory says of a model on data.
+    """Compute the theory report of a model on data.
 
     Args:
         model: A model of hf_ssm, bare or with a head; it is left as it was.
-        batches: Keyword inputs of the model, tensors, such as a `DataLoader` gives them; labels are ignored. All of
-            them are held at once.
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. All of
+            them are kept in memory.
         num_sequences: n, the number of training sequences, for ψ²/√n and the bound; default: the rows of the batches.
         bands: Ends of the frequency bands, ascending, in radians per sample in [0, π].
         movement: Relative change of each group of parameters, as `relative_change` gives it or
-            `movement_of_log` reads it.
-        data: More about the data, to be recorded.
-        settings: Anything else to be recorded.
+            `changes_in_log` reads it.
+        data: More about the data, copied into the report.
+        settings: Anything else, copied into the report.
 
     Raises:
         ValueError: The model has no long convolution or selective scan, or parameters that are not finite; there is no
@@ -185,8 +186,9 @@ def theory_report(
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences
-    has_convolutions = any(isinstance(part, LongConvolution) for part in model.modules())
-    responses = frequency_responses(model) if has_convolutions else []
+    operators = [operator for _, _, operator in sequence_operators(model)]
+    has_responses = any(operator.frequency_response is not None for operator in operators)
+    responses = frequency_responses(model) if has_responses else []
     base = getattr(unwrapped(model), "config", None)
     family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
     return TheoryReport(
@@ -214,9 +216,7 @@ def theory_report(
 def _check_finite(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(
-                f"{name} holds NaN or infinite values: its training diverged, and there is nothing to report."
-            )
+            raise ValueError(f"{name} holds NaN or infinite values: training diverged, and no report is possible.")
 
 
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
@@ -230,7 +230,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
-    """The power of what the convolutions or scans of a layer read, `(C, F)`."""
+    """The power of the inputs of the operators of a layer, `(C, F)`."""
     own = [record for record in records if record.layer == layer and record.direction == "forward"]
     return torch.cat([record.power for record in own if record.power is not None])
 

@@ -1,4 +1,4 @@
-"""The frequency responses of a model before and after training, small enough to be kept beside it.
+"""The frequency responses of a model before and after training, as quantiles in a small JSON file.
 
 Legend: `C` kernels of one convolution in one direction, `F` frequencies.
 """
@@ -17,9 +17,9 @@ from hf_ssm.analysis.frequency import FrequencyResponse
 __all__ = ["QUANTILES", "response_summary", "write_response_summary"]
 
 QUANTILES = (0.1, 0.5, 0.9)
-"""Which of the channels' magnitudes are kept, at each frequency."""
+"""Quantiles of the channels' magnitudes at each frequency."""
 
-# More digits would be noise: they lie between two channels.
+# More digits would be noise.
 _DIGITS = 5
 
 

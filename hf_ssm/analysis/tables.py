@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hf_ssm.analysis.movement import GROUPS
+from hf_ssm.modules.roles import QUANTITIES
 
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
@@ -17,18 +17,18 @@ __all__ = ["Table", "markdown", "plain_text", "tables_of"]
 
 _NOTHING = "–"
 _LINE = 100
-# Of the shares of power that a recommendation of α knows, the one in the table.
+# The share of power for which the table shows the recommendation of α.
 _SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A part of the report.
+    """One section of the report.
 
     Attributes:
         title: Its heading.
-        header: Names of the columns; empty where there is no table.
-        rows: Cells, numbers or texts; `None` where there is no value.
+        header: Names of the columns; empty for notes without a table.
+        rows: Cells, numbers or texts; `None` for a missing value.
         notes: Sentences below it.
     """
 
@@ -101,7 +101,7 @@ def _alpha(report: "TheoryReport") -> list[Table]:
 
 
 def _verdict(scale: float, limits: tuple[float, float]) -> str:
-    """Where α lies, against the limits for the largest and the smallest step size."""
+    """α compared with the limits for the largest and the smallest step size."""
     if scale <= limits[0]:
         return "below the limit without data for every step size"
     if scale > limits[1]:
@@ -121,14 +121,14 @@ def _bound(report: "TheoryReport") -> list[Table]:
         (f"for sequences of at most {found['longest']} positions", found["bound_at_length"]),
         ("log₁₀ of the capacity", found["log10_capacity"]),
         ("log₁₀ of its leading terms (28), (29)", found["log10_leading_terms"]),
-        ("log₁₀ of the sequences for which it would speak", found["log10_sequences_needed"]),
+        ("log₁₀ of the sequences needed for a bound below 1", found["log10_sequences_needed"]),
         ("stability margin s_A", norms.get("s_A")),
         ("contraction ρ_A", norms.get("rho_A")),
     )
     rows = [(name, value) for name, value in values if value is not None]
     notes = [f"Theorem {found['theorem']} of Honarpisheh et al. 2025, of a loss in [0, 1]."]
     if (found["bound"] or 0) > 1:
-        notes.append("A bound above 1 says nothing of such a loss.")
+        notes.append("A bound above 1 is vacuous for such a loss.")
     if failed:
         notes.append("It makes no claim for this model, as these assumptions fail:")
         notes += [f"- {entry['name']}: {entry['message']}" for entry in failed]
@@ -151,8 +151,8 @@ def _bound(report: "TheoryReport") -> list[Table]:
 def _movement(report: "TheoryReport") -> list[Table]:
     title = "Movement of the parameters in training"
     if not report.movement:
-        return [Table(title, notes=["Not known: there is no training_log.json that tells of it from the start."])]
-    rows = [(GROUPS[group], value) for group, value in report.movement.items()]
+        return [Table(title, notes=["Not known: no training_log.json records it from the start of training."])]
+    rows = [(QUANTITIES[group], value) for group, value in report.movement.items()]
     notes = ["‖θ_after − θ_before‖ / ‖θ_before‖ (Yu et al. 2025, Table 1); – where a group was zero before."]
     return [Table(title, ("parameters", "relative change"), rows, notes)]
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
-from hf_ssm.modules.filters import SinusoidFilter
 
 __all__ = ["Variation", "layer_variations"]
 
@@ -98,5 +97,4 @@ def _taps(response: FrequencyResponse) -> int:
     """How long the kernels are where their variation takes time in proportion to it; else 1."""
     if response.operator is None:
         return 1
-    filter = response.operator.filter
-    return (filter.window if isinstance(filter, SinusoidFilter) else filter.num_taps) or 1
+    return response.operator.support or 1

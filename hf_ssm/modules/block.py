@@ -19,6 +19,8 @@ __all__ = ["MLP", "Block"]
 class MLP(nn.Module):
     """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`."""
 
+    parameter_quantity = "mlp"
+
     def __init__(self, config):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
@@ -31,6 +33,9 @@ class MLP(nn.Module):
 
 class Block(GradientCheckpointingLayer):
     """Mixer and (where the configuration has an `mlp_size`) MLP, each with a norm and a residual sum."""
+
+    # Of all parameters of the mixer that its modules do not describe.
+    parameter_quantity = "projection"
 
     def __init__(self, config, layer_idx: int, mixer: Callable[..., nn.Module]):
         super().__init__()
@@ -57,13 +62,13 @@ class Block(GradientCheckpointingLayer):
             hidden_states: `(B, L, D)`.
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return the τ of the mixer.
-            state: Go on from this memory, and change it in place.
+            state: Continue from this state, which is changed in place.
 
         Returns:
-            `(B, L, D)`, or `(B, 1, D)` where the state says `last_only`, and τ or `None`.
+            `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
         """
         mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
-        if state is not None and state.last_only:
+        if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
         hidden_states = self._sum(hidden_states, mixed)
         if not self.norm_first:
@@ -75,15 +80,15 @@ class Block(GradientCheckpointingLayer):
         return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the mixer reads, `(B, L, D)`."""
+        """The input of the mixer, `(B, L, D)`."""
         return self._as_computed(self._normed(self.norm1, hidden_states, mask) if self.norm_first else hidden_states)
 
     def _as_computed(self, hidden_states: Tensor) -> Tensor:
-        """In the precision of the projections, which a float32 residual stream is not in."""
+        """The hidden states in the precision of the projections, which a float32 residual stream does not have."""
         if not self.residual_in_fp32:
             return hidden_states
         dtype = next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype
-        # The weights of a quantised projection are integers, and say nothing.
+        # The weights of a quantised projection are integers.
         return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
 
     def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,23 +1,24 @@
-"""A long convolution with its kernel generator, feed-through, Sobolev filter and complexity τ.
+"""A long convolution with its kernel generator, feed-through, Sobolev filter and complexity measure τ.
 
 Legend: `B` batch, `L` length, `C` channels of all groups, `G` groups, `D` = C / G channels of one group, `K`
 directions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
-from hf_ssm.modules.operator import SequenceOperator, loaded, theory_flags
+from hf_ssm.modules.filters import LongFilter
+from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
+from hf_ssm.ops.lti.recurrence import Recurrence
+from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.complexity import tau
 
@@ -28,7 +29,7 @@ class LongConvolution(SequenceOperator):
     """y = k ∗ u with the kernel of `filter`, a feed-through D at lag 0, and the Sobolev filter on the whole.
 
     With `sobolev_mode="causal"` the filter (1 + s)^β is part of the kernel (of each direction, in its own direction of
-    time). With `"zero_phase"` the filter (1 + |s|)^β is applied to the input, whose tokens alone are kept.
+    time). With `"zero_phase"` the filter (1 + |s|)^β is applied to the input, and the result is set to 0 at padding.
 
     Args:
         filter: The kernel generator, with C channels.
@@ -41,6 +42,7 @@ class LongConvolution(SequenceOperator):
     def __init__(self, filter: LongFilter, *, groups: int = 1, **flags: Any):
         super().__init__(filter.channels, **flags)
         self.filter = filter
+        self.directions = filter.directions
         self.groups = groups
 
     @classmethod
@@ -48,34 +50,47 @@ class LongConvolution(SequenceOperator):
         """The long convolution of layer `layer_idx` with the theory flags of a configuration."""
         return cls(filter, groups=groups, use_skip=use_skip, **theory_flags(config, layer_idx))
 
-    def scale_(self, factor: Tensor, channels: slice) -> None:
+    def fp32_parameters(self) -> list[str]:
+        return [*super().fp32_parameters(), "filter"]
+
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
         self.filter.scale_(factor, channels)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
-        return super()._apply(self._at_least_single(fn), recurse)
+    @property
+    def is_causal(self) -> bool:
+        return super().is_causal and self.filter.directions == 1
 
     @property
-    def _filters_widely(self) -> bool:
-        # Against (1 + 2/Δ)^β the rounding of float32 transforms would be seen at positions that ought to be untouched.
+    def has_recurrent_state(self) -> bool:
+        return self.filter.has_recurrence and not self.has_sobolev_filter
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
+        # The filter stays in float32 as well.
+        super(SequenceOperator, self)._apply(self._at_least_fp32(fn), recurse)
+        return self
+
+    @property
+    def _needs_float64(self) -> bool:
+        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
         return self.has_sobolev_filter and self.sobolev_frequency != "normalized"
 
     def _time_step(self, like: Tensor) -> Tensor | float:
-        # Normalised frequencies know no step size; without one, all channels share the taps.
+        # Normalised frequencies do not depend on the step size: all channels share the taps.
         return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step(like.dtype)
 
     def kernels(self, length: int) -> Tensor:
-        """What is convolved with the input: kernel, feed-through at lag 0, and the causal Sobolev filter.
+        """The whole kernel: that of the filter, the feed-through at lag 0, and the causal Sobolev filter.
 
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
-        with loaded(self, self.filter), no_autocast(next(self.parameters()).device):
-            dtype = torch.float64 if self._filters_widely else torch.float32
-            # Before the filter's own forward, after which its weights may be gone again.
+        with materialized(self, self.filter), no_autocast(next(self.parameters()).device):
+            dtype = torch.float64 if self._needs_float64 else torch.float32
+            # Before the filter's forward, after which accelerate may offload its weights.
             step = self._time_step(torch.empty(0, dtype=dtype))
             kernel = self.filter(length, dtype)
             if self.D is not None:
-                # In place: a kernel of a million taps should not be copied for the sake of one.
+                # In place, to avoid a copy of a long kernel.
                 kernel[0, :, 0] += self.D.to(kernel.dtype)
             order = self._order(kernel)
             if order is None or self.sobolev_mode != "causal":
@@ -87,9 +102,9 @@ class LongConvolution(SequenceOperator):
         """The `kernels` that `forward` needs.
 
         Args:
-            inputs: Any tensor `(B, L, ...)` of the length of its inputs.
-            output_tau: Whether τ will be asked for: the kernels then have the length of the longest input of all
-                processes whose rows enter it.
+            inputs: Any tensor `(B, L, ...)` with the length of the inputs.
+            output_tau: Whether τ is requested: the kernels then have the length of the longest input of all processes
+                whose rows enter it.
         """
         wants_tau = output_tau or self.rescaling is not None
         return self.kernels(self._longest(inputs) if wants_tau else inputs.shape[1])
@@ -113,8 +128,7 @@ class LongConvolution(SequenceOperator):
             output_tau: Also return τ.
 
         Returns:
-            The output, `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or
-            `None`.
+            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
         """
         channels = slice(group, None, self.groups)
         kernels = kernels[:, channels]
@@ -123,7 +137,7 @@ class LongConvolution(SequenceOperator):
         with no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._filter_both_ways(inputs, channels, mask)
+                inputs = self._zero_phase(inputs, channels, mask)
             if output_tau or self.rescaling is not None:
                 value = self._tau_of_kernels(kernels, inputs, mask).to(next(self.parameters()).dtype)
                 if self.rescaling is not None:
@@ -132,8 +146,69 @@ class LongConvolution(SequenceOperator):
             backward = kernels[1] if len(kernels) == 2 else None
             return long_conv(inputs, kernels[0], backward).to(dtype), value
 
+    def kernel_inputs(
+        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+    ) -> Iterator[KernelInput]:
+        with materialized(self, self.filter), no_autocast(inputs.device):
+            inputs = inputs.to(torch.promote_types(inputs.dtype, arguments["kernels"].dtype))
+            if self.sobolev_mode == "zero_phase":
+                inputs = self._zero_phase(inputs, slice(group, None, self.groups), mask)
+        yield KernelInput(inputs, mask, group=group)
+        if self.filter.directions == 2:
+            yield KernelInput(inputs, mask, "backward", group, from_first=True, first_lag=1)
+
+    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+        return self.kernels(length)[int(given.direction == "backward"), given.group :: self.groups]
+
+    def frequency_response(self, omega: Tensor, rows: Tensor) -> Tensor:
+        """Response of kernel, feed-through and Sobolev filter; see `LongFilter.response`.
+
+        Args:
+            omega: `(F,)` or `(R, F)`, radians per sample.
+            rows: `(R,)`, numbers of kernels.
+
+        Returns:
+            `(R, F)`, complex128; infinite where the Sobolev weight is.
+        """
+        response = self.filter.response(omega, rows)
+        channels = rows % self.filter.channels
+        if self.D is not None:
+            ahead = (rows < self.filter.channels).to(torch.float64)
+            response = response + (self.D[channels] * ahead).unsqueeze(-1)
+        if not self.has_sobolev_filter:
+            return response
+        order = self.initial_order if self.sobolev_order is None else self.sobolev_order[channels]
+        step: Tensor | float = 1.0
+        if self.sobolev_frequency != "normalized":
+            step = self.filter.time_step(torch.float64)
+            step = step[channels] if isinstance(step, Tensor) else step
+        causal = self.sobolev_mode == "causal"
+        weight = sobolev_response(omega, order, self.sobolev_frequency, step, causal=causal)
+        # Complex infinity times a number contains NaN.
+        infinite = torch.isinf(weight.real)
+        return torch.where(infinite, weight, response * torch.where(infinite, 0.0, weight))
+
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
+        return self.filter.time_step(dtype)
+
+    @property
+    def has_graded_response(self) -> bool:
+        return self.filter.has_graded_response
+
+    @property
+    def support(self) -> int | None:
+        return self.filter.support
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        found = self.filter.response_features(rows)
+        if found is None or not self.has_sobolev_filter or self.sobolev_frequency == "normalized":
+            return found
+        # (1 + |s|)^β has a knee at |s| = 1.
+        steps = torch.as_tensor(self.filter.time_step(torch.float64))[rows % self.filter.channels].unsqueeze(-1)
+        return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
+
     def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        """Mean over channels and directions of τ at the last (for the other direction: the first) token."""
+        """Mean over channels and directions of τ at the last token (backward: at the first)."""
         if self.tau_statistics != "batch":
             return self._tau(kernels, inputs, mask)
         if len(kernels) == 1:
@@ -142,58 +217,48 @@ class LongConvolution(SequenceOperator):
         ahead = tau(kernels[1, :, :-1], mean[1:], variance[1:])
         return torch.stack([tau(kernels[0], *self._moments(kernels, inputs, mask)), ahead]).mean()
 
-    def extend(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
-        """Go on with the causal convolution of the sequences that `state` remembers.
+    def forward_with_state(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
+        """Continue the causal convolution of the sequences that `state` remembers.
 
-        A state space filter without Sobolev filter goes by its recurrence, unless the state has a stream for it; every
-        other kernel by the streaming convolution.
+        Filters with a recurrence and without Sobolev filter use it, unless the state holds a stream; every other kernel
+        uses the streaming convolution.
 
         Args:
             inputs: `(B, L, D)`, the next inputs of one group of channels, zero at padding.
-            state: The memory of the layer, changed in place.
+            state: The state of the layer, changed in place.
             group: Which group of channels the inputs are.
 
         Returns:
-            `(B, L, D)`; where the state says `last_only`, of the last group `(B, 1, D)`.
+            `(B, L, D)`; for the last group of a state with `last_position_only`, `(B, 1, D)`.
         """
-        output = self._extend(inputs, state, group)
-        return output[:, -1:] if state.last_only and group == self.groups - 1 else output
+        output = self._continue(inputs, state, group)
+        return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
 
-    def _extend(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
+    def _continue(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
         name = f"long_conv_{group}"
-        with loaded(self, self.filter), no_autocast(inputs.device):
-            if not isinstance(self.filter, StateSpaceFilter) or self.has_sobolev_filter or name in state.streams:
+        with materialized(self, self.filter), no_autocast(inputs.device):
+            if not self.has_recurrent_state or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self.filter.num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
-            # With gradients, a recurrence that is kept would be part of the graph of a call that is over.
-            recurrence = None if torch.is_grad_enabled() else state.constants.get(name)
+            # With gradients, a stored recurrence would belong to the graph of an earlier call.
+            recurrence: Recurrence | None = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
-                recurrence = self._recurrence(self.filter, slice(group, None, self.groups))
+                recurrence = self.filter.recurrence(slice(group, None, self.groups), self.D)
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
-            memory = state.get(name)
-            if memory is None and inputs.shape[1] > 1:
-                # A prompt by the convolution, so that a cache changes no digit of what is said of it.
+            before = state.get(name)
+            if before is None and inputs.shape[1] > 1:
+                # A prompt is read by the convolution, so that logits do not depend on whether there is a cache.
                 state.tensors[name] = recurrence.advance(inputs)
                 return long_conv(inputs, self._taps(group, inputs.shape[1]))
             if inputs.shape[1] > 1:
-                output, state.tensors[name] = recurrence.scan(inputs, memory)
+                output, state.tensors[name] = recurrence.scan(inputs, before)
                 return output
-            memory = recurrence.initial_state(len(inputs)) if memory is None else memory
-            single, state.tensors[name] = recurrence.step(inputs[:, 0], memory)
+            before = recurrence.initial_state(len(inputs)) if before is None else before
+            single, state.tensors[name] = recurrence.step(inputs[:, 0], before)
             return single.unsqueeze(1)
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self.kernels(length)[0, group :: self.groups]
-
-    def _recurrence(self, filter: StateSpaceFilter, channels: slice) -> Recurrence:
-        model = filter.state_space()
-        model["c"] = model["c"][0]
-        model = {name: matrix[channels] for name, matrix in model.items()}
-        step, skip = filter.time_step()[channels], None if self.D is None else self.D[channels]
-        if filter.low_rank:
-            parts = model["a"], model["p"], model["b"], model["c"]
-            return dplr_recurrence(*parts, step, filter.discretization, skip)
-        return diagonal_recurrence(model["a"], model["b"], model["c"], step, filter.discretization, skip)

@@ -11,6 +11,8 @@ __all__ = ["LayerNorm", "MaskedBatchNorm", "NoNorm", "RMSNorm", "build_norm"]
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps."""
 
+    parameter_quantity = "norm"
+
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None or not self.training:
             return super().forward(hidden_states.flatten(0, 1)).view_as(hidden_states)
@@ -22,6 +24,8 @@ class MaskedBatchNorm(nn.BatchNorm1d):
 class LayerNorm(nn.LayerNorm):
     """Layer norm that takes (and does not need) the mask."""
 
+    parameter_quantity = "norm"
+
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(hidden_states)
 
@@ -29,12 +33,14 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """RMS norm that takes (and does not need) the mask."""
 
+    parameter_quantity = "norm"
+
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(hidden_states)
 
 
 class NoNorm(nn.Module):
-    """Takes the place of a norm."""
+    """Identity with the interface of a norm."""
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         return hidden_states

@@ -1,35 +1,34 @@
-"""What every operator that mixes positions has: a feed-through, the Sobolev filter, τ and the rescaling by it.
+"""The protocol of operators that mix positions, and what they share: feed-through, Sobolev filter, τ, rescaling.
 
-Legend: `B` batch, `L` length, `D` channels.
+Legend: `B` batch, `L` length, `D` channels, `F` frequencies.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.utils.processes import Processes, all_processes
 
-__all__ = ["SequenceOperator", "loaded", "precise_memory", "precise_parameter", "theory_flags"]
+__all__ = ["KernelInput", "SequenceOperator", "fp32_empty", "fp32_parameter", "materialized", "theory_flags"]
 
-# The zero-phase filter is sampled on this many frequencies whatever the length of the input, so that its taps depend
-# on the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and quick to transform.
+# The zero-phase filter is sampled on a grid that does not depend on the length of the input, so that its taps depend on
+# the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and fast to transform.
 ZERO_PHASE_GRID = 3**3 * 5**4
 
 
 @contextmanager
-def loaded(*modules: nn.Module) -> Iterator[None]:
-    """Have the weights of modules at hand that are read outside their `forward`.
-
-    Where accelerate keeps weights elsewhere, its hooks bring them for the time of a `forward`.
-    """
+def materialized(*modules: nn.Module) -> Iterator[None]:
+    """Materialise accelerate-offloaded weights that are read outside `forward`."""
     hooked: list[tuple[nn.Module, Any]] = [
         (module, module._hf_hook) for module in modules if hasattr(module, "_hf_hook")
     ]
@@ -43,7 +42,7 @@ def loaded(*modules: nn.Module) -> Iterator[None]:
 
 
 def theory_flags(config, layer_idx: int) -> dict[str, Any]:
-    """The flags of a configuration that `SequenceOperator` takes, for the layer `layer_idx`."""
+    """The arguments of `SequenceOperator` that a configuration holds, for the layer `layer_idx`."""
     return {
         "sobolev_order": config.sobolev_orders[layer_idx],
         "sobolev_mode": config.sobolev_mode,
@@ -54,22 +53,62 @@ def theory_flags(config, layer_idx: int) -> dict[str, Any]:
     }
 
 
-def precise_memory(*shape: int) -> Tensor:
-    """Uninitialised memory, never in half precision, where steps and frequencies lose their meaning."""
+def fp32_empty(*shape: int) -> Tensor:
+    """Uninitialised memory in float32 or better: step sizes and frequencies lose their meaning in half precision."""
     return torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
-def precise_parameter(*shape: int) -> nn.Parameter:
-    """A parameter in `precise_memory`."""
-    return nn.Parameter(precise_memory(*shape))
+def fp32_parameter(*shape: int) -> nn.Parameter:
+    """An uninitialised parameter in float32 or better."""
+    return nn.Parameter(fp32_empty(*shape))
+
+
+@dataclass(frozen=True)
+class KernelInput:
+    """What one kernel of an operator convolves in a forward pass: the data that its τ is computed from.
+
+    Attributes:
+        inputs: `(B, L, D)`, after a zero-phase Sobolev filter.
+        mask: `(B, L)` or `None`, true at tokens.
+        direction: `"forward"`, or `"backward"` for a kernel that runs from the end of the sequence.
+        group: Which of the convolutions that share a kernel generator (Hyena of order > 2).
+        statistics: Sequences `(B, L, ...)`, real, by name, whose means over the data the kernel depends on: empty for
+            a linear time-invariant operator; Δ, B and C for a selective scan.
+        from_first: Whether lags are distances to the first token instead of the last one.
+        first_lag: Lag of the first tap: 1 for the kernel that looks ahead, which begins at the next token.
+    """
+
+    inputs: Tensor
+    mask: Tensor | None
+    direction: str = "forward"
+    group: int = 0
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    from_first: bool = False
+    first_lag: int = 0
 
 
 class SequenceOperator(nn.Module):
-    """Base of the long convolution and the selective scan.
+    """Base of all operators that mix positions: long convolution, selective scan, and those of further families.
 
-    In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch to τ, in
-    training mode and while rescaling; all processes then have to ask for τ together, as they do in data parallel
-    training. In evaluation mode the rows of a process are a batch, and one alone may ask.
+    An operator describes itself to the rest of the package. What it has to provide:
+
+    - `forward(inputs, ..., mask, *, output_tau, state)`: the output `(B, L, D)` and τ (or `None`). With a `state`
+      (`LayerState`) it continues the sequences which that state remembers and updates it.
+    - `initial_parameters()` and `parameter_roles()`: initial values and roles of its own parameters.
+    - `scale_output_(factor, channels)`: multiplies the parameters in which its kernel is linear (rescaling).
+    - `kernel_inputs(**arguments of forward)` and `mean_kernel(...)`: what τ is computed from.
+    - `has_recurrent_state`: whether incremental execution needs a state of fixed size only.
+
+    Optional, where the operator has such a thing:
+
+    - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default);
+    - `frequency_response(omega, rows)`: of each kernel (`None` by default), where row k C + c is channel c of direction
+      k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately;
+    - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025.
+
+    In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch for τ, in
+    training mode and while rescaling; all processes have to compute τ together, as they do in data parallel training.
+    In evaluation mode the rows of each process are a batch of their own.
 
     Args:
         channels: D.
@@ -79,6 +118,16 @@ class SequenceOperator(nn.Module):
 
     Source: Yu et al. 2025, eqs. (3) and (8); Liu & Li 2024, Algorithms 1 and 2.
     """
+
+    is_time_invariant: ClassVar[bool] = True
+    """Whether the same kernel acts at all positions."""
+    directions: int = 1
+    """1, or 2 if one operator has a kernel for each direction of time."""
+    groups: int = 1
+    """Convolutions that share one kernel generator; group g owns the channels g, g + groups, ..."""
+    attention_matrix: Any = None
+    frequency_response: Any = None
+    bound_norms: Any = None
 
     def __init__(
         self,
@@ -93,18 +142,21 @@ class SequenceOperator(nn.Module):
         tau_detach_statistics: bool = True,
     ):
         super().__init__()
+        self.channels = channels
         self.initial_order = sobolev_order
         self.sobolev_mode = sobolev_mode
         self.sobolev_frequency = sobolev_frequency
         self.tau_statistics = tau_statistics
         self.tau_detach_statistics = tau_detach_statistics
-        self.D = precise_parameter(channels) if use_skip else None
-        self.sobolev_order = precise_parameter(channels) if sobolev_trainable else None
+        self.D = fp32_parameter(channels) if use_skip else None
+        self.sobolev_order = fp32_parameter(channels) if sobolev_trainable else None
         # While a list, the forward pass rescales the parameters before it uses them and appends the τ it found.
         self.rescaling: list[Tensor] | None = None
 
+    # Protocol
+
     def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of its own parameters by name."""
+        """Initial values of its own parameters by name (some are random draws)."""
         values = {}
         if self.D is not None:
             values["D"] = torch.randn(self.D.shape)
@@ -112,21 +164,84 @@ class SequenceOperator(nn.Module):
             values["sobolev_order"] = torch.full(self.sobolev_order.shape, self.initial_order)
         return values
 
-    def scale_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply, in place, the output parameters other than D."""
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        """Roles of its own parameters by name."""
+        own = {"D": self.D, "sobolev_order": self.sobolev_order}
+        return {name: ParameterRole(name) for name, parameter in own.items() if parameter is not None}
+
+    def fp32_parameters(self) -> list[str]:
+        """Names of the parameters and submodules that stay in float32 in a half-precision model."""
+        return [name for name, parameter in self.named_parameters(recurse=False) if parameter is not None]
+
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
+        """Multiply, in place, the parameters other than D in which the kernel of these channels is linear."""
         raise NotImplementedError
 
-    @staticmethod
-    def _at_least_single(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """`model.bfloat16()` and the like: steps, frequencies and kernels lose their meaning in half precision."""
+    def kernel_inputs(
+        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+    ) -> Iterator[KernelInput]:
+        """What each kernel convolves in a call of `forward` with these arguments."""
+        raise NotImplementedError
 
-        def moved_at_least_single(tensor: Tensor) -> Tensor:
+    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+        """The kernel seen from the last token, `(D, length)`, with feed-through and causal Sobolev filter.
+
+        Args:
+            given: Says which kernel (direction, group).
+            length: Number of lags.
+            means: Mean of each of `given.statistics` by distance to the last token, `(length, ...)`.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """Whether incremental execution keeps a state of fixed size (otherwise it keeps past inputs)."""
+        return False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the output at a position depends on this and earlier positions only."""
+        return not (self.has_sobolev_filter and self.sobolev_mode == "zero_phase")
+
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
+        """Δ of each channel, `(D,)`, or 1.0 where the operator has no step size."""
+        return 1.0
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Centres in [0, π] and widths of the bends of the response, both `(R, n)`; `None` where not known."""
+        return None
+
+    @property
+    def has_graded_response(self) -> bool:
+        """Whether bends of the response are known and its values at single frequencies are cheap."""
+        return False
+
+    @property
+    def support(self) -> int | None:
+        """Number of taps that are not zero; `None` for an infinite kernel."""
+        return None
+
+    # What operators share
+
+    @staticmethod
+    def _at_least_fp32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """`fn` of `nn.Module._apply` (as in `model.bfloat16()`), with results in float32 instead of half precision."""
+
+        def moved_at_least_fp32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             if tensor.is_floating_point() and moved.dtype in (torch.float16, torch.bfloat16):
                 return tensor.to(device=moved.device, dtype=torch.promote_types(tensor.dtype, torch.float32))
             return moved
 
-        return moved_at_least_single
+        return moved_at_least_fp32
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SequenceOperator":
+        # Own parameters stay in float32; projections below may be in half precision.
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        super()._apply(self._at_least_fp32(fn), recurse=False)
+        return self
 
     @property
     def has_sobolev_filter(self) -> bool:
@@ -140,10 +255,10 @@ class SequenceOperator(nn.Module):
         return like.new_tensor(self.initial_order) if self.initial_order != 0 else None
 
     def _time_step(self, like: Tensor) -> Tensor | float:
-        """The step size by which the filter measures frequencies."""
+        """The step size by which the Sobolev filter measures frequencies."""
         return 1.0
 
-    def _filter_both_ways(self, inputs: Tensor, channels: slice | list[int], mask: Tensor | None) -> Tensor:
+    def _zero_phase(self, inputs: Tensor, channels: slice | list[int], mask: Tensor | None) -> Tensor:
         """The zero-phase filter (1 + |s|)^β of the tokens, `(B, L, D)`."""
         order = self._order(inputs)
         if order is None:
@@ -157,11 +272,11 @@ class SequenceOperator(nn.Module):
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 
     def _processes(self) -> Processes | None:
-        """Whose rows are one batch with ours; `None` where there are no others."""
+        """The processes whose rows are one batch; `None` for a single process."""
         return all_processes() if self.training or self.rescaling is not None else None
 
     def _longest(self, inputs: Tensor) -> int:
-        """Length of the inputs, of those of all `_processes` the largest."""
+        """Length of the longest inputs over all `_processes`."""
         processes = self._processes()
         return inputs.shape[1] if processes is None else processes.largest(inputs.shape[1], inputs.device)
 
@@ -174,7 +289,7 @@ class SequenceOperator(nn.Module):
     def _moments(
         self, kernel: Tensor, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the inputs, `(L, D)`, by distance, for the kernel `(..., D, L)`."""
+        """Mean and variance of the inputs by lag, `(L, D)`, for the kernel `(..., D, L)`."""
         inputs = inputs.detach() if self.tau_detach_statistics else inputs
         length, processes = kernel.shape[-1], self._processes()
         return lag_moments(inputs, mask, from_first=from_first, length=length, processes=processes)
@@ -188,7 +303,7 @@ class SequenceOperator(nn.Module):
                 "constant zero (τ = 0), or for NaN or huge values in the batch or the weights."
             )
         factor = value.rsqrt()
-        self.scale_(factor, channels)
+        self.scale_output_(factor, channels)
         if self.D is not None:
             self.D.data[channels] *= factor
         return factor

@@ -22,7 +22,7 @@ def pool(hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
             return hidden_states.mean(dim=1)
         return hidden_states[:, -1 if how == "last" else 0]
     if how == "mean":
-        # Half precision could not hold the sum, nor the count, of a long sequence.
+        # Half precision overflows for the sum and the count of a long sequence.
         precise = torch.promote_types(hidden_states.dtype, torch.float32)
         total = torch.where(mask.unsqueeze(-1), hidden_states, 0).sum(dim=1, dtype=precise)
         return (total / mask.sum(dim=1, keepdim=True)).to(hidden_states.dtype)

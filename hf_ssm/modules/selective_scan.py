@@ -6,28 +6,31 @@ pairs), `R` rank of the step projection.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.operator import SequenceOperator, precise_parameter, theory_flags
+from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.selective_scan import hub_selective_scan, selective_scan, selective_scan_step
+from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
+from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 
 __all__ = ["SelectiveScan"]
 
 
-# On a GPU, a kernel of the Hub or of an installed package takes the place of our function.
+# On a GPU, a kernel of the Hub or of an installed package replaces the function.
 @use_kernelized_func([hub_selective_scan])
 class SelectiveScan(SequenceOperator):
     """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
@@ -35,20 +38,23 @@ class SelectiveScan(SequenceOperator):
     Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
     for all, or 1 with `fixed_step`. `x_proj` stacks W_r (or qᵀ), W_B and W_C.
 
-    The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), and not to what Δ, B and C read.
+    The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), but not to the input of Δ, B and C.
 
     Args:
         config: A `SelectiveSSMConfig`.
         layer_idx: Which layer it is part of.
+        direction: `"forward"`, or `"backward"` where the mixer reverses the inputs.
 
     Source: Gu & Dao 2023 (Mamba), Algorithm 2; Honarpisheh et al. 2025, eqs. (8), (13), (14).
     """
 
-    def __init__(self, config, layer_idx: int):
+    is_time_invariant: ClassVar[bool] = False
+
+    def __init__(self, config, layer_idx: int, direction: str = "forward"):
         plain = config.block == "plain"
         channels = config.hidden_size if plain else config.intermediate_size
         super().__init__(channels, use_skip=config.use_skip, **theory_flags(config, layer_idx))
-        self.channels = channels
+        self.direction = direction
         self.state_size = config.state_size
         self.complex_state = config.complex_state
         self.init = config.init
@@ -58,14 +64,14 @@ class SelectiveScan(SequenceOperator):
         self.rank = 0 if config.fixed_step else 1 if plain else config.time_step_rank
         self.x_proj = nn.Linear(channels, self.rank + 2 * config.state_size, bias=False)
         self.dt_proj = None if plain else nn.Linear(self.rank, channels, bias=False)
-        self.dt_bias = None if config.fixed_step else precise_parameter(1 if plain else channels)
+        self.dt_bias = None if config.fixed_step else fp32_parameter(1 if plain else channels)
         self.state_shape = channels, config.state_size // 2 if config.complex_state else config.state_size
         self.is_raw = config.state_matrix == "raw"
-        self.register_parameter("A" if self.is_raw else "A_log", precise_parameter(*self.state_shape))
-        self.A_imag = precise_parameter(*self.state_shape) if config.complex_state else None
+        self.register_parameter("A" if self.is_raw else "A_log", fp32_parameter(*self.state_shape))
+        self.A_imag = fp32_parameter(*self.state_shape) if config.complex_state else None
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of its own parameters and of the step projection, by name."""
+        """Initial values of its own parameters and of the step projection, by name."""
         values = super().initial_parameters()
         if self.D is not None:
             values["D"] = torch.ones_like(self.D)
@@ -89,17 +95,34 @@ class SelectiveScan(SequenceOperator):
             values["dt_proj.weight"] = weight if law == "constant" else weight.uniform_(-bound, bound)
         return values
 
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        rank, size = self.rank, self.state_size
+        parts = (("step_projection", rank), ("B", size), ("C", size)) if rank else (("B", size), ("C", size))
+        roles = super().parameter_roles() | {"x_proj.weight": ParameterRole("projection", parts=parts)}
+        if self.is_raw:
+            roles["A"] = ParameterRole("A_real", is_dynamics=True)
+        else:
+            roles["A_log"] = ParameterRole("A_real", "log_negative", is_dynamics=True)
+        if self.A_imag is not None:
+            roles["A_imag"] = ParameterRole("A_imag", is_dynamics=True)
+        if self.dt_bias is not None:
+            roles["dt_bias"] = ParameterRole("step_size", "inverse_softplus", is_dynamics=True)
+        if self.dt_proj is not None:
+            roles["dt_proj.weight"] = ParameterRole("step_projection")
+        return roles
+
+    @property
+    def is_causal(self) -> bool:
+        return super().is_causal and self.direction == "forward"
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
     @torch.no_grad()
-    def scale_(self, factor: Tensor, channels: slice) -> None:
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
         """Multiply W_C, in place; all channels share it."""
         self.x_proj.weight[-self.state_size :] *= factor
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SelectiveScan":
-        # The projections may be in half precision; Δ's bias, A and D may not.
-        if recurse:
-            for child in self.children():
-                child._apply(fn)
-        return super()._apply(self._at_least_single(fn), recurse=False)
 
     def state_matrix(self) -> Tensor:
         """A, `(D, S)`, complex with complex states."""
@@ -141,10 +164,10 @@ class SelectiveScan(SequenceOperator):
             gate: `(B, L, D)`; the output is multiplied by its SiLU.
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return τ of the scan and the skip.
-            state: Go on from this memory, and change it in place.
+            state: Continue from this state, which is changed in place.
 
         Returns:
-            The output `(B, L, D)`, whose values at padding mean nothing, and τ (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
         """
         step, B, C = self.selection(inputs)
         with no_autocast(inputs.device):
@@ -153,31 +176,35 @@ class SelectiveScan(SequenceOperator):
             value = None
             if output_tau or self.rescaling is not None:
                 self._warn_if_unstable(A)
-                kernel = self._kernel_at_the_last_token(self.time_steps(step), A, B, C, mask)
-                value = self._tau(kernel, scanned, mask).to(A.real.dtype)
+                length, processes = self._longest(step), self._processes()
+                sequences = self._kernel_statistics(step, B, C)
+                means = {
+                    name: lag_means(part, mask, length=length, processes=processes) for name, part in sequences.items()
+                }
+                value = self._tau(self._kernel_of_means(means, A, self.D), scanned, mask).to(A.real.dtype)
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     C = C * self._rescale_(value.detach())
             rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
                 return selective_scan(scanned, step, A, B, C, *rest), value
-            memory = state.get("scan")
-            if inputs.shape[1] == 1 and memory is not None:
-                output, state.tensors["scan"] = self._step(scanned, step, A, B, C, memory, gate)
+            before = state.get("scan")
+            if inputs.shape[1] == 1 and before is not None:
+                output, state.tensors["scan"] = self._step(scanned, step, A, B, C, before, gate)
             else:
-                output, state.tensors["scan"] = selective_scan(scanned, step, A, B, C, *rest, memory, True)
+                output, state.tensors["scan"] = selective_scan(scanned, step, A, B, C, *rest, before, True)
             return output, value
 
     def _step(
-        self, u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, memory: Tensor, gate: Tensor | None
+        self, u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The scan of a single position, `(B, 1, D)`."""
         gate = None if gate is None else gate[:, 0]
-        output, memory = selective_scan_step(
-            *(u[:, 0], step[:, 0], A, B[:, 0], C[:, 0], memory),
+        output, state = selective_scan_step(
+            *(u[:, 0], step[:, 0], A, B[:, 0], C[:, 0], state),
             *(self.D, gate, self.dt_bias, self.dt_bias is not None),
         )
-        return output.unsqueeze(1), memory
+        return output.unsqueeze(1), state
 
     def filter_input(
         self,
@@ -186,12 +213,12 @@ class SelectiveScan(SequenceOperator):
         state: LayerState | None = None,
         channels: slice | list[int] = slice(None),
     ) -> Tensor:
-        """What the scan sees: the input of these channels after the Sobolev filter, `(B, L, D)`."""
+        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
         precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         if not self.has_sobolev_filter:
             return inputs
         if self.sobolev_mode == "zero_phase":
-            return self._filter_both_ways(precise, channels, mask).to(inputs.dtype)
+            return self._zero_phase(precise, channels, mask).to(inputs.dtype)
         taps = partial(self._taps, precise, channels)
         if state is None:
             filtered = long_conv(precise, taps(inputs.shape[1]))
@@ -207,22 +234,90 @@ class SelectiveScan(SequenceOperator):
         return taps.to(like).expand(like.shape[-1], -1)
 
     def _warn_if_unstable(self, A: Tensor) -> None:
-        largest = A.real.max().item() if self.is_raw else -1.0
+        # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.
+        largest = A.real.max().item() if self.is_raw and A.device.type == "cpu" else -1.0
         if largest > 0:
             warnings.warn(
                 f"The state matrix has a positive entry ({largest:.3g}): the scan is unstable, so τ grows without "
-                "bound with the length of the input. Take `state_matrix='neg_exp'`, or leave τ alone.",
+                "bound with the length of the input. Use `state_matrix='neg_exp'`, or do not use τ.",
                 stacklevel=2,
             )
 
-    def _kernel_at_the_last_token(self, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, mask: Tensor | None) -> Tensor:
-        """ρ of the batch's mean Δ, B and C, `(D, L)` (our extension, papers' section 5)."""
-        length = self._longest(delta)
-        means = [self._means(part, mask, length) for part in (delta, B, C)]
-        return selective_kernel(means[0], A, means[1], means[2][0], self.D)
+    def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
+        """Δ, B and C as real sequences, `(B, L, ...)`, from what `selection` returns."""
+        parts = {"delta": self.time_steps(step), "B": B, "C": C}
+        return {name: torch.view_as_real(p).flatten(-2) if p.is_complex() else p for name, p in parts.items()}
 
-    def _means(self, part: Tensor, mask: Tensor | None, length: int) -> Tensor:
-        """Means over the batch by distance to the last token, `(length, ...)`, of a real or complex part."""
-        parts = torch.view_as_real(part).flatten(-2) if part.is_complex() else part
-        means = lag_means(parts, mask, length=length, processes=self._processes())
-        return torch.view_as_complex(means.unflatten(-1, (-1, 2))) if part.is_complex() else means
+    def _kernel_of_means(self, means: Mapping[str, Tensor], A: Tensor, D: Tensor | None) -> Tensor:
+        """ρ of the mean Δ, B and C seen from the last token, `(D, L)` (our extension of Liu & Li's kernel)."""
+        B, C = means["B"], means["C"]
+        if A.is_complex():
+            B, C = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (B, C))
+        return selective_kernel(means["delta"], A, B, C[0], D)
+
+    def kernel_inputs(
+        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+    ) -> Iterator[KernelInput]:
+        with materialized(self):
+            step, B, C = self.selection(inputs)
+            with no_autocast(inputs.device):
+                statistics = self._kernel_statistics(step, B, C)
+                yield KernelInput(self.filter_input(inputs, mask), mask, self.direction, statistics=statistics)
+
+    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+        with materialized(self):
+            A = self.state_matrix()
+            A = A.to(torch.complex128 if A.is_complex() else torch.float64)
+            return self._kernel_of_means(means, A, None if self.D is None else self.D.double())
+
+    def attention_matrix(
+        self, inputs: Tensor, mask: Tensor | None = None, channels: Sequence[int] | None = None
+    ) -> Tensor:
+        """The lower triangular matrix M such that the output before the gate is M u, channel by channel.
+
+        Args:
+            inputs: `(B, L, D)`, as in `forward`.
+            mask: `(B, L)` or `None`, true at tokens; rows and columns of padding are 0.
+            channels: Which E channels; `None`: all D.
+
+        Returns:
+            `(B, E, L, L)`, row t for the output, column j for the input, with the feed-through on the diagonal, times
+            the Sobolev filter where there is one.
+
+        Source: Honarpisheh et al. 2025, eq. (20).
+        """
+        chosen = list(range(self.channels)) if channels is None else list(channels)
+        with materialized(self):
+            step, B, C = self.selection(inputs)
+            delta = self.time_steps(step)
+            delta = delta if delta.shape[-1] == 1 else delta[..., chosen]
+            skip = None if self.D is None else self.D[chosen]
+            matrix = scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
+            if self.has_sobolev_filter:
+                # Column j of the filter is its response to an impulse at j.
+                impulses = torch.eye(inputs.shape[1], device=inputs.device, dtype=matrix.dtype).unsqueeze(-1)
+                responses = self.filter_input(impulses.expand(-1, -1, len(chosen)), channels=chosen).permute(2, 1, 0)
+                matrix = matrix @ (responses if mask is None else _without_padding(responses, mask))
+        return matrix if mask is None else _without_padding(matrix, mask)
+
+    def bound_norms(
+        self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None
+    ) -> SelectiveNorms:
+        """The norms that the bound of Honarpisheh et al. 2025 is computed from; see `theory.selective_norms`.
+
+        Args:
+            score_weight: w of the linear map to one score, `(D,)`; `None`: one coordinate of the output.
+            input_bound: 𝔅_u.
+            embedding: A learnt embedding `(V, D)` that the scan reads.
+        """
+        with materialized(self, self.x_proj, *([] if self.dt_proj is None else [self.dt_proj])):
+            step, W_B, W_C = self.x_proj.weight.split([self.rank, self.state_size, self.state_size])
+            q = None if self.rank == 0 else step
+            if self.rank and self.dt_proj is not None:
+                q = self.dt_proj.weight.double() @ step.double()
+            return selective_norms(self.state_matrix(), W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)
+
+
+def _without_padding(matrix: Tensor, mask: Tensor) -> Tensor:
+    """The matrix with rows and columns of padding set to 0, `(B, E, L, L)`."""
+    return matrix * mask[:, None, :, None] * mask[:, None, None, :]

@@ -17,7 +17,9 @@ def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ShortConvolution(nn.Conv1d):
-    """Depth-wise convolution of the tokens of `(B, L, D)`, from a memory on where there is one; zero at padding."""
+    """Depth-wise convolution of the tokens of `(B, L, D)`, zero at padding; with a state, of the next tokens."""
+
+    parameter_quantity = "short_convolution"
 
     def __init__(self, channels: int, taps: int, *, bias: bool = True, bidirectional: bool = False):
         super().__init__(channels, channels, taps, groups=channels, bias=bias)

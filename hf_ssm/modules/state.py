@@ -1,4 +1,4 @@
-"""What a layer remembers of the tokens it has read, so that it can go on without reading them again.
+"""What a layer remembers of the tokens it has read, for incremental execution.
 
 Legend: `B` batch.
 """
@@ -16,17 +16,17 @@ __all__ = ["LayerState"]
 
 
 class LayerState:
-    """The memory of one layer; its mixer fills it.
+    """The state of one layer; its mixer fills it.
 
     Attributes:
         tensors: Recurrent states by name, each with the batch as first dimension.
         streams: Running long convolutions by name.
-        constants: What depends on the weights alone and is costly to make; never with gradients.
-        last_only: Whether of each piece that is read the output at its last position alone is wanted: the layer then
-            gives that one. Unlike the memory itself, this is neither copied nor taken along with rows.
+        constants: Costly values that depend on the weights only; never with gradients.
+        last_position_only: Whether the layer returns the output of the last position of each piece only. It is neither
+            copied nor passed on by `rows`.
     """
 
-    last_only = False
+    last_position_only = False
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -34,15 +34,15 @@ class LayerState:
         self.constants: dict[str, Any] = {}
 
     def get(self, name: str) -> Tensor | None:
-        """A recurrent state, `None` at the start."""
+        """A recurrent state, `None` before the first token."""
         value = self.tensors.get(name)
         if value is not None and value.is_inference() and not torch.is_inference_mode_enabled():
-            # What was made in inference mode cannot enter a graph.
+            # Tensors made in inference mode cannot enter a graph.
             return value.clone()
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LayerState":
-        """A memory that goes on by itself; gradients do not flow back through it."""
+        """An independent copy, without gradients."""
         copied = type(self)()
         copied.tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
         copied.streams = copy.deepcopy(self.streams, memo)
@@ -50,26 +50,26 @@ class LayerState:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the constants, which are made again when they are needed."""
+        """Without the constants, which are computed again when they are needed."""
         return {**self.__dict__, "constants": {}}
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self.tensors.clear()
         self.streams.clear()
         self.constants.clear()
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order; a row may come more than once."""
+        """Keep these rows of the batch, in this order; a row may appear more than once."""
         self.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
         for stream in self.streams.values():
             stream.select(rows)
 
     def rows(self, rows: Tensor) -> "LayerState":
-        """A memory of these rows alone, which goes on by itself."""
+        """An independent state of these rows, which keeps the graph of gradients."""
         part = type(self)()
         part.tensors = {name: value.index_select(0, rows.to(value.device)) for name, value in self.tensors.items()}
-        # Unlike a copy, a join of one keeps the graph of the gradients.
+        # Unlike a copy, joining a single stream keeps the graph of gradients.
         part.streams = {name: type(stream).join([stream]) for name, stream in self.streams.items()}
         for stream in part.streams.values():
             stream.select(rows)
@@ -77,7 +77,7 @@ class LayerState:
         return part
 
     def assemble(self, parts: Sequence["LayerState"]) -> None:
-        """Become the parts, one below the other."""
+        """Become the concatenation of states along the batch."""
         self.tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
         self.streams = {
             name: type(stream).join([part.streams[name] for part in parts]) for name, stream in parts[0].streams.items()

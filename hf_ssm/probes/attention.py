@@ -1,19 +1,15 @@
 """A selective scan as linear attention.
 
-Legend: `B` batch, `L` length, `D` channels of the scan, `E` of them that were asked for.
+Legend: `B` batch, `L` length, `D` channels of the scan, `E` selected channels.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_ssm.models.base.inputs import check_mask
-from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import loaded
-from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.selective_scan import scan_matrix
 
 __all__ = ["attention_matrix"]
 
@@ -27,10 +23,10 @@ def attention_matrix(
     reverse: bool = False,
     max_elements: int = 2**28,
 ) -> Tensor:
-    """The matrix M with which a selective layer attends: channel by channel, the scan's output is M u.
+    """The attention matrix M of each channel of a selective layer: the output of the scan is M u.
 
-    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter where
-    there is one; u is what the scan reads, after projection, short convolution and activation, and M u is its output
+    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter if
+    there is one. u is the input of the scan, after projection, short convolution and activation; M u is its output
     before the gate.
 
     Args:
@@ -38,27 +34,28 @@ def attention_matrix(
         inputs: `(B, L, hidden_size)`, the hidden states that enter the block: `hidden_states[0]` of a call with
             `output_hidden_states=True` for the first one.
         attention_mask: `(B, L)`, 1 at tokens; rows and columns of padding are 0.
-        channels: Which channels of the scan; `None`: all D.
-        reverse: Of a two-sided model, the scan that reads from the end.
-        max_elements: Most entries the result may have, of 4 bytes each.
+        channels: Channels of the scan; `None` for all D.
+        reverse: For a bidirectional model: the scan that reads the sequence from its end.
+        max_elements: Largest number of entries of the result, of 4 bytes each.
 
     Returns:
-        `(B, E, L, L)`, row t for the output, column j for the input; lower triangular, unless the scan is the reverse
-        one or has a zero-phase filter.
+        `(B, E, L, L)`, row t for the output, column j for the input; lower triangular, except for the reverse scan
+        and for a zero-phase filter.
 
     Raises:
-        TypeError: `layer` is no block of a selective model.
-        ValueError: More than `max_elements` entries; channels that are not there; a mask that the model would refuse;
-            `reverse` for a model that is not two-sided; a layer in training mode.
+        TypeError: `layer` is not a block of a selective model.
+        ValueError: More than `max_elements` entries; channels out of range; an invalid mask; `reverse` for a model that
+            is not bidirectional; a layer in training mode.
 
     Source: Honarpisheh et al. 2025, eq. (20).
     """
-    mixer = getattr(layer, "mixer", None)
-    if not isinstance(mixer, SelectiveMixer):
+    mixer: Any = getattr(layer, "mixer", None)
+    scans = [part for part in layer.modules() if getattr(part, "attention_matrix", None) is not None]
+    if mixer is None or not scans:
         raise TypeError(f"`layer` must be a block of a selective model, got {type(layer).__name__}.")
-    if reverse and not mixer.bidirectional:
+    if reverse and len(scans) < 2:
         raise ValueError("`reverse=True` needs a model with `bidirectional=True`.")
-    scan: SelectiveScan = mixer.reverse_scan if reverse else mixer.scan
+    scan: Any = scans[int(reverse)]
     if layer.training:
         raise ValueError("`layer` is in training mode: call `model.eval()` first.")
     chosen = list(range(scan.channels)) if channels is None else list(channels)
@@ -75,25 +72,5 @@ def attention_matrix(
     if reverse:
         projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
     read = mixer.scan_inputs(projected, mask, reverse=reverse)
-    with loaded(scan):
-        step, B, C = scan.selection(read)
-        delta = scan.time_steps(step)
-        matrix = scan_matrix(
-            delta if delta.shape[-1] == 1 else delta[..., chosen],
-            scan.state_matrix()[chosen],
-            B,
-            C,
-            None if scan.D is None else scan.D[chosen],
-        )
-        if scan.has_sobolev_filter:
-            # Column j of the filter is its response to an impulse at j.
-            impulses = torch.eye(length, device=read.device, dtype=matrix.dtype).unsqueeze(-1)
-            responses = scan.filter_input(impulses.expand(-1, -1, len(chosen)), channels=chosen).permute(2, 1, 0)
-            matrix = matrix @ (responses if mask is None else _kept(responses, mask))
-    matrix = matrix if mask is None else _kept(matrix, mask)
+    matrix: Tensor = scan.attention_matrix(read, mask, chosen)
     return matrix.flip(-1, -2) if reverse else matrix
-
-
-def _kept(matrix: Tensor, mask: Tensor) -> Tensor:
-    """The matrix without rows and columns of padding, `(B, E, L, L)`."""
-    return matrix * mask[:, None, :, None] * mask[:, None, None, :]

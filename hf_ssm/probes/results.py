@@ -1,6 +1,6 @@
-"""What a probe finds, in memory and in files.
+"""Results of masking probes, in memory and in files.
 
-Legend: `L` tokens of a sequence, `M` of them that could be masked.
+Legend: `L` tokens of a sequence, `M` maskable ones.
 """
 
 import importlib.metadata
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from hf_ssm.probes.strategies import canonical_strategy
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,20 +30,20 @@ _PER_SEQUENCE = ("target", "strategy", "mask", "evaluations", "tokens", "tokens_
 
 @dataclass(eq=False)
 class MaskingResult:
-    """The order in which the tokens of one sequence were masked, and what the model said after each.
+    """The order in which the tokens of one sequence were masked, and the probability of the target after each.
 
     Attributes:
         input_ids: `(L,)`, int64.
-        order: `(M,)`, int64: positions in the order of masking, those that matter least first.
-        probabilities: `(M + 1,)`, float64: of the target, before the first masking and after each. (Of a callable
-            target, its numbers.)
-        target: What was asked: {"kind": "class", "label": ...}, {"kind": "token", "position": ..., "token": ...} or
+        order: `(M,)`, int64, positions in the order of masking: the least important token first.
+        probabilities: `(M + 1,)`, float64, of the target before the first masking and after each. For a callable
+            target, its values.
+        target: {"kind": "class", "label": ...}, {"kind": "token", "position": ..., "token": ...} or
             {"kind": "callable", "name": ...}.
-        strategy: "exact", "screened" or "one_shot".
-        mask: What masked tokens were replaced by.
-        evaluations: Masked variants of the sequence that were evaluated.
-        tokens: Tokens that went through the model for it; a backward pass counts as two passes.
-        tokens_text: The tokens as text, where there is a tokenizer.
+        strategy: "exact", "shortlist" or "one_shot".
+        mask: The replacement of masked tokens, as given to `MaskingProbe`.
+        evaluations: Number of masked variants of the sequence that were evaluated.
+        tokens: Number of tokens that the model processed; a backward pass counts as two passes.
+        tokens_text: The tokens as text, or `None` without a tokenizer.
     """
 
     input_ids: Tensor
@@ -54,24 +57,29 @@ class MaskingResult:
     tokens_text: list[str] | None = None
 
     @property
-    def area(self) -> float:
-        """Mean probability over the share of tokens masked, by the trapezoidal rule."""
+    def auc(self) -> float:
+        """Area under the curve of the probability over the share of masked tokens, by the trapezoidal rule."""
         return torch.trapezoid(self.probabilities, dx=1 / len(self.order)).item()
 
-    def tokens_left(self, threshold: float) -> int:
-        """How few tokens are left unmasked, of the M, before the probability first falls below a threshold.
+    @property
+    def area(self) -> float:
+        """Another name of `auc`."""
+        return self.auc
 
-        All M where it is below from the start.
+    def tokens_left(self, threshold: float) -> int:
+        """Number of unmasked tokens, out of M, just before the probability first falls below a threshold.
+
+        M if the probability is below the threshold from the start.
         """
-        fallen = (self.probabilities < threshold).nonzero()
-        prefix = int(fallen[0]) - 1 if len(fallen) else len(self.order)
-        return len(self.order) - max(prefix, 0)
+        below = (self.probabilities < threshold).nonzero()
+        masked = int(below[0]) - 1 if len(below) else len(self.order)
+        return len(self.order) - max(masked, 0)
 
     def survivors(self, count: int) -> Tensor:
-        """The positions of the tokens that were masked last, the very last first, `(count,)`.
+        """Positions of the tokens masked last, the very last first, `(count,)`.
 
         Raises:
-            ValueError: There are not so many.
+            ValueError: `count` is negative or greater than M.
         """
         if not 0 <= count <= len(self.order):
             raise ValueError(f"`count`={count}: {len(self.order)} tokens were masked, so give 0 to {len(self.order)}.")
@@ -79,32 +87,32 @@ class MaskingResult:
 
     @property
     def importance(self) -> Tensor:
-        """k / M of the token that was masked as the k-th, `(L,)`, float64; NaN where none was masked."""
+        """k / M for the k-th masked token, `(L,)`, float64; NaN for tokens that cannot be masked."""
         found = torch.full((len(self.input_ids),), math.nan, dtype=torch.float64)
         found[self.order] = torch.arange(1, len(self.order) + 1, dtype=torch.float64) / len(self.order)
         return found
 
     def agreement(self, other: "MaskingResult") -> dict[str, float]:
-        """How another strategy's result agrees with this one.
+        """Agreement with the result of another strategy for the same sequence.
 
         Returns:
-            "spearman": rank correlation of the two orders (NaN where but one token was masked);
-            "area_difference": the area of this one less that of the other.
+            "spearman": rank correlation of the two orders, NaN for a single token; "area_difference": the AUC of this
+            result minus that of the other.
 
         Raises:
-            ValueError: The other one is of another sequence, or masks other tokens.
+            ValueError: The sequences or their maskable tokens differ.
         """
         ranks, others = self.importance, other.importance
         same = torch.equal(self.input_ids, other.input_ids) and torch.equal(ranks.isnan(), others.isnan())
         if not same:
-            raise ValueError("`other` is of another sequence, or other tokens of it could be masked: compare like.")
+            raise ValueError("`other` is of another sequence, or of other maskable tokens: compare the same sequences.")
         count = len(self.order)
         distance = ((ranks - others)[~ranks.isnan()] * count).square().sum().item()
         spearman = 1 - 6 * distance / (count * (count**2 - 1)) if count > 1 else math.nan
-        return {"spearman": spearman, "area_difference": self.area - other.area}
+        return {"spearman": spearman, "area_difference": self.auc - other.auc}
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the curve; see `hf_ssm.probes.pictures.draw_curves`."""
+        """Draw the curve; see `hf_ssm.plotting.plot_masking_curves`."""
         return MaskingResults([self]).plot(path)
 
     def to_dataset(self) -> "Dataset":
@@ -117,40 +125,25 @@ class MaskingResult:
 
     @classmethod
     def load(cls, path: str | Path) -> "MaskingResult":
-        """Read it again.
+        """Read a file of `save`.
 
         Raises:
-            ValueError: It is no such file, or holds several sequences.
-            FileNotFoundError: There is none.
+            ValueError: The file has another format, or holds several sequences.
+            FileNotFoundError: The file does not exist.
         """
         found = MaskingResults.load(path)
         if len(found) != 1:
             raise ValueError(f"{str(path)!r} holds the results of {len(found)} sequences: use `MaskingResults.load`.")
         return found[0]
 
-    def _row(self) -> dict[str, Any]:
-        return {
-            "input_ids": self.input_ids.tolist(),
-            "tokens": self.tokens_text,
-            "order": self.order.tolist(),
-            "probabilities": self.probabilities.tolist(),
-            "importance": self.importance.tolist(),
-            "area": self.area,
-            "target": json.dumps(self.target),
-            "strategy": self.strategy,
-            "mask": self.mask,
-            "evaluations": self.evaluations,
-            "tokens_run": self.tokens,
-        }
-
 
 class MaskingResults(Sequence[MaskingResult]):
-    """Results of several sequences, in the order in which the sequences were given.
+    """Results of several sequences, in the order of the inputs.
 
     Args:
-        results: Of each sequence.
-        settings: How they were made: model, mask, strategy and the rest, which JSON can hold.
-        indices: The number of each among the sequences given; default: all of them.
+        results: One for each sequence.
+        settings: Model, mask, strategy and other settings of the run, in JSON types.
+        indices: Index of each sequence in the inputs; default: 0, 1, ...
     """
 
     def __init__(
@@ -176,61 +169,79 @@ class MaskingResults(Sequence[MaskingResult]):
         return self._results[index]
 
     def mean_curve(self, points: int = 101) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and standard deviation of the probability by the share of tokens masked.
+        """Mean and standard deviation of the probability as a function of the share of masked tokens.
 
-        Curves of sequences of different lengths meet by linear interpolation between their points.
+        Curves of different lengths are interpolated linearly.
 
         Args:
-            points: Shares from 0 to 1.
+            points: Number of equidistant shares from 0 to 1.
 
         Returns:
-            The shares, the mean, and the standard deviation of the sample (0 for a single sequence), each `(points,)`,
-            float64.
+            The shares, the mean and the sample standard deviation (0 for a single sequence), `(points,)` each, float64.
 
         Raises:
-            ValueError: There is no result, or there are fewer than two points.
+            ValueError: There is no result, or `points` is less than 2.
         """
         if not self._results or points < 2:
-            raise ValueError(
-                f"`points`={points}, {len(self)} results: a mean takes two points and one result at least."
-            )
-        shares = torch.linspace(0, 1, points, dtype=torch.float64)
-        curves = torch.stack([_interpolated(result.probabilities, shares) for result in self._results])
-        spread = curves.std(dim=0) if len(curves) > 1 else torch.zeros_like(shares)
-        return shares, curves.mean(dim=0), spread
+            raise ValueError(f"`points`={points}, {len(self)} results: at least two points and one result are needed.")
+        shares = np.linspace(0, 1, points)
+        curves = torch.stack(
+            [
+                torch.from_numpy(np.interp(shares, np.linspace(0, 1, len(values)), values.numpy()))
+                for values in (result.probabilities for result in self._results)
+            ]
+        )
+        return torch.from_numpy(shares), curves.mean(dim=0), curves.std(dim=0, correction=int(len(curves) > 1))
 
     def agreement(self, other: "MaskingResults") -> list[dict[str, float]]:
         """`MaskingResult.agreement` of each sequence.
 
         Raises:
-            ValueError: The other results are of other sequences.
+            ValueError: The results are of other sequences.
         """
         if len(other) != len(self):
             raise ValueError(f"`other` has {len(other)} results, this one {len(self)}: compare the same sequences.")
-        return [own.agreement(theirs) for own, theirs in zip(self, other, strict=True)]
+        return [one.agreement(another) for one, another in zip(self, other, strict=True)]
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the curves, with their mean and standard deviation; see `hf_ssm.probes.pictures.draw_curves`."""
-        from hf_ssm.probes.pictures import draw_curves
+        """Draw the curves, with their mean and standard deviation; see `hf_ssm.plotting.plot_masking_curves`."""
+        from hf_ssm.plotting import plot_masking_curves
 
-        return draw_curves(self._results, path)
+        return plot_masking_curves(self._results, path)
 
     def to_dataset(self) -> "Dataset":
-        """A `datasets.Dataset` with one row for each sequence.
+        """A `datasets.Dataset` with one row per sequence.
 
-        Columns: "input_ids", "tokens" (text, or None), "order", "probabilities", "importance" (NaN where nothing was
-        masked), "area", "target" (JSON), "strategy", "mask", "evaluations", "tokens_run".
+        Columns: "input_ids", "tokens" (text, or None), "order", "probabilities", "importance" (NaN for tokens that
+        cannot be masked), "area" (the AUC), "target" (JSON), "strategy", "mask", "evaluations", "tokens_run".
         """
         from datasets import Dataset
 
-        return Dataset.from_list([result._row() for result in self._results])
+        return Dataset.from_list(
+            [
+                {
+                    "input_ids": result.input_ids.tolist(),
+                    "tokens": result.tokens_text,
+                    "order": result.order.tolist(),
+                    "probabilities": result.probabilities.tolist(),
+                    "importance": result.importance.tolist(),
+                    "area": result.auc,
+                    "target": json.dumps(result.target),
+                    "strategy": result.strategy,
+                    "mask": result.mask,
+                    "evaluations": result.evaluations,
+                    "tokens_run": result.tokens,
+                }
+                for result in self._results
+            ]
+        )
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file: tensors end to end, the rest as JSON in its metadata.
+        """Write a safetensors file: concatenated tensors, and all other values as JSON in the metadata.
 
-        A file that is there is replaced, in one step.
+        An existing file is replaced atomically.
         """
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         results = self._results
         empty = torch.zeros(0, dtype=torch.int64)
@@ -251,54 +262,38 @@ class MaskingResults(Sequence[MaskingResult]):
         }
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            # As the umask says: safetensors writes files that nobody but the owner can read.
-            unfinished.touch()
-            mode = unfinished.stat().st_mode & 0o777
-            save_file(tensors, unfinished, metadata={"hf_ssm": json.dumps(header)})
-            unfinished.chmod(mode)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        unfinished = path.with_name(f".{path.name}.tmp")
+        # Unlike `save_file`, which ignores the umask.
+        unfinished.write_bytes(save(tensors, metadata={"hf_ssm": json.dumps(header)}))
+        os.replace(unfinished, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "MaskingResults":
-        """Read them again.
+        """Read a file of `save`.
 
         Raises:
-            ValueError: It is no such file, is not whole, or is of a later version.
-            FileNotFoundError: There is none.
+            ValueError: The file has another format, is truncated, or was written by a later version.
+            FileNotFoundError: The file does not exist.
         """
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no file {str(path)!r}")
-        header, tensors = _read(path)
+        from safetensors import SafetensorError, safe_open
+
+        name = repr(str(path))
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {}).get("hf_ssm", "{}"))
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise ValueError(f"{name} is not a file of masking results, or is truncated ({error}).") from error
+        if header.get("format") != _FORMAT:
+            raise ValueError(f"{name} is a safetensors file without masking results of hf_ssm.")
+        if header["version"] > _VERSION:
+            raise ValueError(f"{name} was written by a later version of hf_ssm: update the package to read it.")
+        for settings in (header["settings"], *header["results"]):
+            if "strategy" in settings:
+                settings["strategy"] = canonical_strategy(settings["strategy"])
         ids = tensors["input_ids"].split(tensors["input_lengths"].tolist())
         orders = tensors["order"].split(tensors["order_lengths"].tolist())
         curves = tensors["probabilities"].split((tensors["order_lengths"] + 1).tolist())
         parts = zip(ids, orders, curves, header["results"], strict=True)
         results = [MaskingResult(*(part.clone() for part in own), **rest) for *own, rest in parts]
         return cls(results, header["settings"], header["indices"])
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a file of ours."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("hf_ssm", "null"))
-            if not isinstance(header, dict) or header.get("format") != _FORMAT:
-                raise ValueError(f"{str(path)!r} is a safetensors file, but holds no masking results of hf_ssm.")
-            if header["version"] > _VERSION:
-                raise ValueError(f"{str(path)!r} was written by a later hf_ssm: update the package to read it.")
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"{str(path)!r} is no file of masking results, or is not whole ({error}).") from error
-
-
-def _interpolated(curve: Tensor, shares: Tensor) -> Tensor:
-    """The curve at shares of its way, linear between its points."""
-    places = shares * (len(curve) - 1)
-    below = places.floor().long().clamp(max=len(curve) - 2)
-    return torch.lerp(curve[below], curve[below + 1], places - below)

@@ -1,6 +1,6 @@
-"""Orders in which the tokens of a sequence are masked, by how little the masking of each harms.
+"""Search strategies: the order in which the tokens of a sequence are masked.
 
-Legend: `M` tokens that can be masked.
+Legend: `M` maskable tokens, `R` positions that the model reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,31 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.probes.evaluation import Evaluator
+from hf_ssm.probes.evaluators import Evaluator
 
-__all__ = ["STRATEGIES", "Choices", "search"]
+__all__ = ["SCORES", "STRATEGIES", "SearchSettings", "canonical_strategy", "search"]
 
-STRATEGIES = ("exact", "screened", "one_shot")
+STRATEGIES = ("exact", "shortlist", "one_shot")
 SCORES = ("occlusion", "gradient")
 
-# By what share of the value at the start each but the first token of a step may lower it.
-_NEXT_MAY_COST = 0.001
-# All tokens are asked again when only this share of those asked the last time is left.
-_ASKED_AGAIN = 0.75
+# Each token of a step after the first one may lower the value by this share of the value at the start.
+_TOLERANCE = 0.001
+# Occlusion scores are recomputed when this share of the tokens scored last is left.
+_RESCORE_SHARE = 0.75
 
-# Called with the number of tokens that were masked just now.
+# Called with the number of tokens masked since the last call.
 Advance = Callable[[int], Any]
 
 
+def canonical_strategy(name: str) -> str:
+    """The documented name of a strategy; "screened" is another name of "shortlist"."""
+    return "shortlist" if name == "screened" else name
+
+
 @dataclass(frozen=True)
-class Choices:
-    """How to search.
+class SearchSettings:
+    """Settings of a search.
 
     Attributes:
         strategy: One of `STRATEGIES`.
-        candidates: `screened`: how many are evaluated in a step.
-        masks_per_step: `screened`: the share of the tokens left that one step may mask.
-        score: `screened` and `one_shot`: "occlusion" or "gradient".
+        candidates: For "shortlist": number of tokens evaluated per step.
+        masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step.
+        score: For "shortlist" and "one_shot": "occlusion" or "gradient".
     """
 
     strategy: str = "exact"
@@ -42,44 +47,47 @@ class Choices:
     masks_per_step: float = 0.01
     score: str = "occlusion"
 
-    def settings(self) -> dict[str, Any]:
-        """Those that have a say in the result."""
+    def effective(self) -> dict[str, Any]:
+        """The settings that influence the result."""
         found: dict[str, Any] = {"strategy": self.strategy}
-        if self.strategy == "screened":
+        if self.strategy == "shortlist":
             found |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
         if self.strategy != "exact":
             found |= {"score": self.score}
         return found
 
 
-def search(evaluator: Evaluator, choices: Choices, advance: Advance = lambda count: None) -> tuple[list[int], Tensor]:
-    """Mask all tokens that can be masked.
+def search(
+    evaluator: Evaluator, settings: SearchSettings, advance: Advance = lambda count: None
+) -> tuple[list[int], Tensor]:
+    """Mask all maskable tokens of a sequence.
 
     Args:
-        evaluator: Of the sequence.
-        choices: How.
-        advance: Told of progress.
+        evaluator: Evaluator of the sequence.
+        settings: Settings of the search.
+        advance: Progress callback.
 
     Returns:
-        The positions in the order in which they were masked, and the value before and after each, `(M + 1,)`, float64.
+        The positions in the order of masking, and the value before the first masking and after each, `(M + 1,)`,
+        float64.
     """
     start = evaluator.one(evaluator.masked([]))
-    if choices.strategy == "exact":
+    if settings.strategy == "exact":
         order, values = _exact(evaluator, advance)
-    elif choices.strategy == "screened":
-        order, values = _screened(evaluator, choices, start, advance)
+    elif settings.strategy == "shortlist":
+        order, values = _shortlist(evaluator, settings, start, advance)
     else:
-        order, values = _one_shot(evaluator, choices.score, advance)
+        order, values = _one_shot(evaluator, settings.score, advance)
     return order, torch.tensor([start, *values], dtype=torch.float64)
 
 
-def _highest(values: Tensor) -> int:
-    """Where the highest value is, the first of equals (which `torch.argmax` does not promise)."""
+def _first_argmax(values: Tensor) -> int:
+    """Index of the highest value, the first one in case of ties (which `torch.argmax` does not guarantee)."""
     return int((values == values.max()).nonzero()[0])
 
 
 def _exact(evaluator: Evaluator, advance: Advance) -> tuple[list[int], list[float]]:
-    """At each step the token whose masking leaves the value highest; of equals the first.
+    """In each step the token whose masking leaves the highest value; the first one in case of ties.
 
     Source: Nishikawa & Suzuki 2025, Appendix K.
     """
@@ -88,65 +96,70 @@ def _exact(evaluator: Evaluator, advance: Advance) -> tuple[list[int], list[floa
     reached: list[float] = []
     while left:
         values = evaluator.after(evaluator.masked(order), left)
-        best = _highest(values)
+        best = _first_argmax(values)
         order.append(left.pop(best))
         reached.append(values[best].item())
         advance(1)
     return order, reached
 
 
-def _screened(evaluator: Evaluator, choices: Choices, start: float, advance: Advance) -> tuple[list[int], list[float]]:
-    """Scores propose, the model decides: the same search among the few that the scores put first.
+def _shortlist(
+    evaluator: Evaluator, settings: SearchSettings, start: float, advance: Advance
+) -> tuple[list[int], list[float]]:
+    """The exact search restricted, in each step, to the tokens with the highest scores.
 
-    While there are many, the best of the evaluated are masked one after the other, as far as the value holds.
+    In long sequences, the runners-up of a step are masked one after the other for as long as the value holds.
     """
-    scores = (_Gradients if choices.score == "gradient" else _Occlusions)(evaluator, choices.candidates)
+    scores = (_GradientScores if settings.score == "gradient" else _OcclusionScores)(evaluator, settings.candidates)
     left = evaluator.candidates.tolist()
     order: list[int] = []
     reached: list[float] = [start]
     while left:
-        masked = evaluator.masked(order)
-        shortlist, values = scores.shortlist(masked, left, reached[-1])
-        first = _highest(values)
+        shortlist, values = scores.shortlist(evaluator.masked(order), left, reached[-1])
+        first = _first_argmax(values)
         taken, gained = [shortlist[first]], [values[first].item()]
-        more = int(choices.masks_per_step * len(left)) - 1
+        more = int(settings.masks_per_step * len(left)) - 1
         if more > 0:
-            ranked = [shortlist[index] for index in values.argsort(descending=True, stable=True).tolist()]
-            chain = [place for place in ranked if place != taken[0]][:more]
+            chain = [place for place in _ranked(values, shortlist) if place != taken[0]][:more]
             along = evaluator.along(evaluator.masked(order + taken), chain) if chain else values[:0]
             before = torch.cat([values[first : first + 1], along])[:-1]
-            fallen = (along < before - _NEXT_MAY_COST * abs(start)).nonzero()
+            fallen = (along < before - _TOLERANCE * abs(start)).nonzero()
             count = int(fallen[0]) if len(fallen) else len(chain)
             taken += chain[:count]
             gained += along[:count].tolist()
         order += taken
         reached += gained
-        gone = set(taken)
-        left = [place for place in left if place not in gone]
+        left = [place for place in left if place not in taken]
         advance(len(taken))
     return order, reached[1:]
 
 
-class _Gradients:
-    """Those with the best scores of first order, which are new at each step."""
+class _GradientScores:
+    """First-order scores, recomputed in each step."""
 
     def __init__(self, evaluator: Evaluator, count: int):
         self.evaluator = evaluator
         self.count = count
 
-    def shortlist(self, masked: Tensor, left: Sequence[int], now: float) -> tuple[list[int], Tensor]:
-        """The positions, in their order, and the values when each alone is masked too; `now` is the value before."""
+    def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
+        """The shortlisted positions in ascending order, and the value with each of them masked too, `(count,)`.
+
+        Args:
+            masked: `(R,)`, true where the sequence is masked already.
+            left: Positions not masked yet.
+            value: The value of the sequence with `masked`.
+        """
         return self._best(self.evaluator.scores(masked), masked, left)
 
     def _best(self, scores: Tensor, masked: Tensor, left: Sequence[int]) -> tuple[list[int], Tensor]:
-        places = sorted(_ranked(scores, left)[: self.count])
+        places = sorted(_ranked(scores[torch.tensor(left)], left)[: self.count])
         return places, self.evaluator.after(masked, places)
 
 
-class _Occlusions(_Gradients):
-    """Those whose masking alone raised the value most, the last time that this was asked.
+class _OcclusionScores(_GradientScores):
+    """The change of the value when one token is masked, as measured the last time that the token was evaluated.
 
-    All are asked at the start, and again whenever a quarter of them is gone.
+    All tokens are evaluated at the start, and again whenever a quarter of them is masked.
     """
 
     def __init__(self, evaluator: Evaluator, count: int):
@@ -154,31 +167,26 @@ class _Occlusions(_Gradients):
         self.effects = torch.zeros(evaluator.length, dtype=torch.float64)
         self.due = evaluator.length
 
-    def shortlist(self, masked: Tensor, left: Sequence[int], now: float) -> tuple[list[int], Tensor]:
-        """As that of the gradients."""
+    def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
         if len(left) <= self.due:
-            self.due = int(_ASKED_AGAIN * len(left))
+            self.due = int(_RESCORE_SHARE * len(left))
             places, values = list(left), self.evaluator.after(masked, left)
         else:
             places, values = self._best(self.effects, masked, left)
-        self.effects[torch.tensor(places)] = values - now
+        self.effects[torch.tensor(places)] = values - value
         return places, values
 
 
 def _one_shot(evaluator: Evaluator, score: str, advance: Advance) -> tuple[list[int], list[float]]:
-    """A single ranking, by the gradient or by the masking of each token alone."""
+    """A single ranking by the scores of the unmasked sequence."""
     left, masked = evaluator.candidates.tolist(), evaluator.masked([])
-    if score == "gradient":
-        order = _ranked(evaluator.scores(masked), left)
-    else:
-        values = evaluator.after(masked, left)
-        order = [left[index] for index in values.argsort(descending=True, stable=True).tolist()]
+    scores = evaluator.scores(masked)[torch.tensor(left)] if score == "gradient" else evaluator.after(masked, left)
+    order = _ranked(scores, left)
     values = evaluator.along(masked, order)
     advance(len(order))
     return order, values.tolist()
 
 
-def _ranked(scores: Tensor, left: Sequence[int]) -> list[int]:
-    """The positions left, the highest score first."""
-    found = scores[torch.tensor(left)].argsort(descending=True, stable=True)
-    return [left[index] for index in found.tolist()]
+def _ranked(scores: Tensor, places: Sequence[int]) -> list[int]:
+    """The positions by descending score `(len(places),)`."""
+    return [places[index] for index in scores.argsort(descending=True, stable=True).tolist()]

@@ -1,1 +1,1 @@
-"""What the papers compute from models and data: pure functions of tensors."""
+"""Quantities of the papers: pure functions of tensors."""

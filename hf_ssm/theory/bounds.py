@@ -2,17 +2,18 @@
 
 Legend: `d` channels, `N` states per channel, `T` tokens of a sequence, `m` training sequences.
 
-The model is z = wᵀ y[T] of eqs. (8), (13), (14) and (21), (22). The paper's output lags by one token; in the authors'
-code and here it sees the current one. The sums over the past have the same terms either way, and so the same bounds.
+The model is z = wᵀ y[T] of eqs. (8), (13), (14), (21) and (22). The paper's output lags by one token; in the authors'
+code and here, it depends on the current token too. The sums over the past have the same terms in both cases, and so the
+bounds are the same.
 
-1 - ρ_A of trained weights is easily 1e-40 and its powers leave float64, so that capacities and what they are made of
-are given as natural logarithms.
+For trained weights, 1 - ρ_A can be 1e-40, and its powers underflow float64. Capacities and their factors are therefore
+natural logarithms.
 
-Slips of the paper, and what stands here: (105) lacks the square of ε; Lemma E.3 prints a √d that its proof (101) does
-not carry, nor do we; (68) has t ρ^t where Lemma D.1 gives t ρ^(t-1), which is ours (`as_printed` for the other); (58)
-and (27) leave out the 2 of Theorem 4.2 and the l_l inside the logarithm of (61), which `gap_bound` puts back; with
-log(2/δ), Theorem 4.2 bounds the expected minus the empirical loss and not its modulus. Taken over from the paper: the
-rounding up in Lemma C.1 is left out, and covers are taken to lie inside the class.
+Corrections of the paper: (105) lacks the square of ε. Lemma E.3 prints a √d that its proof (101) does not have, and
+that is omitted here. (68) has t ρ^t where Lemma D.1 gives t ρ^(t-1), which is used here (`as_printed` selects the
+other). (58) and (27) omit the factor 2 of Theorem 4.2 and the l_l inside the logarithm of (61), which `gap_bound`
+includes. With log(2/δ), Theorem 4.2 bounds the expected minus the empirical loss, not its absolute value. As in the
+paper, the rounding up in Lemma C.1 is omitted, and covers are assumed to lie inside the class.
 """
 
 import math
@@ -33,16 +34,16 @@ __all__ = [
     "log_past_sums",
 ]
 
-# 8 r (1 - log r) = 1: with r = 3 l_l C / (c_l √m), twice the Rademacher term of (61) is then c_l.
+# Solution r of 8 r (1 - log r) = 1: for r = 3 l_l C / (c_l √m), twice the Rademacher term of (61) equals c_l.
 _INFORMATIVE_RATIO = 0.0271325
 
 
 @dataclass(frozen=True)
 class Cover:
-    """The cover of one parameter: log N(ε) <= c / ε², and the output moves by at most a ε.
+    """The cover of one parameter: log N(ε) <= c / ε², where ε changes the output by at most a ε.
 
     Attributes:
-        name: Of the parameter.
+        name: Name of the parameter.
         log_constant: log c.
         log_sensitivity: log a.
     """
@@ -59,11 +60,11 @@ class GapBound:
     Attributes:
         rademacher: Twice the bound (61) on the Rademacher complexity of the losses, Theorem 4.2.
         confidence: 3 c_l √(log(2/δ) / 2m).
-        value: Their sum; holds with probability 1 - δ.
-        as_printed: (27) to the letter: half the first term, and no l_l in its logarithm. `None` where its optimum lies
-            outside the range of the integral (3 C > c_l √m): its logarithm then makes a negative number of it.
-        is_vacuous: `value` is at least c_l, which no gap exceeds anyway.
-        log_sequences_needed: Natural logarithm of the m from which the first term would be below c_l.
+        value: Their sum; the bound holds with probability 1 - δ.
+        as_printed: (27) as printed: half the first term, without l_l in its logarithm. `None` if its optimum lies
+            outside the range of the integral (3 C > c_l √m), where the printed term is negative.
+        is_vacuous: Whether `value` is at least c_l, the largest possible gap.
+        log_sequences_needed: Natural logarithm of the m above which the first term is below c_l.
     """
 
     rademacher: float
@@ -75,11 +76,12 @@ class GapBound:
 
 
 def log_past_sums(norms: SelectiveNorms, length: int | None = None) -> tuple[float, float]:
-    """Logarithms of Σ ρ^t and Σ t ρ^t over t = 0 ... T-1, which (69) and (100) bound the influence of the past by.
+    """Logarithms of Σ ρ^t and Σ t ρ^t over t = 0 ... T-1, the bounds of (69) and (100) on the influence of the past.
 
     Args:
-        norms: For s_A <= 0, ρ_A is the largest growth per token (ours; the paper assumes s_A > 0).
-        length: T; `None` for the limits 1 / (1-ρ) and ρ / (1-ρ)², the length-independent form.
+        norms: Norms of the class. For s_A <= 0, ρ_A is the largest growth per token (an extension: the paper assumes
+            s_A > 0).
+        length: T; `None` for the limits 1 / (1-ρ) and ρ / (1-ρ)², which do not depend on the length.
 
     Raises:
         ValueError: s_A <= 0 without a length.
@@ -98,21 +100,22 @@ def log_output_bound(norms: SelectiveNorms, length: int | None = None) -> float:
 
 
 def capacity_covers(norms: SelectiveNorms, length: int | None = None, *, as_printed: bool = False) -> list[Cover]:
-    """The covers of all parameters and how far each moves the output: (104)-(110), with a fixed step (72)-(77).
+    """Covers of all parameters with their effects on the output: (104)-(110), with a fixed step (72)-(77).
 
-    Every logarithm and every 𝔐 is kept. The bias p is covered by |p - p̂| <= ε with log N <= log(2 𝔅_p / ε) (110), put
-    into the form c / ε² of the others by log x <= x² / 2e, with (𝔅_p - 𝔏_p) / 2 for 𝔅_p: a class with one value of p
-    needs no cover. A learnt embedding is ours: moving each u[t] by ε moves the output by at most
-    𝔅_w 𝔅_C 𝔅_B 𝔅_u² (3 𝔐_Δ Σρ^t + 𝔅_u 𝔅_q (Σρ^t + 𝔐_Δ 𝔅_A Σtρ^t)) ε, and Lemma C.4 covers it with one-hot inputs.
+    All logarithms and all 𝔐 are kept. The bias p is covered by |p - p̂| <= ε with log N <= log(2 𝔅_p / ε) (110). The
+    inequality log x <= x² / 2e gives it the form c / ε² of the others, and 𝔅_p is replaced by (𝔅_p - 𝔏_p) / 2, as a
+    class with one value of p needs no cover. The cover of a learnt embedding is an extension: changing each u[t] by ε
+    changes the output by at most 𝔅_w 𝔅_C 𝔅_B 𝔅_u² (3 𝔐_Δ Σρ^t + 𝔅_u 𝔅_q (Σρ^t + 𝔐_Δ 𝔅_A Σtρ^t)) ε, and Lemma C.4
+    covers the embedding with one-hot inputs.
 
     Args:
-        norms: Of the class.
-        length: T, to keep the finite sums of (69) and (100), which are smaller than their limits and exist for
-            s_A <= 0 too; `None` for the theorem.
-        as_printed: With a fixed step, t ρ^t in (68) as printed, which Lemma D.1 does not give.
+        norms: Norms of the class.
+        length: T, for the finite sums of (69) and (100), which are smaller than their limits and exist for s_A <= 0
+            too; `None` for the limits, as in the theorem.
+        as_printed: With a fixed step, use t ρ^t in (68) as printed, instead of the result of Lemma D.1.
 
     Raises:
-        ValueError: s_A <= 0 without a length: there is no such bound.
+        ValueError: s_A <= 0 without a length, for which there is no bound.
 
     Source: Honarpisheh et al. 2025, Lemmas D.3 and E.4 and the proofs of Theorems 4.5 and 4.6.
     """
@@ -124,7 +127,7 @@ def capacity_covers(norms: SelectiveNorms, length: int | None = None, *, as_prin
     core = w + C + u
 
     def linear(bound: float, total: float, entries: int) -> float:
-        """log of Lemma C.4's c: inputs of norm e^bound, ‖W‖₁,₁ = total."""
+        """log c of Lemma C.4 for inputs of norm e^bound and ‖W‖₁,₁ = total."""
         return 2 * (bound + _log(total)) + math.log(math.log(2 * entries + 1))
 
     # Lemma C.2 / C.3: the (Nd, Nd) matrix in the spectral norm.
@@ -153,9 +156,9 @@ def capacity_covers(norms: SelectiveNorms, length: int | None = None, *, as_prin
 
 
 def combine_covers(covers: list[Cover]) -> float:
-    """log C of the class, C = (Σ c_i^(1/3) a_i^(2/3))^(3/2): the best split of ε over the parameters.
+    """log C of the class, C = (Σ c_i^(1/3) a_i^(2/3))^(3/2), by the best split of ε over the parameters.
 
-    min Σ c_i / ε_i² subject to Σ a_i ε_i = ε is C² / ε².
+    The minimum of Σ c_i / ε_i² subject to Σ a_i ε_i = ε is C² / ε².
 
     Source: Honarpisheh et al. 2025, Lemma B.10 (Edelman et al. 2022, Lemma A.8).
     """
@@ -164,11 +167,11 @@ def combine_covers(covers: list[Cover]) -> float:
 
 
 def leading_term(norms: SelectiveNorms) -> float:
-    """Logarithm of the expression under the Õ of (29), with a fixed step of (28).
+    """Logarithm of the expression under the Õ of (29), or of (28) with a fixed step. It is not a bound.
 
-    𝔐_Δ 𝔅_w 𝔅_u³ 𝔅_B 𝔅_C 𝔅_A ρ_A (𝔐_Δ^(2/3) (Nd)^(1/3) + (𝔅_q 𝔅_u)^(2/3))^(3/2) / (1-ρ_A)²; with a fixed step √(Nd)
-    in place of the brackets, 𝔐_Δ = 1, and for 𝔅_A the bound 𝔐_A that (81) sets equal to it. Logarithms of N and d,
-    constants, and 𝔐 in place of 𝔅 are left out, so that it is no bound.
+    The expression is 𝔐_Δ 𝔅_w 𝔅_u³ 𝔅_B 𝔅_C 𝔅_A ρ_A (𝔐_Δ^(2/3) (Nd)^(1/3) + (𝔅_q 𝔅_u)^(2/3))^(3/2) / (1-ρ_A)². With a
+    fixed step, √(Nd) replaces the brackets, 𝔐_Δ is 1, and 𝔐_A replaces 𝔅_A, which (81) sets equal. The expression
+    omits logarithms of N and d and constants, and has 𝔅 in place of 𝔐.
 
     Raises:
         ValueError: s_A <= 0.
@@ -196,20 +199,21 @@ def gap_bound(
 ) -> GapBound:
     """The bound (27) on the expected minus the empirical loss, for a class of capacity C.
 
-    2 (4 α + 12 l_l C log(c_l / α) / √m) + 3 c_l √(log(2/δ) / 2m), at the best α = 3 l_l C / √m; where that exceeds c_l,
-    at α = c_l, as no integral is left beyond (26)'s upper limit.
+    The bound is 2 (4 α + 12 l_l C log(c_l / α) / √m) + 3 c_l √(log(2/δ) / 2m) at the best α = 3 l_l C / √m, or at
+    α = c_l if that is smaller, where the integral of (26) vanishes.
 
     Args:
         log_capacity: log C, from `combine_covers`.
         num_sequences: m.
-        loss_bound: c_l. The ramp loss of margin γ (1 for the wrong sign, 0 from γ on, linear between) is at least the
-            classification error and has c_l = 1. The logistic loss has c_l = log(1 + e^Z) for |z| <= Z, see
-            `log_output_bound`.
-        lipschitz: l_l in the score z: 1/γ of the ramp loss, 1 of the logistic loss.
+        loss_bound: c_l, the upper bound of the loss. The ramp loss of margin γ (1 for the wrong sign, 0 above γ, linear
+            between them) is at least the classification error and has c_l = 1. The logistic loss has
+            c_l = log(1 + e^Z) for |z| <= Z, see `log_output_bound`.
+        lipschitz: l_l, the Lipschitz constant of the loss in the score z: 1/γ for the ramp loss, 1 for the logistic
+            loss.
         failure_probability: δ.
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: An argument out of range.
 
     Source: Honarpisheh et al. 2025, eq. (27), Theorem 4.2 and Lemma C.5.
     """
@@ -220,7 +224,7 @@ def gap_bound(
     if not 0 < failure_probability < 1:
         raise ValueError(f"`failure_probability`={failure_probability!r} must lie between 0 and 1.")
     if math.isnan(log_capacity):
-        raise ValueError("`log_capacity` is NaN: look for NaN or infinite weights.")
+        raise ValueError("`log_capacity` is NaN: check the weights for NaN and infinite values.")
     log_share = math.log(3 / loss_bound) + log_capacity - math.log(num_sequences) / 2
     log_ratio = log_share + math.log(lipschitz)
     confidence = 3 * loss_bound * math.sqrt(math.log(2 / failure_probability) / (2 * num_sequences))
@@ -237,7 +241,7 @@ def gap_bound(
 
 
 def _entropy(log_ratio: float) -> float:
-    """r (1 - log r), 0 at r = 0."""
+    """r (1 - log r), with the value 0 at r = 0."""
     return 0.0 if log_ratio == -math.inf else math.exp(log_ratio) * (1 - log_ratio)
 
 

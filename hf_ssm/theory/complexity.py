@@ -1,7 +1,7 @@
-"""The data-dependent complexity τ of a linear time-invariant state space model, and what it is compared with.
+"""The data-dependent complexity τ of a linear time-invariant state space model, and measures to compare it with.
 
 Legend: `B` batch, `L` length, `D` channels, `N` states, `S` models of a set. "By lag" means by distance to the last
-position, which is where the model is read.
+position, whose output the measures describe.
 
 Source: Liu & Li 2024.
 """
@@ -36,7 +36,7 @@ def _terms(kernel: Tensor, mean: Tensor | None, variance: Tensor | None) -> tupl
     if variance is None:
         spread = kernel.abs().sum(dim=-1)
     else:
-        # The square root has an infinite slope at 0, where a constant input contributes nothing.
+        # Avoids the infinite slope of the square root at 0, the variance of a constant input.
         safe = torch.where(variance > 0, variance, 1.0)
         deviation = torch.where(variance > 0, safe.sqrt(), 0.0)
         spread = torch.linalg.vecdot(kernel.abs(), deviation.T)
@@ -46,14 +46,14 @@ def _terms(kernel: Tensor, mean: Tensor | None, variance: Tensor | None) -> tupl
 
 
 def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
-    """τ of each channel: the size of the output at the last position, given the inputs' moments.
+    """τ of each channel: a measure of the size of the output at the last position, from the moments of the inputs.
 
     τ^(1/2) = Σ_ℓ |k_ℓ| √K_ℓ + |Σ_ℓ k_ℓ μ_ℓ|, where ℓ is the distance to the last position.
 
     Args:
         kernel: `(D, L)`, the convolution kernel; a feed-through term belongs to lag 0.
-        mean: `(L, D)`, μ by lag; `None` for 0.
-        variance: `(L, D)`, K likewise; `None` for 1 (then τ is the squared ℓ1 norm of the kernel).
+        mean: `(L, D)`, mean μ of the inputs by lag; `None` for 0.
+        variance: `(L, D)`, variance K by lag; `None` for 1. With both defaults, τ is the squared ℓ1 norm of the kernel.
 
     Returns:
         `(D,)`; the mean over channels is the τ of a layer.
@@ -65,11 +65,11 @@ def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = No
 
 
 def psi(kernels: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
-    """ψ_Θ of each channel for a set Θ of models, of the generalisation bound (ψ_Θ + 1)² O(log^{3/2}(Tn/δ) / √n).
+    """ψ_Θ of each channel for a set Θ of models, from the generalisation bound (ψ_Θ + 1)² O(log^{3/2}(Tn/δ) / √n).
 
-    ψ_Θ = sup_θ Σ_ℓ |k_ℓ| √K_ℓ + sup_θ |Σ_ℓ k_ℓ μ_ℓ|: each term has its own supremum, so ψ_Θ is at least, and may be
-    more than, the largest ψ of one model. For one model it is √τ. The bound hides a constant that depends on the data,
-    so ψ compares models and data, and promises no number.
+    ψ_Θ = sup_θ Σ_ℓ |k_ℓ| √K_ℓ + sup_θ |Σ_ℓ k_ℓ μ_ℓ|. Each term has its own supremum, so that ψ_Θ can exceed the largest
+    ψ of a single model. For one model, ψ_Θ is √τ. The bound has an unknown constant that depends on the data: ψ is for
+    comparing models and data, and is not itself a bound.
 
     Args:
         kernels: `(S, D, L)`, one kernel for each model of the set.
@@ -95,12 +95,12 @@ def psi(kernels: Tensor, mean: Tensor | None = None, variance: Tensor | None = N
 def generalization_measure(
     kernel: Tensor, num_sequences: int, mean: Tensor | None = None, variance: Tensor | None = None
 ) -> Tensor:
-    """ψ² / √n of each channel, for the set that holds one trained model alone.
+    """ψ² / √n of each channel, for a set of one trained model.
 
     Args:
         kernel: `(D, L)`.
         num_sequences: n, the number of training sequences.
-        mean, variance: As in `tau`: of the process where it is known, else of the training sequences.
+        mean, variance: As in `tau`; those of the data distribution if known, otherwise of the training sequences.
 
     Returns:
         `(D,)`.
@@ -120,16 +120,16 @@ def _at_least_one(name: str, number: int) -> int:
 
 
 def rescaling_factor(tau: Tensor) -> Tensor:
-    """1/√τ: what C is multiplied by, and the feed-through D too where there is one, so that τ becomes 1.
+    """1/√τ: the factor for C, and for the feed-through D if there is one, that makes τ equal to 1.
 
-    τ is quadratic in (C, D), so nothing else will do. (For the case with feed-through the paper prints C √τ; it divides
-    D by √τ in the same sentence and states that τ is 1 afterwards, which needs C / √τ.)
+    τ is quadratic in (C, D). For the case with feed-through, the paper prints C √τ, but divides D by √τ in the same
+    sentence and states that τ is 1 afterwards, which requires C / √τ.
 
     Args:
-        tau: τ of a layer (or of several, any shape).
+        tau: τ of one or more layers, of any shape.
 
     Returns:
-        As `tau`.
+        The factors, of the same shape.
 
     Raises:
         ValueError: A τ that is 0, negative, NaN or infinite.
@@ -139,22 +139,23 @@ def rescaling_factor(tau: Tensor) -> Tensor:
     bad = tau[~(torch.isfinite(tau) & (tau > 0))]
     if bad.numel():
         raise ValueError(
-            f"`tau` must be positive and finite, got {bad[0].item()}. 0 comes from an input that is constant zero (or "
-            "a kernel that is); NaN and infinity from NaN or huge values in the batch or the weights."
+            f"`tau` must be positive and finite, got {bad[0].item()}. 0 results from a zero input or kernel; "
+            "NaN and infinity result from NaN or very large values in the batch or the weights."
         )
     return tau.rsqrt()
 
 
 def output_bound(num_points: int, sub_gaussian: float = 1.0, hoelder_constant: float = 0.0) -> float:
-    """A bound of E|y| at the last position for a channel with τ = 1, whatever its kernel and the order of its inputs.
+    """A bound on E|y| at the last position for any channel with τ = 1.
 
-    E|y| ≤ 1 + H + σ √(2 log 2N) + σ / √(2 log 2N). The expected supremum of the normalised input (x - μ)/√K enters the
-    proof; for a channel whose τ is not 1 the bound is √τ times as large.
+    E|y| ≤ 1 + H + σ √(2 log 2N) + σ / √(2 log 2N), for every kernel. It follows from the expected supremum of the
+    normalised input (x - μ)/√K. For a channel with another τ, the bound is multiplied by √τ.
 
     Args:
-        num_points: N. For a sequence, its length; no continuity is needed then. For a process on [0, T], ⌈T⌉ + 1.
+        num_points: N. For a sequence, its length. For a process on [0, T], ⌈T⌉ + 1.
         sub_gaussian: σ with P(|x - μ|/√K ≥ u) ≤ 2 exp(-u²/2σ²) at each position; 1 for Gaussian inputs.
-        hoelder_constant: H, the factor of the Hölder condition on the normalised process; 0 for a sequence.
+        hoelder_constant: H, the factor in the Hölder condition on the normalised process; 0 for a sequence, which needs
+            no continuity.
 
     Raises:
         ValueError: `num_points` below 1, or a negative σ or H.
@@ -169,14 +170,14 @@ def output_bound(num_points: int, sub_gaussian: float = 1.0, hoelder_constant: f
 
 
 def pad_moments(mean: Tensor, variance: Tensor, left: int = 0, right: int = 0) -> tuple[Tensor, Tensor]:
-    """Moments by lag of the same inputs with zeros before (`left`) and after (`right`) them.
+    """Moments by lag of inputs to which zeros are added before (`left`) and after (`right`).
 
     Args:
         mean, variance: `(L, D)`, by lag.
         left, right: Numbers of zeros.
 
     Returns:
-        Mean and variance, both `(right + L + left, D)`: zeros at the end of a sequence have the smallest lags.
+        Mean and variance, both `(right + L + left, D)`. Zeros at the end of a sequence have the smallest lags.
 
     Raises:
         ValueError: A negative number of zeros.
@@ -197,24 +198,24 @@ def padding_terms(
     padding: int,
     discretization: str = "zoh",
 ) -> tuple[Tensor, Tensor]:
-    """The key term 1 + ψ of the bound when the inputs get zeros on the left, and when they get them on the right.
+    """The term 1 + ψ of the bound for inputs with zeros added on the left, and with zeros added on the right.
 
-    Zeros on the left change nothing. After `padding` zeros on the right, C acts as C Ā^padding (e^{AT} in continuous
-    time), so that ψ decays and the key term tends to 1. Norms of the inputs cannot tell the one from the other. (A
-    feed-through, which is not in these models, would meet a zero on the right.)
+    Zeros on the left change nothing. With `padding` zeros on the right, C is replaced by C Ā^padding (e^{AT} in
+    continuous time), so that ψ decays and the term tends to 1. Norms of the inputs do not distinguish the two. The
+    models have no feed-through, which would be multiplied by zero on the right.
 
     Args:
-        a, b, c: `(D, N / 2)`, complex, one of each conjugate pair: see `ops.lti_kernel.diagonal_kernel`.
+        a, b, c: `(D, N / 2)`, complex, one of each conjugate pair: see `ops.lti.diagonal.diagonal_kernel`.
         dt: `(D,)`.
-        mean, variance: `(L, D)`, moments of the inputs without zeros, by lag.
+        mean, variance: `(L, D)`, moments by lag of the inputs without the zeros.
         padding: Number of zeros.
         discretization: `"zoh"` or `"bilinear"`.
 
     Returns:
-        Left and right, both `(D,)`.
+        The terms for zeros on the left and on the right, both `(D,)`.
 
     Raises:
-        ValueError: A negative `padding`, or what `diagonal_kernel` raises.
+        ValueError: A negative `padding`, or an error of `diagonal_kernel`.
 
     Source: Liu & Li 2024, eqs. (4) and (5).
     """
@@ -222,7 +223,7 @@ def padding_terms(
         raise ValueError(f"`padding` must not be negative, got {padding}.")
     length = len(mean)
     kernel = diagonal_kernel(a, b, c, dt, length, discretization)
-    # In double precision: a rounded phase would be multiplied by the number of zeros.
+    # In double precision, as the power multiplies the rounding error of the phase by the number of zeros.
     wide = torch.complex128
     a_bar, _ = (zoh if discretization == "zoh" else bilinear)(a.to(wide), b.to(wide), dt.double().unsqueeze(-1))
     behind = diagonal_kernel(a, b, (c * a_bar**padding).to(c.dtype), dt, length, discretization)
@@ -231,20 +232,19 @@ def padding_terms(
 
 
 def resampled_kernel(kernel: Tensor, factor: int = 2, *, hold: bool = True) -> Tensor:
-    """The kernel for inputs of which only every `factor`-th is kept (the last one, and backwards from there).
+    """The kernel for inputs subsampled to every `factor`-th position, counted back from the last.
 
-    With `hold` (zero-order hold with the step `factor` · Δ): k'_m = k_{rm} + ... + k_{rm+r-1}. It is the kernel of the
-    same A, B and C with the longer step, exactly. The output is unchanged, exactly, for inputs that are constant over
-    each block of r, and up to O(Δ) for smooth ones. τ is unchanged if besides no block holds taps of both signs, and
-    else can only fall, to its old value as Δ → 0.
+    With `hold` (zero-order hold with the step `factor` · Δ): k'_m = k_{rm} + ... + k_{rm+r-1}, which is exactly the
+    kernel of the same A, B and C with the longer step. The output is unchanged for inputs that are constant over each
+    block of r positions, and changes by O(Δ) for smooth inputs. For inputs that are constant over blocks, τ is
+    unchanged if the taps of each block have one sign, and smaller otherwise; the difference vanishes as Δ → 0.
 
-    Without `hold` (the paper's rule, C ↦ r C): k'_m = r k_{rm}, which agrees with the above as Δ → 0, with a relative
-    error O(|A| r Δ).
+    Without `hold` (the paper's rule, C ↦ r C): k'_m = r k_{rm}, which has a relative error of O(|A| r Δ).
 
     Args:
         kernel: `(..., L)`, at the full rate.
         factor: r; 2 halves the sampling rate.
-        hold: Which of the two.
+        hold: Use the zero-order hold instead of the paper's rule.
 
     Returns:
         `(..., ⌈L / r⌉)`.
@@ -260,19 +260,20 @@ def resampled_kernel(kernel: Tensor, factor: int = 2, *, hold: bool = True) -> T
 
 
 def norm_bound(a: Tensor, b: Tensor, c: Tensor, inputs: Tensor, order: int = 2) -> Tensor:
-    """‖x‖ ‖B‖ ‖C‖ ‖A‖ / √n of each channel: how earlier bounds for recurrent networks grow, to compare ψ² / √n with.
+    """‖x‖ ‖B‖ ‖C‖ ‖A‖ / √n of each channel: the growth of earlier bounds for recurrent networks.
 
-    They separate the norm of the data from those of the model, so they see no temporal structure: zeros on either side
-    of the inputs leave them as they are. Logarithms and constants are left out, as in the paper.
+    It is a baseline for ψ² / √n. These bounds separate the norm of the data from the norms of the model and so ignore
+    temporal structure: zeros before or after the inputs do not change them. Logarithms and constants are omitted, as in
+    the paper.
 
     Args:
-        a: State matrix: `(D, N, N)`, or its diagonal `(D, N)`. A complex diagonal holds one of each conjugate pair and
-            stands for both, as do b and c then. The paper writes the continuous A, B, C; for the bounds as they are
-            proved for recurrent networks, give the discretised ones.
+        a: State matrix: `(D, N, N)`, or its diagonal `(D, N)`. A complex diagonal holds one of each conjugate pair, as
+            then do b and c. The paper uses the continuous A, B, C; for the bounds proved for recurrent networks, give
+            the discretised ones.
         b: `(D, N)`, a column.
         c: `(D, N)`, a row.
         inputs: `(n, L, D)`, the training sequences; ‖x‖ is the largest Euclidean norm among them.
-        order: The matrix norms: 2 (default) the spectral norm (Chen et al.), 1 the largest column sum (Tu et al.).
+        order: Matrix norm: 2 (default) for the spectral norm (Chen et al.), 1 for the largest column sum (Tu et al.).
 
     Returns:
         `(D,)`.
@@ -280,7 +281,7 @@ def norm_bound(a: Tensor, b: Tensor, c: Tensor, inputs: Tensor, order: int = 2) 
     Raises:
         ValueError: Another order, or no sequence.
 
-    Source: Liu & Li 2024, Section 4.1, which quotes Chen et al. 2019 and Tu et al. 2019.
+    Source: Liu & Li 2024, Section 4.1, citing Chen et al. 2019 and Tu et al. 2019.
     """
     if order not in (1, 2):
         raise ValueError(f"`order` must be 1 or 2, got {order!r}.")
@@ -289,17 +290,17 @@ def norm_bound(a: Tensor, b: Tensor, c: Tensor, inputs: Tensor, order: int = 2) 
     copies = 2 if a.is_complex() and not is_dense else 1
     size_a = torch.linalg.matrix_norm(a, order) if is_dense else a.abs().amax(dim=-1)
     size_b = torch.linalg.vector_norm(b, order, dim=-1) * copies ** (1 / order)
-    # A row has one entry in each column.
+    # The columns of a row vector have one entry each.
     size_c = c.abs().amax(dim=-1) if order == 1 else torch.linalg.vector_norm(c, dim=-1) * copies**0.5
     size_x = torch.linalg.vector_norm(inputs, dim=1).amax(dim=0)
     return size_x * size_a * size_b * size_c / math.sqrt(num_sequences)
 
 
 def filter_norm(kernel: Tensor, order: int = 1) -> Tensor:
-    """‖k‖₁² or ‖k‖₂² of each channel: regularisers that know nothing of the data, to compare τ with.
+    """‖k‖₁² or ‖k‖₂² of each channel: regularisers that do not depend on the data, as baselines for τ.
 
-    The first is τ for inputs of mean 0 and variance 1; the second is the mean square of the output for inputs that are
-    uncorrelated besides.
+    The first is τ for inputs of mean 0 and variance 1. The second is the mean square of the output for such inputs if
+    they are also uncorrelated.
 
     Args:
         kernel: `(..., L)`.
@@ -311,7 +312,7 @@ def filter_norm(kernel: Tensor, order: int = 1) -> Tensor:
     Raises:
         ValueError: Another order.
 
-    Source: Liu & Li 2024, Appendix A.4, whose formula is the first although its text says ℓ2.
+    Source: Liu & Li 2024, Appendix A.4. Its formula is the first, although its text mentions ℓ2.
     """
     if order not in (1, 2):
         raise ValueError(f"`order` must be 1 or 2, got {order!r}.")
@@ -319,7 +320,7 @@ def filter_norm(kernel: Tensor, order: int = 1) -> Tensor:
 
 
 def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`tau(kernel, *lag_moments(inputs, mask))`, see `moments`, by loops over channels, lags and rows in float64.
+    """Reference for `tau(kernel, *lag_moments(inputs, mask))`: loops over channels, lags and rows, in float64.
 
     Args:
         kernel: `(D, L)`.
@@ -349,25 +350,25 @@ def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) ->
 
 
 def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
-    """The kernel with which a selective state space model sees the past from its last token.
+    """The time-varying kernel of a selective state space model, as seen from the last token.
 
     ρ_ℓ = Σ_n C₀[n] exp(A_n (Δ₀ + ... + Δ_{ℓ-1})) Δ_ℓ B_ℓ[n], where ℓ is the distance to the last token (twice the real
-    part where A is complex). With Δ, B and C averaged over a batch, `tau` of it is our extension of Liu & Li's measure
-    to models that vary in time.
+    part for a complex A). With Δ, B and C averaged over a batch, `tau` of this kernel extends the measure of Liu & Li
+    to time-varying models.
 
     Args:
         delta: `(L, D)` or `(L, 1)`, step sizes by distance to the last token.
         A: `(D, N)`, real, or complex with one of each conjugate pair.
         B: `(L, N)`, by distance to the last token.
         C: `(N,)`, at the last token.
-        D: `(D,)`, feed-through, which belongs to lag 0; default none.
+        D: `(D,)`, feed-through, added at lag 0; default none.
 
     Returns:
         `(D, L)`, real.
 
     Source: an extension of Liu & Li 2024, eq. (6), to Honarpisheh et al. 2025, eq. (20).
     """
-    # In double precision, as a long sequence turns complex states many times round.
+    # In double precision, as phases of complex states accumulate over a long sequence.
     elapsed = delta.double().cumsum(0) - delta
     kernel = delta.new_zeros(())
     for a, b, c in zip(A.unbind(1), B.unbind(1), C.unbind(0), strict=True):
@@ -379,7 +380,7 @@ def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
 
 
 def selective_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
-    """`selective_kernel` by following an impulse at each lag through the recurrence; same arguments."""
+    """Reference for `selective_kernel`: the recurrence applied to an impulse at each lag; same arguments."""
     length, channels = B.shape[0], A.shape[0]
     steps = delta.expand(length, channels)
     columns = []

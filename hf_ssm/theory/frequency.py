@@ -1,10 +1,10 @@
-"""Frequency bias of linear state space models (Yu et al. 2025): total variation, gradients by frequency, range of α.
+"""Frequency bias of linear state space models (Yu et al. 2025): total variation, gradients by frequency, limits of α.
 
 Legend: `L` length, `n` poles of a system, `S` continuous frequencies, `F` samples of a response.
 
-A system is its poles a_n = v_n + i w_n (v_n < 0) and residues c_n = ξ_n + i ζ_n: G(is) = Σ_n c_n / (is - a_n). Our
-layers store one of each conjugate pair; `ops.transfer.conjugate_poles` completes them. Continuous frequencies s, w are
-in radians per unit of time, discrete ones ω in radians per sample, in [0, π]; Δ is the time of one sample.
+A system consists of poles a_n = v_n + i w_n (v_n < 0) and residues c_n = ξ_n + i ζ_n: G(is) = Σ_n c_n / (is - a_n).
+Layers store one of each conjugate pair; `ops.lti.transfer.conjugate_poles` returns both. Continuous frequencies s and w
+are in radians per unit of time; discrete frequencies ω are in radians per sample, in [0, π]; Δ is the time of a sample.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = [
     "variation_bounds",
 ]
 
-_GRADING = 8.0  # From one panel's distance to a pole to the next one's.
+_GRADING = 8.0  # Ratio of the distances of successive panels to a pole.
 
 
 def _check_system(poles: Tensor, residues: Tensor | None = None) -> None:
@@ -40,7 +40,7 @@ def _check_system(poles: Tensor, residues: Tensor | None = None) -> None:
         )
     if not bool((poles.real < 0).all()):
         worst = poles.real.max().item()
-        raise ValueError(f"`poles` must have negative real parts (a stable system), got {worst} among them.")
+        raise ValueError(f"`poles` must have negative real parts (a stable system), got a real part of {worst}.")
 
 
 def total_variation(
@@ -48,22 +48,22 @@ def total_variation(
 ) -> Tensor:
     """V(G) = ∫ |dG(is)/ds| ds over [low, high], with dG(is)/ds = -i Σ_n c_n / (is - a_n)².
 
-    By quadrature on panels that grow with the distance to each pole from its own width |v_n| on, so that no peak is
-    lost, however narrow, and that are halved until they agree.
+    The integral is computed by adaptive quadrature. Panels have the width |v_n| near each pole and grow with the
+    distance, so that narrow peaks are resolved, and are halved until the result converges.
 
     Args:
         poles: `(..., n)`, complex, real parts negative.
         residues: `(..., n)`, complex.
         low: Lower end of the band of s; -inf is allowed.
         high: Upper end; inf is allowed.
-        real_part: Of the paper's real transfer function Re G (eq. (3)), instead of the complex G.
+        real_part: Use the paper's real transfer function Re G (eq. (3)) instead of the complex G.
         rtol: Relative accuracy.
 
     Returns:
         `(...)`, float64.
 
     Raises:
-        ValueError: `low` not below `high`, shapes that differ, an unstable pole, or values that are not finite.
+        ValueError: `low` not below `high`, different shapes, an unstable pole, or values that are not finite.
 
     Source: Yu et al. 2025, Section 2.
     """
@@ -72,7 +72,7 @@ def total_variation(
     _check_system(poles, residues)
     shape = poles.shape[:-1]
     poles, residues = (t.to(torch.complex128).reshape(-1, poles.shape[-1]) for t in (poles, residues))
-    # With s = σ tan θ the band is finite and the integrand, which falls as 1 / s², is smooth at its ends.
+    # With s = σ tan θ, the band is finite, and the integrand, which decays as 1 / s², is smooth at its ends.
     farthest = max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
     scale = poles.abs().amax(-1, keepdim=True).clamp(min=farthest)
     first, last = (torch.atan(end / scale) for end in (low, high))
@@ -96,27 +96,27 @@ def total_variation(
 
 
 def sampled_total_variation(response: Tensor, omega: Tensor, edges: Sequence[float]) -> Tensor:
-    """Total variation over bands of a response that is known at some frequencies: the length of the polygon.
+    """Total variation over bands of a sampled response: the length of the polygon through the samples.
 
-    A lower bound, which rises to V(G) as the samples become dense; what happens between two samples is not seen.
+    It is a lower bound of V(G), and converges to V(G) as the samples become dense.
 
     Args:
         response: `(..., F)`, real or complex.
         omega: `(F,)`, ascending, in any unit.
-        edges: Ends of the bands, ascending, in the same unit, within the range of `omega`. Between samples the response
-            is interpolated linearly.
+        edges: Ends of the bands, ascending, in the same unit, within the range of `omega`. The response is interpolated
+            linearly between samples.
 
     Returns:
-        `(..., len(edges) - 1)`, float64. Infinite where a sample is, NaN where one is.
+        `(..., len(edges) - 1)`, float64; infinite or NaN for bands with an infinite or NaN sample.
 
     Raises:
-        ValueError: Fewer than two edges, edges out of order or range, shapes that do not fit.
+        ValueError: Fewer than two edges, edges out of order or range, shapes that do not match.
 
-    Source: Yu et al. 2025, Section 2, the sum of which V is the supremum.
+    Source: Yu et al. 2025, Section 2; V is the supremum of such sums.
     """
     if omega.dim() != 1 or omega.shape[0] < 2 or response.shape[-1:] != omega.shape:
         raise ValueError(
-            f"`response` (..., F) and `omega` (F,) do not fit: {tuple(response.shape)} and {tuple(omega.shape)}."
+            f"`response` (..., F) and `omega` (F,) do not match: {tuple(response.shape)} and {tuple(omega.shape)}."
         )
     omega = omega.to(torch.float64)
     ends = _checked_edges(edges, omega[0].item(), omega[-1].item()).to(omega.device)
@@ -128,7 +128,7 @@ def sampled_total_variation(response: Tensor, omega: Tensor, edges: Sequence[flo
     into = (ends - omega[cell]) / (omega[cell + 1] - omega[cell])
     bands = []
     for start, stop, start_into, stop_into in zip(cell[:-1], cell[1:], into[:-1], into[1:], strict=True):
-        # Weight of each cell in the band, so that an infinite cell outside it does no harm.
+        # Weight of each cell in the band; cells outside it are excluded, as they can be infinite.
         weight = torch.zeros_like(omega[1:])
         weight[start : stop + 1] = 1.0
         weight[stop] -= 1 - stop_into
@@ -142,7 +142,7 @@ def _checked_edges(edges: Sequence[float], low: float, high: float) -> Tensor:
     ends = torch.as_tensor(list(edges), dtype=torch.float64)
     if len(ends) < 2 or not bool((ends.diff() > 0).all()):
         raise ValueError(f"`edges` must be two or more ascending frequencies, got {list(edges)}.")
-    # π itself may come from another precision.
+    # The tolerance admits π rounded to another precision.
     if ends[0] < low - 1e-6 or ends[-1] > high + 1e-6:
         raise ValueError(f"`edges` must lie in [{low:g}, {high:g}], got {list(edges)}.")
     return ends.clamp(low, high)
@@ -151,8 +151,8 @@ def _checked_edges(edges: Sequence[float], low: float, high: float) -> Tensor:
 def variation_bounds(poles: Tensor, residues: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """Lemma 1: V over (-∞, -B] is at most Σ_n |c_n| / (B + w_n), and over [B, ∞) at most Σ_n |c_n| / (B - w_n).
 
-    For G itself as for its real part. (One term's curve is an arc of a circle, (|c| / |v|) atan(|v| / (B - w)) long;
-    the proof's middle step |c / (iB - a)| is only its chord, and too small.)
+    The bounds hold for G and for its real part. (The curve of one term is an arc of length (|c| / |v|) atan(|v| / (B -
+    w)); the intermediate |c / (iB - a)| of the proof is the chord of that arc, which is shorter.)
 
     Args:
         poles: `(..., n)`, complex, real parts negative.
@@ -163,7 +163,7 @@ def variation_bounds(poles: Tensor, residues: Tensor, bound: float) -> tuple[Ten
         The two bounds, `(...)` each.
 
     Raises:
-        ValueError: B not above every |w_n|, shapes that differ, an unstable pole.
+        ValueError: B not above every |w_n|, different shapes, an unstable pole.
 
     Source: Yu et al. 2025, Lemma 1.
     """
@@ -178,12 +178,12 @@ def variation_bounds(poles: Tensor, residues: Tensor, bound: float) -> tuple[Ten
 def random_system_variation_bound(
     num_poles: int, bound: float, delta: float, largest_frequency: float | None = None
 ) -> float:
-    """Corollary 1: with residues of independent standard normal parts, V over (-∞, -B] or over [B, ∞) is at most
+    """Corollary 1: a bound on V for residues whose real and imaginary parts are independent standard normal.
 
-    √(2n) (√n + √ln(1/δ)) / (B - max |w|), each with probability at least 1 - δ.
-
-    The paper prints B - n/2 in the denominator, although its max |w| is nπ/2 (near B = nπ/2 that does not hold). Its
-    Corollary 2 takes the eigenvalues of HiPPO-LegS for real, max |w| = 0; for S4D-LegS give the largest |Im a|.
+    V over (-∞, -B], and V over [B, ∞), is at most √(2n) (√n + √ln(1/δ)) / (B - max |w|), each with probability at least
+    1 - δ. The paper prints B - n/2 in the denominator, although its max |w| is nπ/2; the printed form fails near
+    B = nπ/2. Its Corollary 2 takes the eigenvalues of HiPPO-LegS to be real, max |w| = 0; for S4D-LegS, give the
+    largest |Im a|.
 
     Args:
         num_poles: n.
@@ -192,7 +192,7 @@ def random_system_variation_bound(
         largest_frequency: max |w|; default nπ/2, that of the initialisation "lin" with α = 1.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: An argument out of range.
 
     Source: Yu et al. 2025, Corollary 1; Laurent & Massart 2000 for the χ² tail.
     """
@@ -207,23 +207,23 @@ def random_system_variation_bound(
 
 
 def gradient_kernel(s: Tensor, poles: Tensor, residues: Tensor, order: float = 0.0) -> Tensor:
-    """K_n(s), how much w_n = Im a_n feels the loss at the frequency s: ∂L/∂w_n = ∫ (∂L/∂G̃(is)) K_n(s) ds.
+    """K_n(s), the sensitivity of w_n = Im a_n to the loss at frequency s: ∂L/∂w_n = ∫ (∂L/∂G̃(is)) K_n(s) ds.
 
     K_n(s) = (1 + |s|)^β (ζ_n ((s - w_n)² - v_n²) - 2 ξ_n v_n (s - w_n)) / (v_n² + (s - w_n)²)², for the real transfer
     function of eq. (3); |K_n| ≤ (1 + |s|)^β |c_n| / (v_n² + (s - w_n)²). (Eq. (9) prints (s - v_n) in the second term;
-    its proof has (s - w_n).)
+    its proof has (s - w_n), as here.)
 
     Args:
         s: Frequencies `(S,)`, real.
         poles: `(..., n)`, complex.
         residues: `(..., n)`, complex.
-        order: β of the Sobolev filter; default none.
+        order: β of the Sobolev filter; default 0, no filter.
 
     Returns:
         `(..., n, S)`, real.
 
     Raises:
-        ValueError: Shapes that differ, an unstable pole.
+        ValueError: Different shapes, an unstable pole.
 
     Source: Yu et al. 2025, eqs. (4) and (9).
     """
@@ -235,10 +235,10 @@ def gradient_kernel(s: Tensor, poles: Tensor, residues: Tensor, order: float = 0
 
 
 def gradient_share(poles: Tensor, low: float, high: float) -> Tensor:
-    """The share of a pole's attention that falls in a band: of the envelope 1 / (v² + (s - w)²) of |K_n| / |c_n|.
+    """The share of a band in the integral of 1 / (v² + (s - w)²), the envelope of |K_n| / |c_n| of a pole.
 
-    It is (atan((high - w) / |v|) - atan((low - w) / |v|)) / π. A pole with a small share in a band does not learn from
-    losses there; half of a pole's attention lies within |v| of w.
+    It is (atan((high - w) / |v|) - atan((low - w) / |v|)) / π. Losses in a band with a small share hardly change the
+    pole; half of the integral lies within |v| of w.
 
     Args:
         poles: `(...)`, complex.
@@ -251,7 +251,7 @@ def gradient_share(poles: Tensor, low: float, high: float) -> Tensor:
     Raises:
         ValueError: `low` not below `high`, an unstable pole.
 
-    Source: the bound |K_n| of Yu et al. 2025, Theorem 1, integrated; the theorem's "local frequencies" as a number.
+    Source: the integrated bound on |K_n| of Yu et al. 2025, Theorem 1, which quantifies its "local frequencies".
     """
     if not low < high:
         raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
@@ -261,11 +261,11 @@ def gradient_share(poles: Tensor, low: float, high: float) -> Tensor:
 
 
 def pole_visibility(poles: Tensor, dt: float, length: int) -> tuple[Tensor, Tensor]:
-    """How much of a partial fraction 1 / (s - a) a sequence of L samples sees, at the bilinear nodes of its FFT.
+    """Visibility of a partial fraction 1 / (s - a) to a sequence of L samples, at the bilinear nodes of its FFT.
 
-    The norms of g_j = 1 / (i (2/Δ) tan(π j / L) - a): the largest entry (the gain of the circular convolution with it)
-    and the root mean square (the mean gain over frequencies), both times |v|, so that 1 is a node on the pole. A pole
-    far above the largest node has a visibility near 0 and could as well be left out.
+    It is the largest entry (the gain of the circular convolution) and the root mean square (the mean gain over
+    frequencies) of g_j = 1 / (i (2/Δ) tan(π j / L) - a), multiplied by |v|, so that 1 means a node on the pole. A pole
+    far above the largest node has a visibility near 0 and hardly affects the output.
 
     Args:
         poles: `(...)`, complex, real parts negative.
@@ -313,24 +313,24 @@ def alpha_max(
     discretization: str = "bilinear",
     largest_frequency: float | None = None,
 ) -> float:
-    """The largest useful α without a look at the data.
+    """The largest useful α, independent of the data.
 
-    `"bilinear"`: (2/π) atan(Im(a) Δ / 4) ≤ share, i.e. α_max = 8 tan(share π/2) / (π n Δ). With the paper's share this
-    is 50.51 / (π n Δ); it prints 50.52, from a rounded 25.26. (The 4 comes from a threshold at Im(a)/2 in Appendix D:
-    at α_max the fastest pole itself lies below the fastest 5 % of the Fourier nodes, not 10 %.)
+    `"bilinear"`: (2/π) atan(Im(a) Δ / 4) ≤ share, that is α_max = 8 tan(share π/2) / (π n Δ). With the paper's share
+    this is 50.51 / (π n Δ); the paper prints 50.52, from a rounded 25.26. (The 4 results from a threshold at Im(a)/2 in
+    Appendix D: at α_max, the fastest pole lies below the fastest 5 % of the Fourier nodes, not 10 %.)
 
-    `"zoh"`: a pole resonates at ω = Im(a) Δ, and beyond π it is an alias of a slower one; Im(a) Δ ≤ share π, i.e.
+    `"zoh"`: a pole resonates at ω = Im(a) Δ, and is an alias of a slower pole above π; Im(a) Δ ≤ share π, that is
     α_max = 2 share / (n Δ).
 
     Args:
         state_size: n, the number of poles (both of each conjugate pair).
         dt: Δ.
         share: Part of the Fourier nodes; default 0.9.
-        discretization: `"bilinear"` (the paper's) or `"zoh"` (ours, from the same reasoning).
+        discretization: `"bilinear"` (as in the paper) or `"zoh"` (derived here in the same way).
         largest_frequency: max |w| at α = 1; default nπ/2, that of the initialisation "lin".
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: An argument out of range.
 
     Source: Yu et al. 2025, Appendix G and eq. (5).
     """
@@ -343,10 +343,11 @@ def alpha_max(
 
 
 def alpha_ceiling(state_size: int, dt: float, length: int, *, largest_frequency: float | None = None) -> float:
-    """Rule II: beyond 4 tan((1 - 1/L) π/2) / (n π Δ) the fastest pole lies above the largest bilinear node.
+    """Rule II: the α = 4 tan((1 - 1/L) π/2) / (n π Δ) above which the fastest pole exceeds the largest bilinear node.
 
     The paper prints tan((1 - (L-1)/L) π/2), which tends to 0; its Appendix D and Fig. 7 show that the largest node is
-    meant. For an even L the node at Nyquist is infinite, and the formula lies between it and the next one.
+    meant. For an even L, the node at the Nyquist frequency is infinite, and the formula lies between it and the next
+    node.
 
     Args:
         state_size: n, the number of poles.
@@ -355,7 +356,7 @@ def alpha_ceiling(state_size: int, dt: float, length: int, *, largest_frequency:
         largest_frequency: As for `alpha_max`.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: An argument out of range.
 
     Source: Yu et al. 2025, Section 5.1, Rule II.
     """
@@ -373,23 +374,23 @@ def alpha_max_from_spectrum(
     discretization: str = "bilinear",
     largest_frequency: float | None = None,
 ) -> float:
-    """The α at which the fastest pole lies at the edge of the inputs' spectrum.
+    """The α at which the fastest pole lies at the edge of the spectrum of the inputs.
 
-    The edge ω_q, in radians per sample, is s = (2/Δ) tan(ω_q / 2) in the time of the system for the bilinear rule and
-    s = ω_q / Δ for the zero-order hold; α_max = 2 s / (π n). (The paper reads s_max off a picture and prints
-    s_max / (π n L Δ), in which s_max counts cycles per sequence and factors of two are in doubt.)
+    The edge ω_q, in radians per sample, corresponds to s = (2/Δ) tan(ω_q / 2) for the bilinear rule and to s = ω_q / Δ
+    for the zero-order hold; α_max = 2 s / (π n). (The paper reads s_max from a figure and prints s_max / (π n L Δ),
+    where s_max is in cycles per sequence and factors of two are unclear.)
 
     Args:
-        edge: ω_q in (0, π], such as `spectral_edge` gives it. At π the bilinear rule has no limit (inf).
+        edge: ω_q in (0, π], for example from `spectral_edge`. At π, the bilinear rule has no limit (inf).
         state_size: n, the number of poles.
         dt: Δ.
         discretization: `"bilinear"` or `"zoh"`.
         largest_frequency: As for `alpha_max`.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: An argument out of range.
 
-    Source: Yu et al. 2025, Appendix G, with the units put right.
+    Source: Yu et al. 2025, Appendix G, with corrected units.
     """
     _check_positive("dt", dt)
     if not 0 < edge <= math.pi:

@@ -13,8 +13,8 @@ from hf_ssm.utils.processes import Processes
 
 __all__ = ["lag_means", "lag_moments"]
 
-# Numbers in a block of the inputs. On a CPU what is made of it should stay in the cache: fresh memory costs more than
-# all the arithmetic. Elsewhere a block is only to bound the memory.
+# Elements in a block of the inputs. On a CPU, intermediate results should fit in the cache, as memory traffic costs
+# more than the arithmetic. On other devices, blocks only bound the memory.
 _CPU_BLOCK, _BLOCK = 2**18, 2**26
 
 _Statistics = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
@@ -30,20 +30,20 @@ def lag_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
 
-    The last position of a row is its last token, so that padding on either side changes nothing. The variance is the
-    population variance (divided by the number of rows that reach the distance), in float32 or better.
+    Distances are counted from the last token of each row, so that padding on either side has no effect. The variance is
+    the population variance (divided by the number of rows that reach the distance), in float32 or wider.
 
     Args:
-        inputs: `(B, L, D)`, what enters the convolution.
-        mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
-        from_first: Count distances from the first token instead (for the kernel that runs backwards).
+        inputs: `(B, L, D)`, inputs of the convolution.
+        mask: `(B, L)`, true (or 1) at tokens; `None` if all positions are tokens.
+        from_first: Count distances from the first token (for the backward kernel).
         length: Number of distances, at least L; default: the largest L of all processes.
-        processes: Take the rows of all these processes for one batch. Each has its own inputs, mask, B and L; all must
-            call this, with one `length`. Default: the rows of this process alone.
+        processes: Processes whose rows form one batch. Each has its own inputs, mask, B and L; all must call this
+            function with the same `length`. Default: the rows of this process only.
 
     Returns:
-        Mean μ and variance K, both `(length, D)`; entry ℓ belongs to the token ℓ steps away from the anchor. Distances
-        that no row reaches have mean and variance 0.
+        Mean μ and variance K, both `(length, D)`; entry ℓ is for tokens at distance ℓ. Distances that no row reaches
+        have mean and variance 0.
 
     Raises:
         ValueError: A `length` below L.
@@ -60,7 +60,7 @@ def lag_moments(
 def lag_means(
     inputs: Tensor, mask: Tensor | None = None, *, length: int | None = None, processes: Processes | None = None
 ) -> Tensor:
-    """The mean that `lag_moments` returns, by distance to the last token; same arguments."""
+    """The mean of `lag_moments`, by distance to the last token; same arguments."""
     mean, count = _by_distance(inputs, mask, False, length, processes, _mean)
     return mean if processes is None else _shared_mean(mean, count, processes)[0]
 
@@ -80,10 +80,10 @@ def _by_distance(
     processes: Processes | None,
     statistics: _Statistics,
 ) -> list[Tensor]:
-    """`statistics` of the rows of this process, each `(length, D)`, and the number of rows, `(length, 1)`."""
+    """`statistics` over the rows of this process, each `(length, D)`, and the number of rows, `(length, 1)`."""
     inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     own = inputs.shape[1]
-    # A convolution leaves each channel's positions side by side; read across, they would take ten times as long.
+    # The output of a convolution is contiguous along positions; reading it across channels is about ten times slower.
     turned = inputs.stride(1) < inputs.stride(2)
     view, axis = (inputs.mT, 2) if turned else (inputs, 1)
     if mask is None:
@@ -99,7 +99,7 @@ def _by_distance(
     if length is None:
         length = own if processes is None else processes.largest(own, inputs.device)
     if length < own:
-        raise ValueError(f"`length` must be at least that of the inputs, {own}, got {length}.")
+        raise ValueError(f"`length` must be at least {own}, the length of the inputs, got {length}.")
     parts.append(count)
     return parts if length == own else [F.pad(part, (0, 0, 0, length - own)) for part in parts]
 
@@ -107,12 +107,12 @@ def _by_distance(
 def _block_length(inputs: Tensor) -> int:
     batch, length, channels = inputs.shape
     if inputs.requires_grad and torch.is_grad_enabled():
-        return length  # the gradient of a block is as large as that of the whole
+        return length  # The gradient of each block has the size of the whole input.
     return max(1, (_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK) // (batch * channels))
 
 
 def _alignment(mask: Tensor, from_first: bool) -> tuple[Tensor, Tensor]:
-    """The position at each distance from the anchor, and whether there is a token, both `(B, L)`."""
+    """Position at each distance from the last (first) token, and whether it is a token, both `(B, L)`."""
     length = mask.shape[1]
     steps = torch.arange(length, device=mask.device)
     anchor = (mask.int() * (length - steps if from_first else steps + 1)).argmax(dim=1, keepdim=True)
@@ -122,7 +122,7 @@ def _alignment(mask: Tensor, from_first: bool) -> tuple[Tensor, Tensor]:
 
 
 def _aligned(view: Tensor, axis: int, index: Tensor, present: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of the inputs by distance, and 1 where there is a token; `axis` is that of the positions."""
+    """Blocks of the inputs by distance, and a mask that is 1 at tokens; `axis` is the axis of the positions."""
     batch, tokens = len(view), None if axis == 2 else view.flatten(0, 1)
     for chosen, there in zip(index.split(size, dim=1), present.split(size, dim=1), strict=True):
         if tokens is None:
@@ -140,6 +140,6 @@ def _mean(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _mean_and_variance(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
-    # In two passes, as the mean of squares less the square of the mean would lose the digits of a small variance.
+    # Two passes, as the difference of E[x²] and E[x]² loses the digits of a small variance.
     (mean,) = _mean(part, present)
     return mean, *_mean((part - mean).square(), present)

@@ -1,9 +1,9 @@
-"""The norms that bound a class of selective state space models (Honarpisheh et al. 2025), and what is assumed of them.
+"""Norms of a class of selective state space models, and assumptions about them (Honarpisheh et al. 2025).
 
 Legend: `d` channels, `N` states per channel, `R` rows of the step projection (1 where all channels share the step),
 `V` tokens of the vocabulary.
 
-1 - ρ_A of trained weights is easily 1e-40, hence the logarithms.
+For trained weights, 1 - ρ_A can be 1e-40, hence the logarithms.
 """
 
 import math
@@ -17,13 +17,13 @@ __all__ = ["Assumption", "SelectiveNorms", "column_norm", "norm_assumptions", "s
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that a theorem asks for.
+    """An assumption of a theorem.
 
     Attributes:
-        name: A few words.
-        holds: Whether it does.
-        value: What was found; `None` where there is no number to it.
-        message: What that means, and where it fails the mend.
+        name: Short description.
+        holds: Whether the assumption holds.
+        value: The value that decides it; `None` if there is none.
+        message: Explanation, with a remedy if the assumption fails.
     """
 
     name: str
@@ -34,19 +34,20 @@ class Assumption:
 
 @dataclass(frozen=True)
 class SelectiveNorms:
-    """What Theorems 4.5 and 4.6 know of a class of models and of their inputs, under the paper's letters.
+    """Properties of a class of models and its inputs that enter Theorems 4.5 and 4.6, with the paper's symbols.
 
     Attributes:
         num_channels, num_states: d and N.
         B_u: Largest ‖u[t]‖₂.
-        B_B, M_B, B_C, M_C: Spectral norms of W_B and W_C, and the sums of the moduli of their entries (‖·‖₁,₁).
-        B_w, M_w: ‖w‖₂ and ‖w‖₁. M_w = 0 for a w that is not learnt.
-        B_A, M_A: ‖A_c‖₂ and ‖A_c‖₂,₁ of the (Nd, Nd) state matrix; with a fixed step those of A = exp(A_c).
+        B_B, M_B, B_C, M_C: Spectral norms of W_B and W_C, and the sums of the absolute values of their entries
+            (‖·‖₁,₁).
+        B_w, M_w: ‖w‖₂ and ‖w‖₁; M_w is 0 for a w that is not learnt.
+        B_A, M_A: ‖A_c‖₂ and ‖A_c‖₂,₁ of the (Nd, Nd) state matrix; with a fixed step, of A = exp(A_c).
         s_A: Stability margin, -max Re λ(A_c).
-        L_p, B_p, B_q, M_q: Range of the step's bias, ‖q‖₂ and ‖q‖₁; all `None` with the fixed step 1. With a step for
-            each channel (our adaptation) the range over channels, the largest row norm, and ‖Q‖₁,₁.
+        L_p, B_p, B_q, M_q: Range of the bias of the step, ‖q‖₂ and ‖q‖₁; all `None` with the fixed step 1. With a step
+            per channel (an extension): the range over channels, the largest row norm, and ‖Q‖₁,₁.
         num_steps: R.
-        M_E, num_tokens: ‖E‖₁,₁ of a learnt embedding and V, for our extension of the class by it; else `None`.
+        M_E, num_tokens: ‖E‖₁,₁ of a learnt embedding, and V (an extension); otherwise `None`.
 
     Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2.
     """
@@ -82,7 +83,7 @@ class SelectiveNorms:
     def log_rate(self) -> float:
         """log(-log ρ_A) for s_A > 0."""
         if self.s_A <= 0:
-            raise ValueError(f"s_A={self.s_A} is no positive stability margin: ρ_A would not be below 1.")
+            raise ValueError(f"the stability margin s_A={self.s_A} must be positive, otherwise ρ_A is not below 1.")
         if self.L_p is None or self.B_q is None:
             return math.log(self.s_A)
         return math.log(self.s_A) + _log_softplus(self.L_p - self.B_q * self.B_u)
@@ -91,8 +92,8 @@ class SelectiveNorms:
     def rho_A(self) -> float:
         """ρ_A = (1 + e^(𝔏_p - 𝔅_q 𝔅_u))^(-s_A) (30), rounded to float64.
 
-        With s_A <= 0 (then it is no contraction, and Theorem 4.6 is void) the largest growth per token, e^(-s_A 𝔐_Δ),
-        at most e^709.
+        With s_A <= 0, where Theorem 4.6 does not apply, it is the largest growth per token, e^(-s_A 𝔐_Δ), clipped to
+        e^709.
         """
         return math.exp(min(self.log_rho, 709.0))
 
@@ -103,13 +104,13 @@ class SelectiveNorms:
 
     @property
     def log_gap(self) -> float:
-        """log(1 - ρ_A), also where 1 - ρ_A is below the resolution of float64; for s_A > 0."""
+        """log(1 - ρ_A) for s_A > 0, accurate for 1 - ρ_A below the resolution of float64 too."""
         rate = self.log_rate
         return rate if rate < -30 else math.log(-math.expm1(-math.exp(rate)))
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """‖X‖₂, the largest singular value of `(rows, columns)`; NaN where an entry is not finite."""
+    """‖X‖₂, the largest singular value of `(rows, columns)`; NaN if an entry is not finite."""
     if not torch.isfinite(matrix).all():
         return math.nan
     return torch.linalg.matrix_norm(matrix.detach().double(), ord=2).item()
@@ -131,17 +132,17 @@ def selective_norms(
     input_bound: float,
     embedding: Tensor | None = None,
 ) -> SelectiveNorms:
-    """The smallest class of Theorem 4.6 (without q and p: 4.5) that holds these weights.
+    """Norms of the smallest class of Theorem 4.6 (without q and p: of Theorem 4.5) that contains these weights.
 
     Args:
-        A: `(d, N)`, real: the diagonals of the continuous state matrices.
+        A: `(d, N)`, real, the diagonals of the continuous state matrices.
         W_B, W_C: `(N, d)`.
-        w: `(d,)`; `None` for one coordinate of the output, which is read as it is.
-        q: `(d,)`, or `(R, d)` with R = d for a step per channel (then ours, see `SelectiveNorms`); `None` with the
+        w: `(d,)`; `None` if the output is one coordinate of y.
+        q: `(d,)`, or `(R, d)` with R = d for a step per channel (an extension, see `SelectiveNorms`); `None` with the
             fixed step 1.
-        p: `(1,)` or `(R,)`, likewise.
+        p: `(1,)` or `(R,)`; `None` with the fixed step 1.
         input_bound: 𝔅_u.
-        embedding: `(V, d)`, where it is learnt and shall be counted.
+        embedding: `(V, d)`, a learnt embedding to include in the class.
 
     Raises:
         ValueError: One of q and p without the other; shapes that do not fit; a complex A.
@@ -152,7 +153,7 @@ def selective_norms(
         shapes = [tuple(part.shape) for part in (A, W_B, W_C)]
         raise ValueError(f"`A` must be real, (d, N), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}.")
     if (q is None) != (p is None):
-        raise ValueError("`q` and `p` come together: give both, or neither for the fixed step 1.")
+        raise ValueError("`q` and `p` must be given together, or neither for the fixed step 1.")
     channels, states = A.shape
     diagonal = A.detach().double().flatten()
     matrix = diagonal.exp() if q is None else diagonal.abs()
@@ -173,7 +174,7 @@ def selective_norms(
         M_C=column_norm(W_C, 1, 1),
         B_w=1.0 if w is None else torch.linalg.vector_norm(w.detach().double()).item(),
         M_w=0.0 if w is None else w.detach().double().abs().sum().item(),
-        # The columns of a diagonal matrix have one entry each.
+        # Each column of a diagonal matrix has one non-zero entry.
         B_A=matrix.max().item(),
         M_A=matrix.sum().item(),
         s_A=-diagonal.max().item(),
@@ -188,14 +189,14 @@ def selective_norms(
 
 
 def norm_assumptions(norms: SelectiveNorms) -> list[Assumption]:
-    """What Theorem 4.6 (with the fixed step 4.5) asks of the numbers, one by one."""
+    """Check the assumptions of Theorem 4.6 (with the fixed step: of Theorem 4.5)."""
     finite = all(math.isfinite(value) for value in vars(norms).values() if value is not None)
     size = f"‖u[t]‖₂ <= {norms.B_u:.4g} at every token"
     largest = "the largest real part of the state matrix is"
     stable = f"s_A = {norms.s_A:.4g} > 0: {largest} {-norms.s_A:.4g}, so each token contracts the state"
     unstable = (
-        f"s_A = {norms.s_A:.4g} is not positive ({largest} {-norms.s_A:.4g}): states need not fade, ρ_A < 1 fails and "
-        "the bound is void; state_matrix='neg_exp' is stable by construction"
+        f"s_A = {norms.s_A:.4g} is not positive ({largest} {-norms.s_A:.4g}): states need not decay, ρ_A < 1 fails and "
+        "the bound does not apply; state_matrix='neg_exp' is stable by construction"
     )
     found = [
         Assumption("bounded input", math.isfinite(norms.B_u), norms.B_u, size),

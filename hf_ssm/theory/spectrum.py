@@ -1,4 +1,4 @@
-"""The spectrum of what a model reads, and its edge.
+"""Power spectra of sequences, and their edges.
 
 Legend: `B` batch, `L` length, `D` channels, `F` frequencies, evenly spaced from 0 to π radians per sample.
 """
@@ -12,39 +12,40 @@ from hf_ssm.ops.long_conv import next_fast_len
 
 __all__ = ["power_spectrum", "spectral_edge", "strongest_line", "symbol_spectrum"]
 
-# Indicators at a time: rows times positions times symbols.
-_AT_ONCE = 2**22
-# Of the mean power: what is less counts as so much in a ratio.
+# Largest number of indicator values (rows times positions times symbols) in memory.
+_BLOCK = 2**22
+# Lower limit of the level in a ratio, relative to the mean power.
 _LEAST_LEVEL = 1e-6
 
 
-def _quick_count(length: int) -> int:
-    """The fewest frequencies, L/2 + 1 or a few more, whose transform is quick."""
+def _fast_count(length: int) -> int:
+    """The smallest number of frequencies, at least L/2 + 1, with a fast transform."""
     return next_fast_len(max(1, -(-length // 2))) + 1
 
 
 def power_spectrum(
     inputs: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None, remove_mean: bool = True
 ) -> Tensor:
-    """Power of sequences by frequency: the mean periodogram, every token counting once.
+    """Power of sequences by frequency: the mean periodogram, in which all tokens have equal weight.
 
-    Each row, less its mean, is surrounded by zeros and transformed on a common grid of frequencies, so that rows of any
-    length and padding on either side are no matter. The powers of a channel add up to the mean square of its tokens.
+    Each row is centred, padded with zeros and transformed on a common grid of frequencies, so that rows can have any
+    length and padding on either side. The powers of a channel add up to the mean square of its (centred) tokens.
 
     Args:
         inputs: `(B, L, D)`, real.
-        mask: `(B, L)`, true (or 1) at tokens; `None` when every position is one.
-        num_frequencies: Points F of the grid from 0 to π, at least L/2 + 1; default: the fewest for a quick transform.
-        remove_mean: Take each row's mean away, channel by channel: a constant says nothing about speed. (What turns
-            less than once in a row, which the row cannot tell from its mean, goes with it.) Default true.
+        mask: `(B, L)`, true (or 1) at tokens; `None` if all positions are tokens.
+        num_frequencies: Points F of the grid from 0 to π, at least L/2 + 1; default: the smallest with a fast
+            transform.
+        remove_mean: Subtract the mean of each row and channel (default). This also removes most of the power below one
+            cycle per row.
 
     Returns:
         `(D, F)`, float64: the power around ω_j = π j / (F - 1), positive and negative frequencies together.
 
     Raises:
-        ValueError: Shapes that do not fit, no token, or too few frequencies for the length.
+        ValueError: Shapes that do not match, no token, or too few frequencies for the length.
 
-    Source: our reading of "the densities of the FFTs of all input training data", Yu et al. 2025, Appendix G.
+    Source: an interpretation of "the densities of the FFTs of all input training data", Yu et al. 2025, Appendix G.
     """
     if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
         raise ValueError(
@@ -52,7 +53,7 @@ def power_spectrum(
             f"{None if mask is None else tuple(mask.shape)}."
         )
     length = inputs.shape[1]
-    count = _quick_count(length) if num_frequencies is None else num_frequencies
+    count = _fast_count(length) if num_frequencies is None else num_frequencies
     points = 2 * (count - 1)
     if points < max(length, 1):
         raise ValueError(f"`num_frequencies` must be at least {-(-length // 2) + 1} for length {length}, got {count}.")
@@ -61,25 +62,25 @@ def power_spectrum(
     number = tokens.sum()
     if number == 0:
         raise ValueError("`mask` keeps no token.")
-    # Padding may hold anything, NaN too.
+    # Padding can hold any value, including NaN.
     inputs = torch.where(tokens > 0, inputs, 0.0)
     if remove_mean:
         inputs = (inputs - inputs.sum(1, keepdim=True) / tokens.sum(1, keepdim=True).clamp(min=1)) * tokens
     spectrum = torch.fft.rfft(inputs.transpose(1, 2), n=points).abs().square().sum(0) / (points * number)
-    # Each inner frequency stands for its negative as well.
+    # Inner frequencies include the power at their negatives.
     spectrum[:, 1:-1] *= 2
     return spectrum
 
 
 def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None) -> Tensor:
-    """Power of sequences of symbols: the powers of the indicators of all symbols, added up.
+    """Power of sequences of symbols: the sum of the powers of the indicators of all symbols.
 
-    The indicator of a symbol is 1 where it stands and 0 elsewhere; each row's mean is removed. For DNA it is the
-    classical spectrum, in which protein-coding sequence shows at a period of three.
+    The indicator of a symbol is 1 where the symbol occurs and 0 elsewhere, and is centred in each row. For DNA this is
+    the classical spectrum, which has a peak at a period of three for protein-coding sequences.
 
     Args:
-        tokens: `(B, L)`, whole numbers; which number stands for which symbol is no matter.
-        mask: `(B, L)`, true (or 1) at symbols; `None` when every position holds one.
+        tokens: `(B, L)`, integers; the result does not depend on which integer represents which symbol.
+        mask: `(B, L)`, true (or 1) at symbols; `None` if all positions are symbols.
         num_frequencies: As for `power_spectrum`.
 
     Returns:
@@ -97,12 +98,12 @@ def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequenci
         )
     kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
     length = tokens.shape[1]
-    count = _quick_count(length) if num_frequencies is None else num_frequencies
+    count = _fast_count(length) if num_frequencies is None else num_frequencies
     number = kept.sum()
     if number == 0:
         raise ValueError("`mask` keeps no token.")
     total = torch.zeros(count, dtype=torch.float64, device=tokens.device)
-    step = max(1, _AT_ONCE // (length * len(tokens[kept].unique())))
+    step = max(1, _BLOCK // (length * len(tokens[kept].unique())))
     for rows, own in zip(tokens.split(step), kept.split(step), strict=True):
         if own.any():
             indicators = (rows.unsqueeze(-1) == rows[own].unique()).to(torch.float64)
@@ -113,19 +114,19 @@ def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequenci
 def spectral_edge(power: Tensor, q: float) -> Tensor:
     """The angular frequency ω_q below which a share q of the power lies.
 
-    The power at a point of the grid is taken as spread over its surroundings, half way to its neighbours.
+    The power at a point of the grid is spread uniformly over the interval half way to its neighbours.
 
     Args:
         power: `(..., F)`, not negative, on F frequencies from 0 to π evenly spaced.
         q: In (0, 1].
 
     Returns:
-        `(...)`, radians per sample, in (0, π]; divided by 2π: cycles per sample.
+        `(...)`, radians per sample, in (0, π]; divide by 2π for cycles per sample.
 
     Raises:
-        ValueError: `q` out of range, fewer than two frequencies, or no power at all (such as for constant inputs).
+        ValueError: `q` out of range, fewer than two frequencies, or no power (for example for constant inputs).
 
-    Source: for Yu et al. 2025, Appendix G, in place of the eye.
+    Source: replaces the visual estimate of Yu et al. 2025, Appendix G.
     """
     if not 0 < q <= 1:
         raise ValueError(f"`q` must lie in (0, 1], got {q!r}.")
@@ -146,10 +147,10 @@ def spectral_edge(power: Tensor, q: float) -> Tensor:
 
 
 def strongest_line(power: Tensor) -> tuple[float, float]:
-    """The angular frequency that stands out most, and how often the median of its surroundings its power is.
+    """The frequency with the largest ratio of its power to the median power around it, and that ratio.
 
-    Surroundings reach π/16 to either side; frequencies below π/16, where a drift is no line, are left out. In noise the
-    strongest line is a little above 1; it takes many sequences for such a ratio to mean anything.
+    The median is over π/16 to either side. Frequencies below π/16 are excluded, as drifts have high power there. For
+    noise, the largest ratio is slightly above 1 if many sequences are averaged, and unreliable for few.
 
     Args:
         power: `(F,)`, on F frequencies from 0 to π, at least 33.
@@ -164,15 +165,15 @@ def strongest_line(power: Tensor) -> tuple[float, float]:
     if power.dim() != 1 or reach < 2:
         raise ValueError(f"`power` must be of 33 frequencies or more, (F,), got {tuple(power.shape)}.")
     density = power.to(torch.float64).clone()
-    # The frequency π has no negative to be counted with.
+    # The frequency π has no distinct negative.
     density[-1] *= 2
-    # Beyond π the spectrum goes back; what is needed below 0 is left out.
+    # The spectrum is symmetric about π. Frequencies that would need values below 0 are excluded.
     mirrored = torch.cat([density, density[-reach - 1 : -1].flip(0)])
     level = mirrored.unfold(0, 2 * reach + 1, 1).median(-1).values
     mean = density.mean().item()
     if not 0 < mean < math.inf:
         raise ValueError("`power` is zero or not finite: the inputs are constant, or hold NaN.")
-    # Around a pure wave there is nothing.
+    # Around a pure wave, the level can be 0.
     ratio = density[reach:] / level.clamp(min=_LEAST_LEVEL * mean)
     best = int(ratio.argmax())
     return math.pi * (best + reach) / (power.shape[-1] - 1), ratio[best].item()

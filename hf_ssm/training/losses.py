@@ -8,16 +8,16 @@ __all__ = ["TauLoss", "tau_loss"]
 
 
 class TauLoss:
-    """What `tau_loss` returns: call it with the model's outputs and the labels."""
+    """The loss function that `tau_loss` returns; called with the model's outputs and the labels."""
 
     def __init__(self, model: Any, weight: float):
         self.model = model
         self.weight = weight
         self._attention_mask: Tensor | None = None
         self._labels_are_shifted = type(model).__name__.endswith("ForCausalLM")
-        model.register_forward_pre_hook(self._ask_for_tau, with_kwargs=True)
+        model.register_forward_pre_hook(self._request_tau, with_kwargs=True)
 
-    def _ask_for_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _request_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self._attention_mask = kwargs.get("attention_mask")
         if model.training and self.weight > 0:
             kwargs = {**kwargs, "output_tau": True, "return_dict": True}
@@ -41,9 +41,8 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     Trainer(model, args, train_dataset=data, compute_loss_func=tau_loss(model))
     ```
 
-    The model is made to return τ while it trains (by a hook, which leaves its configuration alone); evaluation
-    reports the task loss alone. With gradient accumulation each micro-batch counts by its share of the labels, for
-    the task loss and for τ alike.
+    A hook makes the model return τ in training mode; evaluation reports the task loss only. With gradient accumulation
+    each micro-batch is weighted by its share of the labels, both for the task loss and for τ.
 
     Args:
         model: A model of hf_ssm with a head.

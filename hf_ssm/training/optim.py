@@ -1,82 +1,55 @@
-"""Which parameters get which learning rate and weight decay.
+"""Weight decay of state matrices, and which parameters ordinary weight decay applies to."""
 
-By name, as attributes of parameters do not survive loading.
-"""
-
-import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-__all__ = ["StateMatrixDecay", "is_decayed", "is_dynamics", "is_sobolev_order", "is_state_matrix"]
+from hf_ssm.modules.roles import ParameterRole, parameter_roles
 
-# Step sizes and state matrices; and what plays their part in Hyena's other filters.
-_DYNAMICS = {
-    "filter": frozenset({"log_dt", "log_A_real", "A_imag", "B", "P", "frequency", "frequencies", "positions"}),
-    **dict.fromkeys(("scan", "reverse_scan"), frozenset({"A", "A_log", "A_imag", "dt_bias"})),
-}
-# How a parameter changes where A is multiplied by a factor: -exp of it is the real part of A, it is a part of A itself,
-# or A = diag(λ) - P P* is quadratic in it.
-_SCALE_STATE_MATRIX: dict[str, Callable[[Tensor, float], Any]] = {
-    **dict.fromkeys(("log_A_real", "A_log"), lambda parameter, factor: parameter.add_(math.log(factor))),
-    **dict.fromkeys(("A", "A_imag"), lambda parameter, factor: parameter.mul_(factor)),
-    "P": lambda parameter, factor: parameter.mul_(math.sqrt(factor)),
-}
-_NORMS = frozenset({"norm", "norm1", "norm2"})
-_NOT_DECAYED = frozenset({"D", "bias", "sobolev_order"})
+__all__ = ["StateMatrixDecay", "is_decayed"]
 
 
-def _own_name(parameter_name: str) -> str:
-    return parameter_name.rsplit(".", 1)[-1]
+def is_decayed(name: str, role: ParameterRole) -> bool:
+    """Whether weight decay applies: not to dynamics, norms, biases, feed-throughs and Sobolev orders.
 
+    Args:
+        name: Name of the parameter.
+        role: Its entry in `parameter_roles(model)`.
 
-def is_dynamics(parameter_name: str) -> bool:
-    """Whether the parameter is a step size, a state matrix or a frequency: own learning rate, no decay.
-
-    Source: Liu & Li 2024, Appendix A.1 (Δ, A and B by Adam with a small rate).
+    Source: Liu & Li 2024, Appendix A.1 (dynamics); Yu et al. 2025, Table 4 (Sobolev orders).
     """
-    *_, owner, name = ["", *parameter_name.split(".")]
-    return name in _DYNAMICS.get(owner, ())
-
-
-def is_state_matrix(parameter_name: str) -> bool:
-    """Whether the parameter is a part of a state matrix A (neither Δ nor B)."""
-    return is_dynamics(parameter_name) and _own_name(parameter_name) in _SCALE_STATE_MATRIX
+    return role.is_decayed and name.rpartition(".")[2] != "bias"
 
 
 class StateMatrixDecay:
     """Weight decay of the state matrices, decoupled as in AdamW: A ← (1 - η λ) A before each step.
 
     A itself decays, not what it is stored as: decay of log(-Re A) would pull the real part towards -1, so that a slow
-    mode would forget faster, and decay of A makes all modes slower. In the stored parameters it is
+    mode would forget faster, whereas decay of A makes all modes slower. The stored parameters become
     log(-Re A) + log(1 - η λ), (1 - η λ) Im A and, where A = diag(Λ) - P P*, √(1 - η λ) P.
 
-    Use it as a hook: `optimizer.register_step_pre_hook(StateMatrixDecay(model.named_parameters(), 0.1))`. Like AdamW,
-    it passes over parameters without a gradient, and η is the learning rate of the parameter's group at that step.
+    Use it as a hook: `optimizer.register_step_pre_hook(StateMatrixDecay(model, 0.1))`. Like AdamW, it skips parameters
+    without a gradient, and η is the learning rate of the parameter's group at that step.
 
     Args:
-        named_parameters: Of the model; those that are no part of a state matrix are left alone.
+        model: The model; parameters that are not part of a state matrix do not change.
         weight_decay: λ.
 
     Raises:
-        ValueError: None of the parameters is part of a state matrix.
+        ValueError: The model has no state matrix.
 
     Source: Liu & Li 2024, Appendix A.4 ("weight decay on the hidden matrix A"), which does not say how A was stored.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float):
+    def __init__(self, model: nn.Module, weight_decay: float):
         self.weight_decay = weight_decay
-        self._scale = {
-            id(parameter): _SCALE_STATE_MATRIX[_own_name(name)]
-            for name, parameter in named_parameters
-            if is_state_matrix(name)
-        }
-        if not self._scale:
+        roles, named = parameter_roles(model), dict(model.named_parameters())
+        self._roles = {id(named[name]): role for name, role in roles.items() if role.is_state_matrix}
+        if not self._roles:
             raise ValueError(
                 f"`dynamics_weight_decay`={weight_decay} has nothing to act on: the model has no state matrix. "
-                "Leave it at 0, or take a state space model (for Hyena, filter_type='s4d' or 's4')."
+                "Set it to 0, or use a state space model (for Hyena, filter_type='s4d' or 's4')."
             )
 
     @torch.no_grad()
@@ -85,17 +58,6 @@ class StateMatrixDecay:
         for group in optimizer.param_groups:
             factor = 1 - float(group["lr"]) * self.weight_decay
             for parameter in group["params"]:
-                scale = self._scale.get(id(parameter))
-                if scale is not None and parameter.grad is not None:
-                    scale(parameter, factor)
-
-
-def is_sobolev_order(parameter_name: str) -> bool:
-    """Whether the parameter is a trainable β: own learning rate, no decay (Yu et al. 2025, Table 4)."""
-    return _own_name(parameter_name) == "sobolev_order"
-
-
-def is_decayed(parameter_name: str) -> bool:
-    """Whether weight decay applies: not to dynamics, norms, biases, feed-throughs and Sobolev orders."""
-    is_norm = any(part in _NORMS for part in parameter_name.split("."))
-    return not is_norm and not is_dynamics(parameter_name) and _own_name(parameter_name) not in _NOT_DECAYED
+                role = self._roles.get(id(parameter))
+                if role is not None and parameter.grad is not None:
+                    role.scale_state_matrix_(parameter, factor)

@@ -19,28 +19,28 @@ __all__ = ["rescale_init_"]
 def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Divide C and D of every layer by √τ of that layer, in place, in one forward pass.
 
-    Each layer is rescaled just before it computes, so that the layers above see inputs that are already rescaled.
-    Afterwards `model(**batch, output_tau=True).tau` is 1 for every layer. Dropout is off meanwhile; batch norm
-    stays in the mode the model is in. The configuration records it as `rescaled=True`.
+    Each layer is rescaled before it computes its output, so that later layers get rescaled inputs.
+    Afterwards `model(**batch, output_tau=True).tau` is 1 for every layer. Dropout is disabled
+    during the call; batch norm keeps its mode. The configuration records `rescaled=True`.
 
-    In a distributed run (`torch.distributed`) all processes have to call it, each with a batch of its own. They first
-    take the weights of the first process, as they do when they begin to train; τ is that of all the rows, so that every
-    process finds the same factors.
+    In a distributed run (`torch.distributed`) all processes have to call it, each with its own batch. The weights of
+    the first process are broadcast first, as at the start of training; τ is that of the rows of all processes, so that
+    all processes use the same factors.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
-        batch: Its keyword inputs, tensors; labels are ignored. Take a batch of many rows: τ rests on their mean and
+        batch: Its keyword inputs, tensors; labels are ignored. Use a batch of many rows: τ depends on their mean and
             variance.
 
     Returns:
         τ of each layer before it was rescaled, `(num_hidden_layers,)`.
 
     Raises:
-        ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model is then
-            left as it was).
+        ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model
+            is then unchanged).
 
     Warns:
-        UserWarning: There is one row only, so that all variances are 0.
+        UserWarning: There is a single row, so that all variances are 0.
 
     Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
     """
@@ -68,7 +68,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     if processes is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
             processes.take_from_first_(tensor)
-    # Batch norm may move its statistics, too.
+    # Buffers too: batch norm may update its statistics.
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]
     dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]

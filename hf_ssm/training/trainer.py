@@ -11,8 +11,9 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
+from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training.losses import TauLoss
-from hf_ssm.training.optim import StateMatrixDecay, is_decayed, is_dynamics, is_sobolev_order
+from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
 
@@ -23,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class SSMTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the learning rates of the parameters that Liu & Li and Yu et al. train apart.
+    """`TrainingArguments` with separate learning rates for dynamics and Sobolev orders (Liu & Li; Yu et al.).
 
     `SSMTrainer` also takes plain `TrainingArguments`; it then uses the defaults below.
     """
@@ -55,13 +56,13 @@ class SSMTrainer(PushingTrainer):
 
     - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
       (the sum over layers), `tau_loss` (λ times it) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
-      and `tau_loss`. Evaluation reports the task loss alone.
+      and `tau_loss`. Evaluation reports the task loss only.
     - In distributed training τ, also that of the rescaling, is that of the rows of all processes.
     - With `config.rescale_init=True`, calls `rescale_init_` on the first batch before the first step of a fresh
       model; never for weights that were loaded, nor for a resumed run, nor twice.
-    - Step sizes, state matrices and trainable Sobolev orders have their own learning rates and no weight decay (state
-      matrices only that of `dynamics_weight_decay`); nor have norms, biases and feed-throughs.
-    - Pushes to the Hub what others can load, with every `hub_strategy`: see `PushingTrainer`.
+    - Step sizes, state matrices and trainable Sobolev orders have their own learning rates. No weight decay applies to
+      them (state matrices: only `dynamics_weight_decay`), nor to norms, biases and feed-throughs.
+    - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
     """
@@ -71,8 +72,8 @@ class SSMTrainer(PushingTrainer):
         super().__init__(*args, **kwargs)
         if isinstance(self.compute_loss_func, TauLoss) and self._ssm.config.tau_weight > 0:
             raise ValueError(
-                "`compute_loss_func=tau_loss(...)` is for the plain Trainer: SSMTrainer adds τ already (config."
-                f"tau_weight={self._ssm.config.tau_weight}). Leave one of the two out."
+                "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
+                f"tau_weight={self._ssm.config.tau_weight}). Remove one of the two."
             )
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
@@ -83,42 +84,42 @@ class SSMTrainer(PushingTrainer):
         return self.accelerator.unwrap_model(self.model)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; rescales a fresh model first where its configuration asks for it."""
+        """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
         if isinstance(resume_from_checkpoint, str):
-            resume_from_checkpoint = self._checkpoint_at_hand(resume_from_checkpoint)
+            resume_from_checkpoint = self.fetch_checkpoint(resume_from_checkpoint)
         self._resuming = bool(resume_from_checkpoint)
         if self._resuming:
-            self._keep_the_record(resume_from_checkpoint)
+            self._restore_rescaled_flag(resume_from_checkpoint)
         if self.model_init is None:
-            self._rescale_if_asked(self._ssm)
+            self._rescale_if_configured(self._ssm)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """As in transformers; the model that `train` makes is rescaled where its configuration asks for it."""
+        """As in transformers; the model that `train` makes is rescaled if its configuration has `rescale_init=True`."""
         model = super().call_model_init(trial)
-        # Also called by the constructor, for a model that train() will replace.
+        # The constructor calls this too, for a model that train() replaces.
         if self._resuming is not None:
-            self._rescale_if_asked(model)
+            self._rescale_if_configured(model)
         return model
 
-    def _keep_the_record(self, checkpoint: str | bool | None) -> None:
+    def _restore_rescaled_flag(self, checkpoint: str | bool | None) -> None:
         folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint
         if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
             self._ssm.config.rescaled = AutoConfig.from_pretrained(folder).rescaled
 
-    def _rescale_if_asked(self, model: Any) -> None:
-        def is_true_of_a_part(name: str) -> bool:
+    def _rescale_if_configured(self, model: Any) -> None:
+        def any_module_has(name: str) -> bool:
             return any(getattr(part, name, False) for part in model.modules())
 
-        if not model.config.rescale_init or self._resuming or is_true_of_a_part("weights_were_rescaled"):
+        if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
-        if is_true_of_a_part("weights_were_loaded"):
+        if any_module_has("weights_were_loaded"):
             logger.warning(
-                "rescale_init=True is for fresh models: this model's weights were loaded, so they stay as they are. "
-                "Call hf_ssm.rescale_init_(model, batch) to rescale them all the same."
+                "rescale_init=True is for fresh models: this model's weights were loaded, so they are not rescaled. "
+                "Call hf_ssm.rescale_init_(model, batch) to rescale them."
             )
             return
-        # The generator is put back, so that the first step sees this very batch, as it would without rescaling.
+        # The random state is restored, so that the first step gets the same batch as without rescaling.
         with torch.random.fork_rng():
             batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
         self.rescale_tau = rescale_init_(model, batch).tolist()
@@ -126,10 +127,15 @@ class SSMTrainer(PushingTrainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters with weight decay."""
-        return [name for name in super().get_decay_parameter_names(model) if is_decayed(name)]
+        roles = parameter_roles(model)
+        return [
+            name
+            for name in super().get_decay_parameter_names(model)
+            if name not in roles or is_decayed(name, roles[name])
+        ]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """transformers' optimizer, with groups of their own for dynamics and Sobolev orders."""
+        """transformers' optimizer, with separate groups for dynamics and Sobolev orders."""
         fresh = self.optimizer is None
         optimizer = super().create_optimizer() if model is None else super().create_optimizer(model)
         if not fresh:
@@ -137,35 +143,31 @@ class SSMTrainer(PushingTrainer):
         rate = self.args.learning_rate
         dynamics_rate = getattr(self.args, "dynamics_learning_rate", None)
         sobolev_rate = getattr(self.args, "sobolev_learning_rate", None)
-        rates = {
-            is_dynamics: min(rate, 1e-3) if dynamics_rate is None else dynamics_rate,
-            is_sobolev_order: rate if sobolev_rate is None else sobolev_rate,
-        }
+        dynamics_rate = min(rate, 1e-3) if dynamics_rate is None else dynamics_rate
         trained: Any = self.model if model is None else model
-        named = dict(trained.named_parameters())
-        for belongs, own_rate in rates.items():
-            chosen = {id(parameter) for name, parameter in named.items() if belongs(name)}
+        roles, named = parameter_roles(trained), dict(trained.named_parameters())
+        dynamics = {id(named[name]) for name, role in roles.items() if role.is_dynamics}
+        orders = {id(named[name]) for name, role in roles.items() if role.quantity == "sobolev_order"}
+        for chosen, own_rate in ((dynamics, dynamics_rate), (orders, rate if sobolev_rate is None else sobolev_rate)):
             moved = []
             for group in optimizer.param_groups:
                 moved += [parameter for parameter in group["params"] if id(parameter) in chosen]
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in chosen]
             if moved:
                 optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
-        self._decay_state_matrices(optimizer, named, rates[is_dynamics])
+        self._decay_state_matrices(optimizer, trained, dynamics_rate)
         return optimizer
 
-    def _decay_state_matrices(
-        self, optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter], rate: float
-    ) -> None:
+    def _decay_state_matrices(self, optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
         decay = getattr(self.args, "dynamics_weight_decay", 0.0)
         if decay == 0:
             return
         if rate * decay >= 1:
             raise ValueError(
                 f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "
-                "would take A past 0: lower `dynamics_weight_decay` or `dynamics_learning_rate`."
+                "would make A change sign: lower `dynamics_weight_decay` or `dynamics_learning_rate`."
             )
-        optimizer.register_step_pre_hook(StateMatrixDecay(named.items(), decay))
+        optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
     def compute_loss(
         self,
@@ -178,8 +180,8 @@ class SSMTrainer(PushingTrainer):
         weight = self._ssm.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        asked = {"output_tau": True, "return_dict": True}
-        loss, outputs = super().compute_loss(model, {**inputs, **asked}, True, num_items_in_batch)
+        flags = {"output_tau": True, "return_dict": True}
+        loss, outputs = super().compute_loss(model, {**inputs, **flags}, True, num_items_in_batch)
         # One row per replica under torch.nn.DataParallel.
         tau = outputs.tau.unflatten(0, (-1, self._ssm.config.num_hidden_layers)).mean(dim=0)
         steps = self.current_gradient_accumulation_steps

@@ -9,7 +9,7 @@ import torch
 
 import hf_ssm
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.models.conversion import plain_classifier_from_state_dict
+from hf_ssm.models.selective.convert_mamba import plain_classifier_from_state_dict
 from hf_ssm.theory.bounds import capacity_covers, combine_covers, gap_bound, log_output_bound
 from hf_ssm.theory.selective_norms import selective_norms
 
@@ -89,7 +89,7 @@ class TestPlain:
         assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9, **options)
         with pytest.raises(ValueError, match=r"`input_bound`=0\.1 is below"):
             generalization_bound(model, [batch], input_bound=0.1)
-        with pytest.raises(ValueError, match="holds no batch"):
+        with pytest.raises(ValueError, match="`batches` is empty"):
             generalization_bound(model, [])
 
     def test_two_logits_are_read_as_their_difference(self, weights, batch):

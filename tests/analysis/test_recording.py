@@ -290,7 +290,7 @@ def test_not_one_of_our_models() -> None:
 
 
 def test_no_batch(make_model) -> None:
-    with pytest.raises(ValueError, match=r"`batches` holds no batch"):
+    with pytest.raises(ValueError, match=r"`batches` is empty"):
         record_operators(make_model("S4", "Model"), [])
 
 

@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 import hf_ssm
-from hf_ssm.analysis import pictures
-from hf_ssm.analysis.complexity import LayerComplexity
-from hf_ssm.analysis.movement import GROUPS
 from hf_ssm.analysis.report import BANDS, theory_report
 from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
+from hf_ssm.modules.roles import QUANTITIES
 
 VARIANTS = {
     "hyena": ("Hyena", {"hyena_order": 3, "filter_order": 4, "max_position_embeddings": 16}),
@@ -127,7 +125,7 @@ def test_bound_of_the_block_of_the_theorem(make_model) -> None:
     assert report.bound.num_sequences == 400
     text = report.to_text()
     assert "bound (27) on the gap, n = 400" in text and "contraction ρ_A" in text
-    assert ("says nothing" in text) == (report.bound.bound > 1)
+    assert ("is vacuous" in text) == (report.bound.bound > 1)
 
 
 def test_bound_that_cannot_be_had_says_why(make_model) -> None:
@@ -159,7 +157,7 @@ def test_markdown_tables_are_whole(make_model) -> None:
     assert len(blocks) == 4
     for rows in blocks:
         assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
-    assert f"| {GROUPS['A_imag']} | 0.25 |" in text and f"| {GROUPS['sobolev_order']} | – |" in text
+    assert f"| {QUANTITIES['A_imag']} | 0.25 |" in text and f"| {QUANTITIES['sobolev_order']} | – |" in text
 
 
 def test_cells_and_lists() -> None:
@@ -198,26 +196,6 @@ def test_pictures(make_model, tmp_path, variant) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def layer(taus: list[float]) -> LayerComplexity:
-    values = torch.tensor(taus)
-    return LayerComplexity(0, values.mean().item(), 0.0, 0.0, 0.0, 1, values)
-
-
-def test_picture_of_a_channel_without_complexity(tmp_path) -> None:
-    """The logarithm of 0 is no place on an axis."""
-    pictures.draw_tau([layer([0.0, 1.0, 2.0])], tmp_path / "a.png", title="With a title")
-    pictures.draw_tau([layer([1.0, 1.0, 2.0])], tmp_path / "b.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000 and (tmp_path / "b.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match=r"`movement` is empty"):
-        pictures.draw_movement({}, tmp_path / "c.png")
-
-
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"hf_ssm\[plots\]"):
-        pictures.draw_tau([layer([1.0])], tmp_path / "a.png")
-
-
 def test_public_name() -> None:
     assert hf_ssm.theory_report is theory_report
 
@@ -226,7 +204,7 @@ def test_bad_input(make_model) -> None:
     model = make_model("S4", "ForSequenceClassification")
     with pytest.raises(ValueError, match=r"no long convolution or selective scan"):
         theory_report(nn.Linear(2, 2), [])
-    with pytest.raises(ValueError, match=r"no batch"):
+    with pytest.raises(ValueError, match="`batches` is empty"):
         theory_report(model, [])
     with pytest.raises(ValueError, match=r"num_sequences"):
         theory_report(model, two_batches(), num_sequences=0)

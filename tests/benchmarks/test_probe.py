@@ -1,4 +1,4 @@
-"""The benchmark of the probe runs in its tiny setting, compares what is the same, and counts the plain loop right."""
+"""The benchmark of the probe runs in its tiny setting, compares orders, and extrapolates the plain loop."""
 
 import importlib.util
 import re
@@ -30,7 +30,12 @@ def test_tiny(benchmark, capsys) -> None:
         assert re.fullmatch(rf"\| {family} \| {head} \| \d+\.\d \| \d+\.\d \| \d\.\d \|", row)
 
 
-def test_a_part_of_the_plain_loop_is_scaled_to_all_of_it(benchmark, monkeypatch) -> None:
+def test_tiny_evaluators(benchmark, capsys) -> None:
+    benchmark.main(["--tiny", "--evaluators", "--families", "S4", "--heads", "mean"])
+    assert re.search(r"^\| S4 \| mean( \| \d+\.\d\d){3} \|$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_part_of_the_plain_loop_is_extrapolated(benchmark, monkeypatch) -> None:
     """Each call takes a second; one step of 4 candidates is 4 of the 10 calls."""
     seconds = iter([0.0, 4.0])
     monkeypatch.setattr(benchmark, "clocks", lambda: (now := next(seconds), 2 * now))

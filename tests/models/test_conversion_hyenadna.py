@@ -1,9 +1,8 @@
-"""HyenaDNA checkpoints: their logits by the published equations, written out here, and what is refused."""
+"""HyenaDNA checkpoints: logits compared with the published equations as loops, and errors."""
 
 import copy
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from hf_ssm import (
     cli,
 )
 from hf_ssm.models.conversion import convert_checkpoint
-from hf_ssm.models.hyena.configuration_hyenadna import from_hyenadna
-from hf_ssm.models.hyena.convert_hyenadna import converted, recognises
-from hf_ssm.training.optim import is_decayed
+from hf_ssm.models.hyena.convert_hyenadna import HyenaDNAConverter
+from hf_ssm.modules.roles import parameter_roles
 
 D, LAYERS, INNER, WIDTH, EMBEDDING, LONGEST = 6, 2, 10, 8, 5, 23
 LENGTHS = (1, 2, 7, 16, LONGEST)
+CONVERTER = HyenaDNAConverter()
+converted = CONVERTER.convert
 FILTER = "hyena.backbone.layers.1.mixer.filter_fn."
 
 
@@ -192,6 +192,11 @@ def draw_ids(*shape: int, seed: int = 1) -> Tensor:
     return torch.randint(0, 12, shape, generator=torch.Generator().manual_seed(seed))
 
 
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """In single precision, whose errors grow with the largest logit."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
+
+
 class TestLogits:
     @pytest.mark.parametrize("seed", [0, 1, 2])
     @pytest.mark.parametrize("order", [2, 3])
@@ -204,7 +209,7 @@ class TestLogits:
             expected = Published(state, order, torch.float32).logits(row)
             assert expected.shape == (len(row), 16)
             assert expected.abs().max() > 1
-            torch.testing.assert_close(model(row[None]).logits[0], expected, rtol=0, atol=1e-4)
+            assert_close(model(row[None]).logits[0], expected)
         model.double()
         for row in ids:
             expected = Published(state, order, torch.float64).logits(row)
@@ -241,7 +246,7 @@ class TestLogits:
         for length in LENGTHS:
             ids = draw_ids(length)
             expected = Published(state, 2, torch.float32).hidden_states(ids)[-1] @ state["score.weight"].T
-            torch.testing.assert_close(model(ids[None]).logits[0], expected, rtol=0, atol=1e-4)
+            assert_close(model(ids[None]).logits[0], expected)
         assert isinstance(convert_checkpoint(folder, tmp_path / "ours"), HyenaForSequenceClassification)
 
     @torch.no_grad()
@@ -270,7 +275,7 @@ class TestLoading:
         # The last tap of all reaches the last position alone, which predicts nothing.
         assert filter.positions.grad[:-1].abs().min() > 0
         assert not any(filter.get_buffer(name).requires_grad for name in ("time", "decay_rates"))
-        assert not is_decayed("model.layers.1.mixer.long_conv.filter.positions")
+        assert not parameter_roles(model)["model.layers.1.mixer.long_conv.filter.positions"].is_decayed
 
     def test_under_other_heads(self, folder):
         ids = draw_ids(1, 9)
@@ -328,7 +333,7 @@ class TestLoading:
         model = HyenaForCausalLM.from_pretrained(folder)
         constant = {name: torch.full((1, WIDTH), 4.0) for name in hub_state() if name.endswith(".freq")}
         expected = Published(state | constant, 2, torch.float32).logits(draw_ids(9))
-        torch.testing.assert_close(model(draw_ids(9)[None]).logits[0], expected, rtol=0, atol=1e-4)
+        assert_close(model(draw_ids(9)[None]).logits[0], expected)
         assert "frequency" not in {name.rsplit(".", 1)[-1] for name, _ in model.named_parameters()}
 
     def test_a_tied_head(self, tmp_path):
@@ -360,7 +365,7 @@ class TestGeneration:
             outputs = model(piece, past_key_values=cache, use_cache=True)
             cache = outputs.past_key_values
             pieces.append(outputs.logits)
-        torch.testing.assert_close(torch.cat(pieces, dim=1), model(whole).logits, rtol=0, atol=1e-4)
+        assert_close(torch.cat(pieces, dim=1), model(whole).logits)
 
 
 class TestConverting:
@@ -390,29 +395,30 @@ class TestConverting:
         result = hf_ssm.MaskingProbe(model, tokenizer, mask="n", allow_wrong=True).run("ACGTACGTAC", 5, progress=False)
         assert sorted(result.order.tolist()) == [0, 1, 2, 3, 4]
 
-    @pytest.mark.parametrize("change", ["missing", "foreign", "shape", "nan"])
-    def test_what_is_wrong_is_named_and_nothing_written(self, tmp_path, change):
+    @pytest.mark.parametrize("change", ["missing", "unknown", "shape", "nan"])
+    def test_bad_tensors_are_named_and_nothing_is_written(self, tmp_path, change):
         state, name = hub_state(), f"{FILTER}pos_emb.t"
+        message = r"model\.layers\.1\.mixer\.long_conv\.filter\.time"
         if change == "missing":
             del state[name]
-        elif change == "foreign":
-            state[f"{FILTER}pos_emb.s"], name = torch.zeros(3), f"{FILTER}pos_emb.s"
+        elif change == "unknown":
+            state["hyena.extra"], message = torch.zeros(3), r"unknown hyena\.extra"
         elif change == "shape":
             state[name] = state[name][:, :-1]
         else:
             state[name] = state[name] * math.nan
         folder = write_hub(tmp_path / "theirs", state, hub_config())
-        with pytest.raises(ValueError, match=re.escape(name.removeprefix("hyena."))):
+        with pytest.raises(ValueError, match=message):
             convert_checkpoint(folder, tmp_path / "ours")
-        if change == "foreign":
+        if change == "unknown":
             _, report = HyenaForCausalLM.from_pretrained(folder, output_loading_info=True)
-            assert report["unexpected_keys"] == {name.removeprefix("hyena.")}
+            assert report["unexpected_keys"] == {"hyena.extra"}
         else:
-            with pytest.raises(ValueError, match=re.escape(name.removeprefix("hyena."))):
+            with pytest.raises(ValueError, match=message):
                 HyenaForCausalLM.from_pretrained(folder)
         assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
-    def test_every_wrong_tensor_is_named(self):
+    def test_every_bad_tensor_is_named(self):
         state = hub_state()
         for name in ("pos_emb.z", "bias"):
             del state[FILTER + name]
@@ -420,19 +426,17 @@ class TestConverting:
         state[f"{FILTER}modulation.deltas"] = torch.zeros(1, 1, D + 1)
         with pytest.raises(ValueError) as error:
             converted(state, hub_config())
-        for name in ("pos_emb.z", "filter_fn.bias", "extra", "other", f"modulation.deltas (1, 1, {D + 1})"):
+        for name in ("filter.positions", "long_conv.D", "extra", "other", "of another shape model.layers.1.mixer"):
             assert name in str(error.value)
 
-    def test_a_head_too_many_or_of_another_size(self, tmp_path):
+    def test_a_superfluous_head_and_one_of_another_size(self, tmp_path):
         state = hub_state() | {"score.weight": torch.zeros(2, D)}
-        with pytest.raises(ValueError, match=r"not used: classifier\.weight"):
+        with pytest.raises(ValueError, match=r"unknown classifier\.weight"):
             convert_checkpoint(write_hub(tmp_path / "a", state, hub_config()), tmp_path / "ours")
         config = hub_config(architectures=["HyenaDNAForSequenceClassification"], num_labels=3)
         del state["lm_head.weight"]
-        with pytest.raises(ValueError, match=r"shape: classifier\.weight"):
+        with pytest.raises(ValueError, match=r"shape classifier\.weight"):
             convert_checkpoint(write_hub(tmp_path / "b", state, config), tmp_path / "ours")
-        with pytest.raises(ValueError, match=r"shape: classifier\.weight"):
-            converted(state, config)
         assert not (tmp_path / "ours").exists()
 
     def test_one_frequency_for_all_sines(self):
@@ -449,8 +453,6 @@ class TestConverting:
         each[f"{FILTER}implicit_filter.5.freq"] += 1
         with pytest.raises(ValueError, match=r"implicit_filter\.5\.freq differs"):
             converted(state | each, hub_config())
-        with pytest.raises(ValueError, match=r"not used: .*implicit_filter\.7\.freq"):
-            converted(state | {f"{FILTER}implicit_filter.7.freq": freq}, hub_config())
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -458,7 +460,7 @@ class TestConverting:
             ({"short_filter_order": 4}, "short_filter_order`=4"),
             ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon`=1e-06"),
             ({"d_model": "6"}, "d_model` must be a number"),
-            ({"vocab_size": None}, "vocab_size` must be a positive number"),
+            ({"vocab_size": None}, "vocab_size` must be a positive integer"),
             ({"emb_dim": 4}, "filter_emb_dim"),
             ({"architectures": ["Other"]}, "architectures"),
         ],
@@ -552,7 +554,7 @@ class TestOriginalLayout:
         del state["model.backbone.ln_f.bias"]
         state["decoder.0.weight"] = torch.zeros(2)
         source = write_original(tmp_path / "theirs", state, original_config())
-        with pytest.raises(ValueError, match=r"missing: backbone\.ln_f\.bias; not known: decoder\.0\.weight$"):
+        with pytest.raises(ValueError, match=r"missing model\.norm\.bias; unknown decoder\.0\.weight$"):
             convert_checkpoint(source / "weights.ckpt", tmp_path / "ours")
         assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
@@ -562,8 +564,8 @@ class TestOriginalLayout:
             ({"num_heads": 2}, "'num_heads'=2"),
             ({"modulate": False}, "'modulate'=False"),
             ({"_name_": "mha"}, "'_name_'='mha'"),
-            ({"some_option": 1}, "'some_option', whose meaning"),
-            ({"l_max": None}, r"no `layer\.l_max`"),
+            ({"some_option": 1}, "unknown options: 'some_option'"),
+            ({"l_max": None}, r"lacks `layer\.l_max`"),
         ],
     )
     def test_other_operators(self, layer, message):
@@ -591,10 +593,10 @@ def test_the_published_sizes(size, layers, longest, millions):
     sizes = {"d_model": size, "n_layer": layers, "d_inner": 4 * size}
     hub = hub_config(**sizes, max_seq_len=longest, filter_order=64)
     original = original_config(l_max=longest, filter_order=64) | sizes
-    assert recognises(hub)
-    assert recognises(original)
+    assert CONVERTER.recognises(hub, ())
+    assert CONVERTER.recognises(original, ())
     for found in (hub, original):
-        config = HyenaConfig.from_dict(from_hyenadna(found))
+        config = HyenaConfig.from_dict(CONVERTER.convert_config(found))
         assert (config.vocab_size, config.max_position_embeddings, config.use_bias) == (16, longest, True)
         with torch.device("meta"):
             model = HyenaForCausalLM(config)
@@ -604,7 +606,8 @@ def test_the_published_sizes(size, layers, longest, millions):
 
 def test_other_configurations_are_not_recognised():
     assert not any(
-        recognises(config) for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
+        CONVERTER.recognises(config, ())
+        for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
     )
-    with pytest.raises(ValueError, match="no configuration of a HyenaDNA model"):
+    with pytest.raises(ValueError, match="not one of a HyenaDNA model"):
         converted(hub_state(), {"model_type": "mamba"})

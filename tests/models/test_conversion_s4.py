@@ -8,10 +8,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from hf_ssm import S4Config, S4ForSequenceClassification, cli
-from hf_ssm.models.s4.convert_s4 import converted, layer_from_state_dict, recognises
+from hf_ssm.models.s4.convert_s4 import S4Converter, layer_from_state_dict
 from hf_ssm.models.s4.modeling_s4 import S4Mixer
 
 H, P, C, K = 6, 4, 3, 5
+converted = S4Converter().convert
 
 
 def pairs(*shape):
@@ -318,8 +319,8 @@ def changed(**changes):
         ),
         (s4, changed(**{"kernel.kernel.L": None}), r"missing s4_layers\.0\.kernel\.L"),
         (s4, changed(**{"kernel.kernel.P": torch.ones(2, 2, P, 2)}), r"kernel\.P has the rank 2"),
-        (s4, changed(**{"kernel.kernel.L": torch.tensor(-3)}), "cannot be -3"),
-        (s4, changed(**{"kernel.kernel.L": torch.tensor(2.5)}), "one whole number"),
+        (s4, changed(**{"kernel.kernel.L": torch.tensor(-3)}), "number of taps, got -3"),
+        (s4, changed(**{"kernel.kernel.L": torch.tensor(2.5)}), "one integer"),
         (s4d, changed(**{"kernel.C": torch.ones(3, H, P, 2)}), "several heads"),
         (s4d, changed(**{"D": torch.ones(2, H)}), "several heads"),
         (s4d, changed(**{"kernel.C": torch.ones(H, P + 1, 2)}), r"s4_layers\.0\.kernel\.log_A_real has the shape"),
@@ -331,7 +332,7 @@ def changed(**changes):
             "gated",
         ),
         (s4d_3, changed(**{"kernel.kernel.B": torch.ones(4, P, 2)}), "has the shape"),
-        (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), "there twice"),
+        (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), "occurs twice"),
         (s4d, lambda state: state | {"norms.0.running_mean": torch.ones(H)}, r"unknown norms\.0\.running_mean"),
         (s4d, lambda state: {n: v for n, v in state.items() if n != "encoder.bias"}, r"missing encoder\.bias"),
         (s4d, lambda state: {n.replace("s4_layers.0", "s4_layers.7"): v for n, v in state.items()}, "without gaps"),
@@ -342,7 +343,7 @@ def changed(**changes):
 )
 def test_what_cannot_be_represented_is_named(make_layer, change, message, tmp_path, capsys):
     state = change(example(make_layer))
-    assert recognises(state)
+    assert S4Converter().recognises({}, state)
     with pytest.raises(ValueError, match=message):
         converted(state)
     torch.save(state, tmp_path / "ckpt.pth")
@@ -368,10 +369,10 @@ def test_a_length_that_says_nothing_is_refused():
         layer_from_state_dict(layer)
 
 
-def test_options_of_s4_are_for_s4_alone(tmp_path, capsys):
-    torch.save({"embedding.weight": torch.ones(3, 2)}, tmp_path / "other.pth")
+def test_options_are_refused_for_other_formats(tmp_path, capsys):
+    torch.save({"SSM.w": torch.ones(2)}, tmp_path / "other.pth")
     assert cli.main(["convert", str(tmp_path / "other.pth"), str(tmp_path / "ours"), "--norm-first"]) == 2
-    assert "norm_first: for state dicts of state-spaces/s4 alone" in capsys.readouterr().err
+    assert "`norm_first` is not an option for checkpoints of Honarpisheh et al." in capsys.readouterr().err
 
 
 def test_a_model_without_final_norm(make_model):

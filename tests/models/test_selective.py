@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMModel, cli, rescale_init_
-from hf_ssm.models.conversion import convert_checkpoint, plain_classifier_from_state_dict
-from hf_ssm.models.selective.modeling_selective import MAMBA_NAMES
+from hf_ssm.models.conversion import convert_checkpoint
+from hf_ssm.models.selective.convert_mamba import MAMBA_NAMES, plain_classifier_from_state_dict
 from hf_ssm.theory.complexity import tau
 
 
@@ -123,10 +123,31 @@ class TestMamba:
             names = set(file.keys())
         assert "model.layers.0.mixer.scan.A_log" in names
         assert not any("backbone" in name for name in names)
+        assert not any("MAMBA_NAMES" in path.read_text() for path in tmp_path.glob("*.py"))
         ids = torch.randint(0, 60, (2, 20))
         again = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert type(again) is SelectiveSSMForCausalLM
         assert torch.equal(again.eval()(ids).logits, ours(ids).logits)
+
+    def test_arguments_of_from_pretrained(self, mamba, mamba_folder, tmp_path):
+        ids = torch.randint(0, 60, (2, 20))
+        expected = SelectiveSSMForCausalLM.from_pretrained(mamba_folder)
+        assert expected.name_or_path == expected.config.name_or_path == str(mamba_folder)
+        mamba.save_pretrained(tmp_path / "below", variant="other", max_shard_size="20KB")
+        devices = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "lm_head": "cpu"}
+        for source, arguments in (
+            (tmp_path, {"subfolder": "below", "variant": "other"}),
+            (mamba_folder, {"device_map": devices, "offload_folder": tmp_path / "offload"}),
+            (mamba_folder, {"config": SelectiveSSMConfig.from_pretrained(mamba_folder, tau_weight=0.1)}),
+        ):
+            with torch.no_grad():
+                found = SelectiveSSMForCausalLM.from_pretrained(source, **arguments)(ids).logits
+            assert torch.equal(found, expected(ids).logits)
+        changed, info = SelectiveSSMForCausalLM.from_pretrained(
+            mamba_folder, sobolev_trainable=True, dtype=torch.float64, output_loading_info=True
+        )
+        assert info["missing_keys"] == {f"model.layers.{i}.mixer.scan.sobolev_order" for i in range(3)}
+        assert changed.dtype == torch.float64
 
     def test_initial_weights_follow_the_same_laws(self):
         arguments = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 4, "rescale_prenorm_residual": True}
@@ -161,7 +182,7 @@ class TestMamba:
 
         lacking = {name: value for name, value in mamba.state_dict().items() if "layers.0.mixer.x_proj" not in name}
         mamba.save_pretrained(tmp_path / "lacking", state_dict=lacking)
-        fails(tmp_path / "lacking", r"lacks model\.layers\.0\.mixer\.scan\.x_proj\.weight")
+        fails(tmp_path / "lacking", r"missing model\.layers\.0\.mixer\.scan\.x_proj\.weight")
         shutil.copytree(mamba_folder, tmp_path / "cut")
         weights = tmp_path / "cut" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
@@ -313,11 +334,11 @@ class TestPlain:
         model.save_pretrained(tmp_path / "gpt2")
         SelectiveSSMModel(SelectiveSSMConfig(block="plain")).save_pretrained(tmp_path / "ours")
         for source, target, message in (
-            ("text.pth", "new", "no file of tensors"),
+            ("text.pth", "new", "not a file of tensors"),
             ("list.pth", "new", "no state dict"),
             ("gpt2", "new", "of type 'gpt2'"),
-            ("ours", "new", "is a checkpoint of hf_ssm already"),
-            ("nowhere", "new", "neither a file nor a folder with a checkpoint"),
+            ("ours", "new", "is already a checkpoint of hf_ssm"),
+            ("nowhere", "new", "is not a file or folder, and not on the Hub"),
             ("full", "new", "has no config.json"),
             ("good.pth", "full", "is not empty"),
             ("good.pth", "text.pth", "is a file"),

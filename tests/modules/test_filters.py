@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaForMaskedLM
-from hf_ssm.modules import filters
-from hf_ssm.modules.filters import LongFilter, build_filter
+from hf_ssm.modules.filters import LongFilter, build_filter, implicit, sinusoid
 from hf_ssm.ops.lti.transfer import frequency_grid
 
 KINDS = ["implicit", "sinusoid", "s4d", "s4"]
@@ -73,8 +72,8 @@ def test_the_response_is_in_double_precision_also_of_single_weights(kind):
 def test_long_kernels_come_in_pieces(monkeypatch, kind, gradient):
     filter = made(kind)
     expected = filter(40, torch.float64)
-    monkeypatch.setattr(filters, "_POSITIONS", 7)
-    monkeypatch.setattr(filters, "_TAPS", 80)
+    monkeypatch.setattr(implicit, "_POSITIONS", 7)
+    monkeypatch.setattr(sinusoid, "_TAPS", 80)
     with torch.set_grad_enabled(gradient):
         found = filter(40, torch.float64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
@@ -88,7 +87,7 @@ def test_long_kernels_come_in_pieces(monkeypatch, kind, gradient):
 
 def test_pieces_have_the_same_digits_with_and_without_gradients(monkeypatch):
     filter = made("implicit").float()
-    monkeypatch.setattr(filters, "_POSITIONS", 7)
+    monkeypatch.setattr(implicit, "_POSITIONS", 7)
     with torch.no_grad():
         expected = filter(40)
     assert torch.equal(filter(40), expected)
@@ -117,7 +116,7 @@ def test_the_kernel_is_that_of_the_stored_positions(monkeypatch, positions):
         for name in ("positions", "time", "decay_rates"):
             tensor = getattr(filter, name)
             tensor.add_(torch.rand_like(tensor))
-    monkeypatch.setattr(filters, "_POSITIONS", 7)
+    monkeypatch.setattr(implicit, "_POSITIONS", 7)
     kernel = filter(17, torch.float64)
     parameters = dict(filter.named_parameters()) | dict(filter.named_buffers())
     for lag in range(17):

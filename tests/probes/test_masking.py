@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, T5Config, T5
 
 import hf_ssm
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults, masking
-from hf_ssm.probes.evaluation import Evaluator
+from hf_ssm.probes.evaluators import Evaluator, probing
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCA", "GGGTACAT", "TTTTACGA"]
@@ -138,7 +138,7 @@ def test_the_model_is_left_as_it_was(classifier, tokenizer):
     classifier.classifier.eval()
     classifier.classifier.bias.requires_grad_(False)
     before = {name: value.clone() for name, value in classifier.state_dict().items()}
-    MaskingProbe(classifier, tokenizer, strategy="screened").run(TEXTS[0], progress=False)
+    MaskingProbe(classifier, tokenizer, strategy="shortlist").run(TEXTS[0], progress=False)
     assert classifier.training and classifier.model.training and not classifier.classifier.training
     frozen = [name for name, weight in classifier.named_parameters() if not weight.requires_grad]
     assert frozen == ["classifier.bias"]
@@ -147,7 +147,7 @@ def test_the_model_is_left_as_it_was(classifier, tokenizer):
 
 
 @pytest.mark.parametrize("score", ["occlusion", "gradient"])
-@pytest.mark.parametrize("strategy", ["screened", "one_shot"])
+@pytest.mark.parametrize("strategy", ["shortlist", "one_shot"])
 def test_the_other_strategies_tell_the_truth_along_their_order(make_model, tokenizer, strategy, score):
     model = make_model("SelectiveSSM", "ForSequenceClassification").double()
     exact = MaskingProbe(model, tokenizer).run("ACGTTGCATTGACCATGACATTGACA", progress=False)
@@ -158,13 +158,13 @@ def test_the_other_strategies_tell_the_truth_along_their_order(make_model, token
     along = probe.evaluate("ACGTTGCATTGACCATGACATTGACA", result.order)
     torch.testing.assert_close(result.probabilities, along, rtol=1e-9, atol=1e-12)
     assert result.evaluations < 0.6 * exact.evaluations
-    if (strategy, score) == ("screened", "occlusion"):
+    if (strategy, score) == ("shortlist", "occlusion"):
         # The first step asks all.
         assert result.order[0] == exact.order[0]
         assert abs(exact.agreement(result)["area_difference"]) < 0.01
 
 
-@pytest.mark.parametrize("strategy", ["exact", "screened", "one_shot"])
+@pytest.mark.parametrize("strategy", ["exact", "shortlist", "one_shot"])
 def test_a_model_that_gives_nan_is_refused(classifier, tokenizer, strategy):
     with torch.no_grad():
         classifier.classifier.weight[0, 0] = torch.nan
@@ -175,11 +175,11 @@ def test_a_model_that_gives_nan_is_refused(classifier, tokenizer, strategy):
 def test_scores_are_the_derivative_along_the_mask(make_model, tokenizer):
     model = make_model("Hyena", "ForSequenceClassification").double()
     probe = MaskingProbe(model, tokenizer, strategy="one_shot")
-    (subject,) = probe._subjects("ACGTTGCA", 1)
+    (sequence,) = probe._sequences("ACGTTGCA", 1)
     embedding = model.get_input_embeddings()
-    with masking.probing(model):
-        scores = Evaluator(model, subject, 3, 100).scores(subject.hidden)
-        embedded = embedding(subject.read)
+    with probing(model):
+        scores = Evaluator(model, sequence, 3, 100).scores(sequence.hidden)
+        embedded = embedding(sequence.read)
         for place in range(8):
             ends = []
             for share in (-1e-5, 1e-5):
@@ -193,7 +193,7 @@ def test_a_screened_search_with_all_candidates_one_at_a_time_is_exact(make_model
     model = make_model("Hyena", "ForSequenceClassification").double()
     exact = MaskingProbe(model, tokenizer).run("ACGTTGCATTG", progress=False)
     options = {"candidates": 11, "masks_per_step": 0.0}
-    screened = MaskingProbe(model, tokenizer, strategy="screened", **options).run("ACGTTGCATTG", progress=False)
+    screened = MaskingProbe(model, tokenizer, strategy="shortlist", **options).run("ACGTTGCATTG", progress=False)
     assert exact.agreement(screened) == {"spearman": 1.0, "area_difference": pytest.approx(0, abs=1e-12)}
 
 
@@ -268,9 +268,9 @@ def test_the_output_of_another_run_is_refused(classifier, tokenizer, make_model,
     ("arguments", "message"),
     [
         ({"strategy": "exakt"}, r"`strategy`='exakt' is not known: did you mean 'exact'"),
-        ({"strategy": "all"}, r"choose one of 'exact', 'screened', 'one_shot'"),
+        ({"strategy": "all"}, r"choose one of 'exact', 'shortlist', 'one_shot'"),
         ({"score": "gradients"}, r"did you mean 'gradient'"),
-        ({"mask": "Mask"}, r"`mask`='Mask' is no token of the tokenizer: did you mean 'mask'"),
+        ({"mask": "Mask"}, r"`mask`='Mask' is not a token of the tokenizer: did you mean 'mask'"),
         ({"mask": 12}, r"`mask`=12 has the id 12, but the model has embeddings for 0 to 11"),
         ({"mask": True}, r"`mask`=True: give one of"),
         ({"candidates": 0}, r"`candidates`=0: give a positive integer"),
@@ -307,7 +307,7 @@ def test_a_mask_that_the_tokenizer_lacks_is_refused(classifier, tokenizer):
         (torch.rand(3), None, r"a sequence is a text, or a list or tensor of token ids"),
         ([[7, 8], [0.5]], None, r"sequence 1: this is a list"),
         (7, None, r"`inputs` is a int: give a text"),
-        ({"text": "ACGT"}, None, r"`inputs` is a mapping"),
+        ({"text": "ACGT"}, None, r"`inputs` is a dict"),
         (TEXTS, [0, 1], r"`target` has 2 entries for 3 sequences"),
         (Dataset.from_dict({"dna": TEXTS}), None, r"has the columns 'dna': name one of them"),
         (

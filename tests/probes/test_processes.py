@@ -1,4 +1,4 @@
-"""Two processes share the sequences of a run, and one joins what they found."""
+"""Two processes share the sequences of a run, and the first one merges the results."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hf_ssm.probes import MaskingResults
-from hf_ssm.probes.resuming import Company, Store
+from hf_ssm.probes.resuming import ResultsFile
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -19,9 +19,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
+def test_two_processes_find_the_same_as_one(tmp_path):
     output = tmp_path / "probe.safetensors"
-    # What `accelerate launch` and `torchrun` set, without the time that they take themselves.
+    # The environment that `accelerate launch` and `torchrun` set.
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "ACCELERATE_USE_CPU": "true"}
     environment = {**os.environ, **shared, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "shared_worker.py"), str(output)]
@@ -30,7 +30,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
         for rank in "01"
     ]
     try:
-        errors = [worker.communicate(timeout=100)[1] for worker in workers]
+        errors = [worker.communicate(timeout=600)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -39,24 +39,23 @@ def test_two_processes_find_what_one_finds(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["probe.safetensors"]
 
 
-class Second(Company):
+class SecondOfTwo:
     """The second of two processes, without the first."""
 
-    def __init__(self):
-        self.index, self.count = 1, 2
+    process_index, num_processes, is_main_process = 1, 2, False
 
-    def wait(self):
+    def wait_for_everyone(self):
         pass
 
 
-def test_parts_of_an_interrupted_run_are_taken_in(tmp_path, make_model, monkeypatch):
+def test_parts_of_an_interrupted_run_are_resumed(tmp_path, make_model, monkeypatch):
     from hf_ssm.probes import MaskingProbe, masking
     from hf_ssm.tokenization import build_dna_tokenizer
 
     output, texts = tmp_path / "probe[1].safetensors", ["ACGT", "GGCA", "TTAC"]
     probe = MaskingProbe(make_model("S4", "ForSequenceClassification"), build_dna_tokenizer())
-    monkeypatch.setattr(masking, "Company", Second)
-    monkeypatch.setattr(Store, "join", lambda store: store.finished)
+    monkeypatch.setattr(masking, "PartialState", SecondOfTwo)
+    monkeypatch.setattr(ResultsFile, "join", lambda file: file.finished)
     assert list(probe.run(texts, output=output, progress=False)) == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["probe[1].safetensors.part-1-of-2"]
     monkeypatch.undo()
@@ -66,7 +65,3 @@ def test_parts_of_an_interrupted_run_are_taken_in(tmp_path, make_model, monkeypa
     assert len(asked) == 2
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
     assert MaskingResults.load(output).indices == [0, 1, 2]
-
-
-def test_the_share_of_a_process_is_every_nth():
-    assert Second().share([0, 3, 4, 7, 9]) == [3, 7]

@@ -35,9 +35,9 @@ def assert_same(found, expected):
         assert getattr(found, name) == getattr(expected, name)
 
 
-def test_area_is_the_mean_along_the_curve():
-    assert make().area == pytest.approx(((0.9 + 0.95) / 2 + (0.95 + 0.6) / 2 + (0.6 + 0.1) / 2) / 3)
-    assert make(probabilities=(1.0, 1.0, 1.0, 1.0)).area == 1
+def test_auc_is_the_mean_along_the_curve():
+    assert make().area == make().auc == pytest.approx(((0.9 + 0.95) / 2 + (0.95 + 0.6) / 2 + (0.6 + 0.1) / 2) / 3)
+    assert make(probabilities=(1.0, 1.0, 1.0, 1.0)).auc == 1
 
 
 @pytest.mark.parametrize(("threshold", "left"), [(0.05, 0), (0.5, 1), (0.7, 2), (0.92, 3), (0.99, 3)])
@@ -98,6 +98,12 @@ def test_a_file_gives_back_every_value(tmp_path):
         MaskingResult.load(tmp_path / "new" / "probe.safetensors")
 
 
+def test_the_former_name_of_a_strategy_is_read_as_shortlist(tmp_path):
+    MaskingResults([make(strategy="screened")], {"strategy": "screened"}).save(tmp_path / "old")
+    loaded = MaskingResults.load(tmp_path / "old")
+    assert loaded.settings == {"strategy": "shortlist"} and loaded[0].strategy == "shortlist"
+
+
 def test_one_result_and_none_have_files_too(tmp_path):
     make().save(tmp_path / "one")
     assert_same(MaskingResult.load(tmp_path / "one"), make())
@@ -105,22 +111,22 @@ def test_one_result_and_none_have_files_too(tmp_path):
     assert len(MaskingResults.load(tmp_path / "none")) == 0
 
 
-def test_files_that_are_not_ours_are_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / "probe.safetensors"
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="No such file"):
         MaskingResults.load(path)
     save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="holds no masking results"):
+    with pytest.raises(ValueError, match="without masking results"):
         MaskingResults.load(path)
     path.write_bytes(b"not a tensor in sight")
-    with pytest.raises(ValueError, match="is no file of masking results, or is not whole"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is truncated"):
         MaskingResults.load(path)
     make().save(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="is no file of masking results, or is not whole"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is truncated"):
         MaskingResults.load(path)
     save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
-    with pytest.raises(ValueError, match="by a later hf_ssm"):
+    with pytest.raises(ValueError, match="by a later version"):
         MaskingResults.load(path)
 
 

@@ -295,7 +295,7 @@ STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
         (lambda: alpha_max(64, 0.1, largest_frequency=0.0), "`largest_frequency` must be positive"),
         (lambda: alpha_ceiling(64, 0.1, 1), "`length` must be at least 2"),
         (lambda: alpha_max_from_spectrum(3.5, 64, 0.1), "`edge` must lie in"),
-        (lambda: sampled_total_variation(torch.ones(3), torch.arange(4.0), [0, 1]), "do not fit"),
+        (lambda: sampled_total_variation(torch.ones(3), torch.arange(4.0), [0, 1]), "do not match"),
         (lambda: sampled_total_variation(torch.ones(3), torch.arange(3.0), [1, 0]), "ascending"),
         (lambda: sampled_total_variation(torch.ones(3), torch.arange(3.0), [0, 4]), r"must lie in \[0, 2\]"),
     ],

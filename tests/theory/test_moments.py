@@ -86,7 +86,7 @@ def test_distances_beyond_the_inputs_have_mean_and_variance_0(padding: str, turn
 
 
 def test_a_shorter_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`length` must be at least that of the inputs, 11, got 10"):
+    with pytest.raises(ValueError, match=r"`length` must be at least 11, the length of the inputs, got 10"):
         lag_moments(inputs(), length=10)
 
 

@@ -72,7 +72,7 @@ def test_the_edge_of_a_worked_example():
 
 @pytest.mark.parametrize("at_once", [1, 2**22])
 def test_symbols_have_the_power_of_their_indicators(monkeypatch, at_once):
-    monkeypatch.setattr(spectrum, "_AT_ONCE", at_once)
+    monkeypatch.setattr(spectrum, "_BLOCK", at_once)
     tokens = torch.tensor([[7, 8, 7, 7, 99, 99], [10, 10, 8, 7, 8, 10], [5, 5, 5, 5, 5, 5]])
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
     power = symbol_spectrum(tokens, mask, num_frequencies=5)

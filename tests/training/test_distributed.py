@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from hf_ssm import cli
-from hf_ssm.ops import processes
+from hf_ssm.utils import processes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -8,10 +8,10 @@ import torch
 
 from hf_ssm import SSMTrainer
 from hf_ssm.modules.filters import StateSpaceFilter
+from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.training import SSMTrainingArguments
-from hf_ssm.training.optim import is_state_matrix
 
 HEAD = "ForSequenceClassification"
 
@@ -69,14 +69,16 @@ def test_state_matrices_decay_by_the_stated_factor_and_nothing_else_does(
     assert untouched
     for before, after in zip(untouched, decayed, strict=True):
         torch.testing.assert_close(after, (1 - rate * decay) * before, rtol=1e-5, atol=1e-6)
+    roles = parameter_roles(start)
     for name, value in plain.items():
-        assert torch.equal(value, with_decay[name]) != is_state_matrix(name), name
+        assert torch.equal(value, with_decay[name]) != roles[name].is_state_matrix, name
 
 
 def test_the_decay_is_that_of_adamw_on_a_matrix_that_is_stored_as_it_is(make_model, make_batch, tmp_path: Path) -> None:
     flags = {"block": "plain", "state_matrix": "raw", "num_hidden_layers": 1}
     model, batch = make_model("SelectiveSSM", HEAD, **flags), make_batch(HEAD)
-    (parameter,) = (value for name, value in model.named_parameters() if is_state_matrix(name))
+    roles = parameter_roles(model)
+    (parameter,) = (value for name, value in model.named_parameters() if roles[name].is_state_matrix)
     theirs = torch.nn.Parameter(parameter.detach().clone())
     settings = arguments(tmp_path, dynamics_learning_rate=0.02, dynamics_weight_decay=0.7)
     settings.optim = "adamw_torch"
@@ -94,7 +96,8 @@ def test_the_decay_is_that_of_adamw_on_a_matrix_that_is_stored_as_it_is(make_mod
 def test_no_decay_at_rate_zero_or_without_a_gradient(make_model, make_batch, tmp_path: Path) -> None:
     for rate in (0.01, 0.0):
         model = make_model("S4", HEAD)
-        before = {name: value.clone() for name, value in model.named_parameters() if is_state_matrix(name)}
+        roles = parameter_roles(model)
+        before = {name: value.clone() for name, value in model.named_parameters() if roles[name].is_state_matrix}
         settings = arguments(tmp_path, dynamics_weight_decay=1.0, dynamics_learning_rate=rate)
         optimizer = SSMTrainer(model, settings).create_optimizer()
         model(**make_batch(HEAD)).loss.backward()
@@ -113,7 +116,7 @@ def test_the_decay_must_be_finite_and_not_negative(tmp_path: Path, value: float)
 
 def test_a_decay_past_zero_or_of_nothing_is_refused(make_model, tmp_path: Path) -> None:
     settings = arguments(tmp_path, dynamics_weight_decay=20.0, dynamics_learning_rate=0.05)
-    with pytest.raises(ValueError, match="must be below 1, or one step would take A past 0"):
+    with pytest.raises(ValueError, match="must be below 1, or one step would make A change sign"):
         SSMTrainer(make_model("S4", HEAD), settings).create_optimizer()
     settings = arguments(tmp_path, dynamics_weight_decay=0.1)
     with pytest.raises(ValueError, match="the model has no state matrix"):

@@ -1,4 +1,4 @@
-"""The backbone of all families. A family adds its mixer, its configuration and its names.
+"""The backbone of all families. A family adds its mixer, configuration and class names.
 
 Legend: `B` batch, `L` length, `D` hidden size.
 """
@@ -14,35 +14,23 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, go_on
+from hf_ssm.models.base.cache import SSMCache, forward_with_cache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
-from hf_ssm.models.base.loading import check_some_loaded, readable
+from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
+from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 
 
-class SSMOutput(ModelOutput):
-    """What all outputs share."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """As in transformers, which lists the fields for each attribute anew, at each token."""
-        parent: Any = super(ModelOutput, self)
-        if value is not None and name in self.__dataclass_fields__:
-            parent.__setitem__(name, value)
-        parent.__setattr__(name, value)
-
-
 @dataclass
-class SSMModelOutput(SSMOutput):
+class SSMModelOutput(ModelOutput):
     """Output of a backbone.
 
     Args:
         last_hidden_state: `(B, L, D)`, after the final norm.
-        past_key_values: With `use_cache=True`, the `SSMCache` to go on from.
+        past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
             after the final norm; each `(B, L, D)`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
@@ -58,14 +46,16 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-def _selected(hidden_states: list[Tensor], asked: bool | int | list[int] | None) -> tuple[Tensor | None, ...] | None:
-    """All hidden states, those of the numbers asked for with `None` for the others, or none at all."""
-    if asked is None or isinstance(asked, bool):
-        return tuple(hidden_states) if asked else None
+def _selected(
+    hidden_states: list[Tensor], requested: bool | int | list[int] | None
+) -> tuple[Tensor | None, ...] | None:
+    """The requested hidden states; `None` in the place of others, or instead of the tuple if none is requested."""
+    if requested is None or isinstance(requested, bool):
+        return tuple(hidden_states) if requested else None
     count = len(hidden_states)
-    numbers = [asked] if isinstance(asked, int) else list(asked)
+    numbers = [requested] if isinstance(requested, int) else list(requested)
     if not all(-count <= number < count for number in numbers):
-        raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {asked}.")
+        raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {requested}.")
     kept = {number % count for number in numbers}
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
 
@@ -78,22 +68,11 @@ class SSMPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
-    # Step sizes, state matrices and filters lose their meaning in half precision.
-    _keep_in_fp32_modules_strict = {
-        "long_conv",
-        *(
-            f"{scan}.{name}"
-            for scan in ("scan", "reverse_scan")
-            for name in ("A", "A_log", "A_imag", "D", "dt_bias", "sobolev_order")
-        ),
-    }
-    # Assisted decoding would have to take tokens back, which a recurrent state does not allow.
+    # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
-    # Of this very model, unlike `config.rescaled`: a configuration may be shared by several.
+    # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
     weights_were_loaded = False
-    # Regular expressions of weight names in other libraries' checkpoints, and what they are called here.
-    _foreign_names: ClassVar[dict[str, str] | None] = None
     weights_were_rescaled = False
 
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
@@ -106,7 +85,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     def expect(cls, config: Any) -> None:
         """Raise `ValueError` for the configuration of another family."""
         expected: Any = cls.config_class
-        # Beside the code of a checkpoint, transformers loads that of its configuration a second time.
+        # By name: with remote code, transformers loads the module of the configuration a second time.
         if getattr(config, "model_type", None) != expected.model_type:
             raise ValueError(
                 f"{cls.__name__} needs a `{expected.__name__}`, got {type(config).__name__}: leave "
@@ -114,70 +93,40 @@ class SSMPreTrainedModel(PreTrainedModel):
             )
 
     def post_init(self) -> None:
-        """As in transformers, which wants each name of what stays in float32 to be there."""
-        own = [f".{name}." for name, _ in self.named_parameters()]
+        """Also names the parameters that stay in float32 in a half-precision model, as the operators declare them."""
         self._keep_in_fp32_modules_strict = {
-            part for part in type(self)._keep_in_fp32_modules_strict if any(f".{part}." in name for name in own)
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, SequenceOperator)
+            for name in module.fp32_parameters()
         }
         super().post_init()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; the model also remembers that its weights were loaded, so none is ever rescaled.
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load a checkpoint, also of another library if a converter of the family reads it.
 
         Raises:
-            ValueError: Files that are not what they claim to be, or lie elsewhere; a checkpoint of another model, of
-                which no weight belongs to the backbone (transformers would only warn, and draw random ones; with
-                `output_loading_info=True` it is in the report).
+            ValueError: A damaged file, or a pickle that contains code; a checkpoint of another model, unless
+                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
-        kwargs.setdefault("key_mapping", cls._foreign_names)
-        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        wants_info = kwargs.pop("output_loading_info", False)
+        source = pretrained_model_name_or_path
         parent: Any = super()
-        with readable(source, kwargs):
-            model, info = parent.from_pretrained(*args, output_loading_info=True, **kwargs)
-        # Who asks for the report reads there what is missing.
-        if source is not None and not wants_info:
+        with one_line_errors(source):
+            # Weights of other libraries differ in more than names, and are passed from memory.
+            foreign = foreign_arguments(cls, source, kwargs)
+            path, arguments = (source, kwargs) if foreign is None else (None, foreign)
+            model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
+        if foreign is not None:
+            model.name_or_path = model.config.name_or_path = str(source)
+        # A model of random weights, of which transformers only warns; with the report, the caller is informed.
+        if source is not None and not output_loading_info:
             check_some_loaded(model, source, info["missing_keys"])
+        # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
-        return (model, info) if wants_info else model
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; also a model whose weights came from another library is saved under our names."""
-        kwargs.setdefault("save_original_format", False)
-        self._take_code_along()
-        super().save_pretrained(*args, **kwargs)
-
-    def _upload_modified_files(  # type: ignore[override]
-        self, working_dir: Any, repo_id: str, files_timestamps: Any, create_pr: bool = False, **kwargs: Any
-    ) -> Any:
-        """As in transformers; the commit also deletes weights in another sharding, which would be read instead."""
-        if SSMConfig.on_upload is None or create_pr:
-            parent: Any = super()
-            return parent._upload_modified_files(working_dir, repo_id, files_timestamps, create_pr=create_pr, **kwargs)
-        return SSMConfig.on_upload(working_dir, repo_id, files_timestamps, **kwargs)
-
-    def _take_code_along(self) -> None:
-        """Have code that came with a checkpoint saved with this model too.
-
-        transformers does so for classes that an Auto class has loaded, and would leave it behind for the backbone of
-        such a model. In hf_ssm itself, the configuration sees to the code.
-        """
-        if type(self.config).on_save is None and not self.is_remote_code():
-            for auto_class, where in (getattr(self.config, "auto_map", None) or {}).items():
-                if where.rpartition(".")[2] == type(self).__name__:
-                    type(self).register_for_auto_class(auto_class)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the first of the weights lie that are not on the device "meta"."""
-        # transformers walks through the modules for it, and `generate` asks twice for each token.
-        backbone: Any = self._modules.get(self.base_model_prefix, self)
-        for name in ("embed_tokens", "input_projection"):
-            first = getattr(backbone._modules.get(name), "weight", None)
-            if isinstance(first, Tensor) and first.device.type != "meta":
-                return first.device
-        return super().device
+        return (model, info) if output_loading_info else model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -186,7 +135,7 @@ class SSMPreTrainedModel(PreTrainedModel):
             for name, value in initial_parameters().items():
                 init.copy_(attrgetter(name)(module), value)
         elif isinstance(module, nn.Conv1d):
-            # The short convolution has few inputs per output: initializer_range would all but silence it.
+            # The short convolution has few inputs per output: initializer_range would make its output tiny.
             init.kaiming_uniform_(module.weight, a=5**0.5)
             if module.bias is not None:
                 init.zeros_(module.bias)
@@ -196,6 +145,8 @@ class SSMPreTrainedModel(PreTrainedModel):
 
 class SSMModel(SSMPreTrainedModel):
     """Embedding (or input projection), blocks, final norm."""
+
+    parameter_quantity = "embedding"
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -229,21 +180,21 @@ class SSMModel(SSMPreTrainedModel):
         Args:
             input_ids: `(B, L)`, token ids.
             attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
-                `(B, P + L)`, where P positions were read before; of those nothing is used.
+                `(B, P + L)`, where P positions were read before, whose entries are ignored.
             inputs_embeds: `(B, L, D)`, instead of `input_ids`.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: the
                 embedding; the others are then `None`); default: the configuration's.
-            output_tau: Return τ of each layer, for which a whole sequence is needed.
-            past_key_values: Go on from this cache, which is changed in place and returned.
+            output_tau: Return τ of each layer; needs whole sequences.
+            past_key_values: Continue from this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the configuration's, for causal models outside training.
 
         Raises:
-            TypeError: An argument with a slip of the pen.
-            ValueError: Not exactly one input; hidden states that are not there; an empty sequence; an input longer than
-                the model allows; token ids outside the vocabulary; NaN in `input_values`; a mask of another shape,
-                with an empty row, or with padding between tokens; a cache for a model that looks ahead, together with
-                τ or with gradient checkpointing, of another model or another batch size.
+            TypeError: A misspelled argument.
+            ValueError: Not exactly one input; unknown layers in `output_hidden_states`; an empty sequence; an input
+                longer than the model allows; a mask of another shape; a cache for a model that is not causal, together
+                with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
+                outside the vocabulary; NaN in `input_values`; a mask with an empty row or padding between tokens.
         """
         check_extra_arguments(self, kwargs)
         past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
@@ -258,7 +209,7 @@ class SSMModel(SSMPreTrainedModel):
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
             cache.claim(self)
-            all_hidden_states, taus = go_on(self._run_states, hidden_states, mask, cache), []
+            all_hidden_states, taus = forward_with_cache(self._run_states, hidden_states, mask, cache), []
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
             past_key_values=cache,
@@ -273,14 +224,14 @@ class SSMModel(SSMPreTrainedModel):
         output_tau: bool = False,
         states: Sequence[LayerState] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """All layers: the embedding and what each layer gives, the last after the final norm; and τ."""
+        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ."""
         dtype = hidden_states.dtype
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             hidden_states, tau = layer(hidden_states, mask, output_tau, None if states is None else states[index])
             all_hidden_states.append(hidden_states)
             taus.append(tau)
-        # A residual stream in float32 ends here.
+        # End of a residual stream in float32.
         hidden_states = hidden_states.to(dtype)
         all_hidden_states[-1] = hidden_states if self.norm is None else self.norm(hidden_states, mask)
         return all_hidden_states, taus
@@ -291,25 +242,25 @@ class SSMModel(SSMPreTrainedModel):
     def _find_cache(
         self, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int
     ) -> SSMCache | None:
-        """The cache to go on from or to fill, if there shall be one."""
-        # A cache that this model has filled was allowed then.
+        """The cache to continue from or to fill; `None` without a cache."""
+        # A cache that this model has filled was checked then.
         is_own = isinstance(cache, SSMCache) and cache.belongs_to(self)
-        looks_ahead = None if is_own else self.config.looks_ahead
+        non_causal_flag = None if is_own else self.config.non_causal_flag
         if use_cache is None and cache is None:
-            use_cache = self.config.use_cache and not self.training and looks_ahead is None and not output_tau
+            use_cache = self.config.use_cache and not self.training and non_causal_flag is None and not output_tau
         if cache is None and (not use_cache or (self.training and self.gradient_checkpointing)):
             return None
-        asked = "use_cache=True" if cache is None else "past_key_values"
-        if looks_ahead is not None:
+        argument = "use_cache=True" if cache is None else "past_key_values"
+        if non_causal_flag is not None:
             raise ValueError(
-                f"`{asked}` needs a causal model, but this one has {looks_ahead}: later tokens would change what it "
-                "said of earlier ones."
+                f"`{argument}` needs a causal model, but this one has {non_causal_flag}: later tokens would change the "
+                "outputs at earlier positions."
             )
         if output_tau:
-            raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{asked}`.")
+            raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{argument}`.")
         if self.training and self.gradient_checkpointing and torch.is_grad_enabled():
             raise ValueError(
-                "Gradient checkpointing computes each layer again, but a cache has gone on by then: leave out "
+                "Gradient checkpointing computes each layer twice, but a cache changes the first time: leave out "
                 "`past_key_values`, or call `gradient_checkpointing_disable()`."
             )
         if cache is None:
@@ -321,12 +272,12 @@ class SSMModel(SSMPreTrainedModel):
             )
         if len(cache) != len(self.layers) or not cache.may_belong_to(self):
             raise ValueError(
-                "`past_key_values` was filled by another model: go on with that one, or begin with an empty "
+                "`past_key_values` was filled by another model: continue with that one, or start with an empty "
                 "`SSMCache(model.config)`."
             )
         if cache.batch_size not in (-1, batch):
             raise ValueError(
-                f"`past_key_values` remembers {cache.batch_size} sequences, but the input has {batch}: "
+                f"`past_key_values` holds {cache.batch_size} sequences, but the input has {batch}: "
                 "select rows with `past_key_values.batch_select_indices`."
             )
         return cache
@@ -359,7 +310,8 @@ class SSMModel(SSMPreTrainedModel):
         return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
 
     def _look_up(self, input_ids: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
+        # On a GPU the check would wait for the device, which reports such ids itself.
+        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             size = self.embed_tokens.weight.shape[0]
             # A single id, as in decoding, is its own bounds.
             bounds = (input_ids, input_ids) if input_ids.numel() == 1 else input_ids.aminmax()
@@ -377,12 +329,13 @@ class SSMModel(SSMPreTrainedModel):
             raise ValueError(
                 f"`input_values` has {input_values.shape[-1]} channels, but `num_input_channels`={channels}."
             )
-        if not torch.compiler.is_compiling() and not torch.isfinite(input_values).all():
+        on_cpu = input_values.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_cpu and not torch.isfinite(input_values).all():
             raise ValueError(
-                "`input_values` holds NaN or infinite values: fill or drop them (and mark positions that mean nothing "
-                "by 0 in `attention_mask`)."
+                "`input_values` holds NaN or infinite values: fill or drop them (and set "
+                "`attention_mask` to 0 at missing positions)."
             )
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
 
-__all__ = ["SSMModel", "SSMModelOutput", "SSMOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]

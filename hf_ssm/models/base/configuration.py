@@ -1,20 +1,21 @@
-"""What every configuration of hf_ssm shares: the theory flags, input and pooling, and the checks."""
+"""The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-import difflib
+import importlib
 import math
 import os
 from dataclasses import fields
-from typing import Any, Callable, ClassVar
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ssm.models.base.files import check_claims
+from hf_ssm.models.base.loading import converter_for
+from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
 
-# Arguments that transformers itself understands although they are no fields of the configuration.
+# Arguments of transformers that are not fields of the configuration.
 _TRANSFORMERS_ARGUMENTS = frozenset(
     {
         "attn_implementation",
@@ -37,36 +38,11 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
     }
 )
 
-CHOICES = {
-    "block": ("mamba", "plain"),
-    "discretization": ("zoh", "bilinear"),
-    "filter_positions": ("computed", "stored", "learned"),
-    "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
-    "init": ("legs", "lin", "inv", "real"),
-    "kernel_type": ("s4d", "s4"),
-    "norm_type": ("layer", "batch", "rms", "none"),
-    "pooling": ("last", "mean", "first", None),
-    "sobolev_frequency": ("normalized", "radian", "bilinear"),
-    "sobolev_mode": ("causal", "zero_phase"),
-    "state_matrix": ("neg_exp", "raw"),
-    "tau_statistics": ("batch", "unit", "white"),
-    "time_step_init_scheme": ("random", "constant"),
-}
-_POSITIVE = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "state_size", "num_input_channels"),
-    *("max_position_embeddings", "conv_kernel", "filter_order", "filter_activation_frequency", "frequency_scale"),
-    *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "sinusoid_window"),
-    *("expand", "time_step_scale", "time_step_floor"),
-)
-_NOT_NEGATIVE = ("frequency_shift", "tau_weight", "num_inner_mlps")
-_PROBABILITIES = ("embedding_dropout", "hidden_dropout", "classifier_dropout")
-
 
 @strict
 class SSMConfig(PreTrainedConfig):
     r"""
-    Base of `HyenaConfig`, `S4Config` and `SelectiveSSMConfig`. Unknown arguments are an error that names the nearest
-    valid one.
+    Base of the configurations of all families. Unknown arguments raise an error that names the nearest valid one.
 
     Args:
         vocab_size (`int`, defaults to 12): Number of tokens; 12 is the single-nucleotide vocabulary.
@@ -93,7 +69,7 @@ class SSMConfig(PreTrainedConfig):
         frequency_shift (`float`, defaults to 0.0): Yu et al., eq. (14): w ↦ sign(w)(|w| + shift), after α.
         sobolev_order (`float` or list of one per layer, defaults to 0.0): β of Yu et al., eq. (8).
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
-            looks ahead and is refused by causal heads.
+            is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
             `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
@@ -102,10 +78,10 @@ class SSMConfig(PreTrainedConfig):
         rescaled (`bool`, defaults to `False`): Record that the rescaling was done. Not meant to be set by hand.
         tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
         tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`; or
-            regularisers that know nothing of the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
-            kernel), `"white"` (uncorrelated besides: the squared ℓ2 norm). In distributed training the rows of
-            all processes are one batch (in gradient accumulation: those of a micro-batch); a model in evaluation mode
-            takes those of its own process.
+            regularisers that do not depend on the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
+            kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
+            all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
+            process uses its own rows.
         tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
@@ -128,14 +104,22 @@ class SSMConfig(PreTrainedConfig):
         "dt_min": "time_step_min",
         "dt_max": "time_step_max",
     }
+    # Values that a field may have, and ranges of numbers; the configuration of a family adds its own fields.
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        "discretization": ("zoh", "bilinear"),
+        "init": ("legs", "lin", "inv", "real"),
+        "norm_type": ("layer", "batch", "rms", "none"),
+        "pooling": ("last", "mean", "first", None),
+        "sobolev_frequency": ("normalized", "radian", "bilinear"),
+        "sobolev_mode": ("causal", "zero_phase"),
+        "tau_statistics": ("batch", "unit", "white"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_input_channels", "frequency_scale"),
+        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
+    )
+    non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
-    # Set by `hf_ssm` itself; called with the configuration and the folder it is saved to, it adds the code that loads
-    # the model. Code that came with a checkpoint is copied by transformers.
-    on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
-    # Likewise; it does what the `_upload_modified_files` of a model does.
-    on_upload: ClassVar[Callable[..., Any] | None] = None
-    # Whose configurations of other libraries are read as one of this family.
-    foreign_model_types: ClassVar[tuple[str, ...]] = ()
 
     vocab_size: int = 12
     hidden_size: int = 128
@@ -182,7 +166,7 @@ class SSMConfig(PreTrainedConfig):
         self.check()
 
     def _derive(self) -> None:
-        """Fill fields whose default depends on others; after `attribute_map` has been applied."""
+        """Fill fields whose default depends on others; called after `attribute_map` has been applied."""
 
     @classmethod
     def _known(cls) -> set[str]:
@@ -195,24 +179,29 @@ class SSMConfig(PreTrainedConfig):
         for name in kwargs:
             if name in known or name.startswith("_"):
                 continue
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(sorted(known))}."
+            near = closest_name(name, known)
+            hint = f"did you mean `{near}`?" if near else f"the arguments are {', '.join(sorted(known))}."
             raise ValueError(f"{type(self).__name__} has no argument `{name}` (given {kwargs[name]!r}): {hint}")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers, which would only warn of the configuration of another model, and make a random one.
+        """Read a `config.json`; that of a checkpoint which a converter of the family reads is converted.
+
+        transformers only warns of another `model_type`, and makes a model with default sizes.
 
         Raises:
-            ValueError: The file holds no configuration, or that of another family, or does not say of which.
+            ValueError: The file is not a configuration, or has another `model_type` or none.
         """
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         try:
             found, rest = super().get_config_dict(*args, **kwargs)
+            kind = found.get("model_type")
         except (AttributeError, RecursionError, TypeError) as error:
-            raise ValueError(f"the config.json of {str(source)!r} holds no configuration: {error}") from error
-        kind = found.get("model_type")
-        if cls.model_type and kind not in (cls.model_type, *cls.foreign_model_types):
+            raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
+        if cls.model_type and kind != cls.model_type:
+            converter = converter_for(cls, kind)
+            if converter is not None:
+                return converter.convert_config(found), rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
@@ -221,17 +210,16 @@ class SSMConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers: what a file on disk holds beyond our fields is kept as it is, with a warning.
+        """Build the configuration from the content of a file; unknown fields of the file are kept, with a warning.
 
         Raises:
-            ValueError: A keyword argument that is close to, but not, one of the fields; absurd sizes.
+            ValueError: A keyword argument whose name is nearly that of a field.
         """
-        check_claims(config_dict)
         known = cls._known()
         for name in kwargs.keys() - known:
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-            if near:
-                raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near[0]}`?")
+            near = closest_name(name, known, cutoff=0.8)
+            if near is not None:
+                raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near}`?")
         foreign = {name: value for name, value in config_dict.items() if name not in known and name[:1] != "_"}
         if foreign:
             logger.warning_once(f"{cls.__name__} does not know {', '.join(map(repr, sorted(foreign)))} of its file.")
@@ -242,21 +230,25 @@ class SSMConfig(PreTrainedConfig):
         return found
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers; beside the file lies the code that loads the model where hf_ssm is not installed."""
-        if SSMConfig.on_save is None:
-            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-            return
-        if not os.path.isfile(save_directory):
-            SSMConfig.on_save(self, save_directory)
+        """Save the configuration together with the code that loads the model without hf_ssm.
+
+        Args:
+            save_directory: Folder; created if missing.
+            push_to_hub: Also push the folder's new files to the Hub.
+            kwargs: `repo_id` (default: the name of the folder) and further arguments of `push_to_hub`.
+        """
+        # transformers itself copies the code of classes that were loaded from a checkpoint.
+        if not self.is_remote_code() and not os.path.isfile(save_directory):
+            importlib.import_module("hf_ssm.models.bundle").write_code(self, save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:
-            # In one go with saving, transformers would leave the code behind.
+            # With `push_to_hub` above, transformers would upload what was written after the code.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check(self) -> None:
-        """Raise `ValueError` for values out of range; also run by the models, as fields can be assigned later."""
-        for name, choices in CHOICES.items():
-            value = getattr(self, name, choices[0])
+        """Raise `ValueError` for values out of range; models call it too, as fields can be assigned later."""
+        for name, choices in self.field_choices.items():
+            value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         self._check_numbers()
@@ -275,24 +267,26 @@ class SSMConfig(PreTrainedConfig):
         if not all(math.isfinite(order) for order in orders):
             raise ValueError(f"`sobolev_order` must be finite, got {self.sobolev_order}.")
         if self.residual_in_fp32 and not self.use_residual:
-            raise ValueError("`residual_in_fp32=True` needs `use_residual=True`: there is no residual to keep.")
+            raise ValueError(
+                "`residual_in_fp32=True` needs `use_residual=True`: there is no residual stream without it."
+            )
         for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
             if not self.has_frequencies and getattr(self, name) != neutral:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: take "
+                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: use "
                     f"init='lin' (in a selective model with `complex_state=True`), or leave `{name}` at {neutral}."
                 )
 
     def _check_numbers(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name, None)
+        for name in self.positive_fields:
+            value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name, 0)
+        for name in self.non_negative_fields:
+            value = getattr(self, name)
             if value is None or not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
-        for name in _PROBABILITIES:
+        for name in ("embedding_dropout", "hidden_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)}.")
 
@@ -310,7 +304,7 @@ class SSMConfig(PreTrainedConfig):
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
         return self.init != "real"
 
     @property
@@ -325,7 +319,7 @@ class SSMConfig(PreTrainedConfig):
 
     @property
     def default_pooling(self) -> str:
-        """What the sequence classifier reads where `pooling` is `None`."""
+        """Pooling of the sequence classifier if `pooling` is `None`."""
         return "mean"
 
     @property
@@ -334,13 +328,30 @@ class SSMConfig(PreTrainedConfig):
         return None
 
     @property
-    def looks_ahead(self) -> str | None:
-        """The flag that lets the model read later positions, with its mend; `None` for a causal model."""
+    def has_sobolev_filter(self) -> bool:
+        """Whether some layer has a Sobolev filter."""
+        return self.sobolev_trainable or any(self.sobolev_orders)
+
+    @property
+    def non_causal_flag(self) -> str | None:
+        """The flag that lets the model read later positions, with the value to set instead; `None` if it is causal."""
         if self.bidirectional:
             return "`bidirectional=True` (set `bidirectional=False`)"
-        if self.sobolev_mode == "zero_phase" and (self.sobolev_trainable or any(self.sobolev_orders)):
+        if self.sobolev_mode == "zero_phase" and self.has_sobolev_filter:
             return "`sobolev_mode='zero_phase'` (set `sobolev_mode='causal'`)"
         return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the output at a position depends on this and earlier positions only."""
+        return self.non_causal_flag is None
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.has_frequencies:
+            return None
+        return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
 
 
 __all__ = ["SSMConfig"]

@@ -3,15 +3,16 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-import difflib
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# Arguments of `forward` that transformers and its Trainer pass, and that need nothing done here.
-_PASSED_BY = frozenset(
+from hf_ssm.utils.hints import closest_name
+
+# Arguments that transformers and its Trainer pass to `forward`, and that these models need not read.
+_IGNORED = frozenset(
     {
         *("cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "position_ids", "return_dict"),
         *("shift_labels", "token_type_ids", "use_cache", "past_key_values", "labels"),
@@ -20,9 +21,9 @@ _PASSED_BY = frozenset(
 
 
 def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
-    """Refuse a cache or attentions where there are none, and what looks like an argument with a slip of the pen.
+    """Refuse a cache or attentions that the model does not have, and misspelled arguments.
 
-    Other unknown arguments are let through, as transformers does.
+    Other unknown arguments are ignored, as in transformers.
 
     Raises:
         ValueError: A cache is given, or attentions are asked for.
@@ -34,17 +35,17 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
         raise ValueError(f"{type(model).__name__} has no argument `cache_params`: pass the cache as `past_key_values`.")
     if given.get("output_attentions"):
         raise ValueError(
-            f"{type(model).__name__} has no attentions: leave out `output_attentions`. (What a selective layer attends "
-            "to is in `hf_ssm.attention_matrix`.)"
+            f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
+            "computes the attention matrix of a selective layer.)"
         )
-    unknown = given.keys() - _PASSED_BY
+    unknown = given.keys() - _IGNORED
     if not unknown:
         return
-    known = sorted({*inspect.signature(model.forward).parameters, *_PASSED_BY} - {"kwargs"})
+    known = {*inspect.signature(model.forward).parameters, *_IGNORED} - {"kwargs"}
     for name in unknown:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        if near:
-            raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near[0]}`?")
+        near = closest_name(name, known, cutoff=0.75)
+        if near is not None:
+            raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near}`?")
 
 
 def check_mask(
@@ -70,11 +71,12 @@ def check_mask(
             f"(batch, length){f', after {past} positions in the cache' if past else ''}."
         )
     mask = attention_mask[:, -length:]
-    if not torch.compiler.is_compiling() and mask.numel() == 1 and mask.item():
-        # As in decoding, where each operation counts.
+    if mask.numel() == 1 and mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.item():
+        # Decoding of one sequence, where each operation counts.
         return None
     mask = mask.to(device=hidden_states.device, dtype=torch.bool)
-    if torch.compiler.is_compiling():
+    # On a GPU the checks would wait for the device.
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
         return mask
     if mask.all():
         return None
@@ -82,13 +84,13 @@ def check_mask(
     if not in_pieces and not mask.any(dim=1).all():
         row = (~mask.any(dim=1)).nonzero()[0].item()
         raise ValueError(f"`attention_mask` keeps no token in row {row}: drop empty sequences from the batch.")
-    # Along a row without holes the mask rises and falls once at most.
+    # Along a row without holes the mask rises and falls at most once.
     edges = nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1)
     if (edges > 2).any():
         row = (edges > 2).nonzero()[0].item()
         raise ValueError(
-            f"`attention_mask` has padding between tokens in row {row}: pad on one side. (A token that shall not "
-            "count needs a mask or unknown token in its place: time goes on at it.)"
+            f"`attention_mask` has padding between tokens in row {row}: pad on one side. (To ignore a token inside a "
+            "sequence, replace it by a mask or unknown token: positions between tokens count as time steps.)"
         )
     return mask
 

@@ -1,48 +1,92 @@
-"""What `from_pretrained` sees to beside what transformers does: files that mean harm, and models of random weights."""
+"""Loading of checkpoints: one-line errors, checkpoints of other libraries, and refusal of random weights."""
 
+import importlib
+import pkgutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers import PreTrainedConfig
 
-from hf_ssm.models.base.files import check_folder
+# Arguments of `from_pretrained` that say where files are and how they are fetched.
+_FETCHING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 @contextmanager
-def readable(source: Any, options: dict[str, Any]) -> Iterator[None]:
-    """Check the files of a folder, and have what is said of those that cannot be read be one line.
+def one_line_errors(source: Any) -> Iterator[None]:
+    """Turn errors of damaged weight files into a one-line `ValueError`.
 
     Args:
-        source: Folder, Hub id or `None`.
-        options: Keyword arguments of `from_pretrained`.
+        source: Folder or Hub id, for the message.
 
     Raises:
-        FileNotFoundError: A file that an index names is not there.
-        ValueError: Files that are not what they claim to be, or lie elsewhere.
+        ValueError: A damaged file, or a pickle that contains code.
     """
-    folder = None if source is None else Path(source, options.get("subfolder") or "")
-    if folder is not None and folder.is_dir():
-        check_folder(folder, options.get("variant"), options.get("use_safetensors"))
     try:
         yield
     except (EOFError, RuntimeError, SafetensorError, UnpicklingError) as error:
         if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
             raise
-        # What torch says of a pickle is how to run it all the same.
-        why = error if isinstance(error, SafetensorError) else "a damaged pickle, or one that runs code"
+        # The message of torch for pickles recommends `weights_only=False`, which runs their code.
+        why = error if isinstance(error, SafetensorError) else "a damaged pickle, or a pickle that contains code"
         raise ValueError(f"the weights of {str(source)!r} cannot be read: {why}") from error
 
 
-def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
-    """Raise `ValueError` where no weight of the backbone was found; transformers warns, and draws random ones.
+def converters_of(config_class: type) -> list[Any]:
+    """Converters of other libraries' checkpoints to models of a family.
+
+    They are the `CONVERTERS` of the modules `convert_*.py` in the folder of the family. Code exported with a checkpoint
+    has no such modules, and so no converters.
 
     Args:
-        model: As it was loaded.
-        source: From where, for the message.
-        missing: Names of the weights that were not there.
+        config_class: The configuration of the family.
+    """
+    package = config_class.__module__.rpartition(".")[0]
+    folders = getattr(sys.modules.get(package), "__path__", ())
+    names = sorted(module.name for module in pkgutil.iter_modules(folders) if module.name.startswith("convert_"))
+    return [found for name in names for found in importlib.import_module(f"{package}.{name}").CONVERTERS]
+
+
+def converter_for(config_class: type, model_type: Any) -> Any | None:
+    """The converter of a family for checkpoints of another library's `model_type`; `None` if there is none."""
+    if not isinstance(model_type, str):
+        return None
+    return next((found for found in converters_of(config_class) if found.model_type == model_type), None)
+
+
+def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments of `from_pretrained` that load a checkpoint of another library from memory.
+
+    Args:
+        model_class: A model class of the family.
+        source: Folder or Hub id.
+        arguments: Keyword arguments of `from_pretrained` given by the caller.
+
+    Returns:
+        The arguments with `config` and `state_dict` in place of `source`; `None` for other checkpoints.
+    """
+    config_class = model_class.config_class
+    if source is None or arguments.get("gguf_file") or not any(c.model_type for c in converters_of(config_class)):
+        return None
+    fetching = {name: arguments[name] for name in _FETCHING if name in arguments}
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(source, **fetching)
+    except (AttributeError, OSError, RecursionError, TypeError, ValueError):
+        return None  # Reported when the configuration is loaded.
+    converter = converter_for(config_class, found.get("model_type"))
+    return None if converter is None else converter.loading_arguments(source, found, fetching, arguments)
+
+
+def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
+    """Raise `ValueError` if no weight of the backbone was loaded, where transformers only warns.
+
+    Args:
+        model: The loaded model.
+        source: Folder or Hub id, for the message.
+        missing: Names of the weights that the checkpoint lacks.
     """
     prefix = "" if model.base_model is model else model.base_model_prefix
     wanted = [name for name, _ in model.base_model.named_parameters(prefix=prefix)]
@@ -53,4 +97,4 @@ def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
         )
 
 
-__all__ = ["check_some_loaded", "readable"]
+__all__ = ["check_some_loaded", "converter_for", "converters_of", "foreign_arguments", "one_line_errors"]

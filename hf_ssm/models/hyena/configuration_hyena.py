@@ -1,11 +1,10 @@
 """Configuration of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.hyena.configuration_hyenadna import HYENADNA_TYPE, from_hyenadna, is_hub_layout
 
 
 @strict
@@ -22,7 +21,7 @@ class HyenaConfig(SSMConfig):
         conv_kernel (`int`, defaults to 3): Taps of the short convolution.
         intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
         max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is
-            normalised by it. The other filter types have no longest input.
+            normalised by it. Other filter types have no limit.
         filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
         filter_emb_dim (`int`, defaults to 5): Width of its positional embedding: odd, three or more (time, and pairs
             of cosine and sine).
@@ -31,8 +30,8 @@ class HyenaConfig(SSMConfig):
         filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
         filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window.
         filter_positions (`str`, defaults to `"computed"`): `"computed"`: positional embedding and window of the
-            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, which begin so.
-            `"learned"`: the embedding is trained besides, as in HyenaDNA.
+            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
+            the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
@@ -43,7 +42,6 @@ class HyenaConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_hyena"
-    foreign_model_types: ClassVar[tuple[str, ...]] = (HYENADNA_TYPE,)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",
@@ -56,6 +54,18 @@ class HyenaConfig(SSMConfig):
         "embed_dropout": "embedding_dropout",
         "hyena_dropout": "hidden_dropout",
     }
+
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        **SSMConfig.field_choices,
+        "filter_positions": ("computed", "stored", "learned"),
+        "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *SSMConfig.positive_fields,
+        *("conv_kernel", "filter_activation_frequency", "filter_order", "intermediate_size"),
+        *("max_position_embeddings", "sinusoid_window"),
+    )
+    non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "num_inner_mlps")
 
     hyena_order: int = 2
     filter_type: str = "implicit"
@@ -72,12 +82,6 @@ class HyenaConfig(SSMConfig):
     sinusoid_window: int | None = None
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
-
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; the configuration of a HyenaDNA model is read as one of ours."""
-        found, rest = super().get_config_dict(*args, **kwargs)
-        return from_hyenadna(found) if is_hub_layout(found) else found, rest
 
     def _derive(self) -> None:
         if self.intermediate_size is None:
@@ -97,8 +101,18 @@ class HyenaConfig(SSMConfig):
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether there is anything that `frequency_scale` and `frequency_shift` could act on at initialisation."""
+        """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
         return self.filter_type in ("implicit", "sinusoid") or self.init != "real"
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.filter_type in ("implicit", "sinusoid"):
+            return (
+                f"`filter_type`={self.filter_type!r} has no state matrix, and the rule for α needs one: use 's4d' or "
+                "'s4'."
+            )
+        return super().no_alpha_rule
 
     @property
     def mlp_size(self) -> int | None:

@@ -1,10 +1,7 @@
-"""Models of gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network): the mixer, the names, and HyenaDNA's."""
-
-from typing import Any
+"""Models of gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network): the mixer and the classes."""
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import load_state_dict
 
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
 from hf_ssm.models.base.heads import (
@@ -15,7 +12,6 @@ from hf_ssm.models.base.heads import (
     SSMForTokenClassification,
 )
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
-from hf_ssm.models.hyena.weights_hyenadna import holds_hyenadna, own_weights
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.short_convolution import ShortConvolution
@@ -56,7 +52,7 @@ class HyenaMixer(nn.Module):
                 value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
                 taus.append(tau)
             else:
-                value = self.long_conv.extend(gated, state, group=group)
+                value = self.long_conv.forward_with_state(gated, state, group=group)
         output = self.out_proj(value * gates[0][:, -value.shape[1] :])
         return output, torch.stack(taus).mean() if output_tau else None
 
@@ -67,20 +63,6 @@ class HyenaPreTrainedModel(SSMPreTrainedModel):
     config: HyenaConfig
     config_class = HyenaConfig
     mixer_class = HyenaMixer
-
-    @staticmethod
-    def _load_pretrained_model(
-        model: Any, state_dict: dict[str, Tensor] | None, checkpoint_files: list[str] | None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """As in transformers; the files of a HyenaDNA model are read as one of ours.
-
-        Renaming alone would not do: shapes and the order of the kernels differ, and one tensor serves several sines.
-        """
-        files = checkpoint_files or []
-        if any(holds_hyenadna(load_state_dict(file, map_location="meta")) for file in files):
-            found = {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
-            state_dict, checkpoint_files = own_weights(found, model.config), None
-        return SSMPreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
 
 class HyenaModel(HyenaPreTrainedModel, SSMModel):

@@ -1,5 +1,7 @@
 """Configuration of the linear time-invariant state space models S4 and S4D."""
 
+from typing import ClassVar
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ssm.models.base.configuration import SSMConfig
@@ -27,6 +29,11 @@ class S4Config(SSMConfig):
     """
 
     model_type = "hf_ssm_s4"
+
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        **SSMConfig.field_choices,
+        "kernel_type": ("s4d", "s4"),
+    }
 
     num_hidden_layers: int = 4
     kernel_type: str = "s4d"

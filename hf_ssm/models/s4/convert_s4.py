@@ -1,4 +1,4 @@
-"""State dicts of `state-spaces/s4` (S4D and S4) as ours.
+"""Converter of the state dicts of `state-spaces/s4` (S4D and S4).
 
 Legend: `H` channels, `P` stored conjugate pairs (half of the state size), `S` systems, each shared by `H / S` channels,
 `M` kernels per channel, `R` rank of the low-rank term, `W` width of the output's linear map, `C` input channels, `K`
@@ -6,24 +6,26 @@ classes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.state_dicts import check_names, check_tensor, check_tensors, widest
+from hf_ssm.models.base.converter import Converter, check_names, check_tensor, check_tensors, widest
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
 from hf_ssm.ops.lti.discretize import bilinear_dense
 from hf_ssm.ops.lti.dplr import dplr_dense
 
+__all__ = ["CONVERTERS", "ConvertedLayer", "S4Converter", "layer_from_state_dict"]
+
 
 class _Layout(NamedTuple):
-    """How a version of `state-spaces/s4` stores its kernel.
+    """Names of the kernel's parameters in one version of `state-spaces/s4`.
 
-    The real part of the eigenvalues is -exp of what is stored, the step size exp of it: the defaults there, which no
-    file says. Nor does it say the discretisation; the one here is the default of that version.
+    The real part of the eigenvalues is -exp(`real`), and the step size exp(`step`): the defaults of that library, which
+    its files do not record. The discretisation is not recorded either; `discretization` is the default of the version.
     """
 
     step: str
@@ -31,9 +33,9 @@ class _Layout(NamedTuple):
     imag: str
     discretization: str = "zoh"
     inputs: bool = True
-    # What C was multiplied with for a kernel of so many taps is 1 - Ā^L.
+    # Number of taps L for which C is stored as C (1 - Ā^L).
     length: str | None = None
-    # Of the imaginary part that is stored.
+    # Sign of the stored imaginary part.
     sign: int = 1
 
     @property
@@ -59,7 +61,7 @@ _LAYOUTS = (
     _Layout("inv_dt", "A_real", "A_imag", "bilinear", length="l_kernel", sign=-1),
 )
 
-# Made from other tensors there, or never read.
+# Computed from other tensors, or never read.
 _DERIVED = frozenset({"kernel.omega", "kernel.z", "kernel.A"})
 
 _STEP = re.compile(r"(^|\.)kernel\.(kernel\.)?(log_dt|inv_dt)$")
@@ -67,39 +69,106 @@ _LAYER = re.compile(r"s4_layers\.(\d+)\.")
 
 
 class ConvertedLayer(NamedTuple):
-    """What one layer becomes: the parameters of an `S4Mixer`, and what its `S4Config` must say."""
+    """One converted layer.
+
+    Attributes:
+        parameters: By their names in `S4Mixer`.
+        options: Arguments of its `S4Config`.
+    """
 
     parameters: dict[str, Tensor]
     options: dict[str, Any]
 
 
-def recognises(state_dict: Mapping[str, Tensor]) -> bool:
-    """Whether there is a layer of `state-spaces/s4` among these tensors."""
-    return any(_STEP.search(name) for name in state_dict)
+class S4Converter(Converter):
+    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`)."""
+
+    name = "state-spaces/s4"
+    options = ("norm_first", "discretization")
+
+    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+        return any(_STEP.search(name) for name in names)
+
+    def convert(
+        self,
+        state_dict: Mapping[str, Tensor],
+        config: Mapping[str, Any] | None = None,
+        *,
+        norm_first: bool = False,
+        discretization: str | None = None,
+        **unused: Any,
+    ) -> S4ForSequenceClassification:
+        """Convert a state dict to a classifier that reads `input_values` `(B, L, C)`.
+
+        The classifier has an encoder, layers with residual sums and layer norms, the mean over the sequence, and a
+        decoder. Dropout, which the file does not record, is 0. The type is that of the tensors, at least float32.
+
+        Args:
+            state_dict: `encoder.weight` `(H, C)`, `encoder.bias`, `norms.i.weight`, `norms.i.bias`, `decoder.weight`
+                `(K, H)`, `decoder.bias`, and the layers `s4_layers.i.`, see `layer_from_state_dict`. All names may
+                begin with `module.`.
+            config: Unused.
+            norm_first: Whether the norms precede the layers (`--prenorm` of the example).
+            discretization: `"zoh"` or `"bilinear"`; default: that of the version.
+
+        Raises:
+            ValueError: Tensors that are missing, unknown, of another shape or not finite; layers of different kinds.
+        """
+        if state_dict and all(name.startswith("module.") for name in state_dict):
+            state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
+        layers = _layers_of(state_dict)
+        outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
+        shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
+        for index in range(len(layers)):
+            shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
+        shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
+        check_names(outside, shapes, "the example of state-spaces/s4")
+        parts = [
+            layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
+            for index, layer in enumerate(layers)
+        ]
+        options = parts[0].options
+        for index, part in enumerate(parts):
+            if part.options != options:
+                raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
+        sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
+        arguments: dict[str, Any] = {
+            "num_input_channels": sizes["C"],
+            "num_hidden_layers": len(parts),
+            "num_labels": sizes["K"],
+            "pooling": "mean",
+            "norm_first": norm_first,
+            "use_final_norm": False,
+        }
+        model = S4ForSequenceClassification(S4Config(**arguments, **options))
+        if widest(state_dict.values()) == torch.float64:
+            model.double()
+        model.load_state_dict(_rename(outside, [part.parameters for part in parts]))
+        return model.eval()
 
 
 def layer_from_state_dict(
     state_dict: Mapping[str, Tensor], *, prefix: str = "", discretization: str | None = None
 ) -> ConvertedLayer:
-    """One layer of `state-spaces/s4`: S4D or S4 with its feed-through and its (gated) linear output.
+    """Convert one layer of `state-spaces/s4`: S4D or S4 with its feed-through and its (gated) linear output.
 
-    It is the same function on inputs up to the length that an S4 layer was made for (`l_max`), beyond which the kernel
-    there is cut off, and ours goes on.
+    The result computes the same function up to the length that an S4 layer was made for (`l_max`). Beyond it, the
+    kernel of `state-spaces/s4` is cut off, and that of the result continues.
 
     Args:
         state_dict: `D`, `output_linear.0.weight` (with a gated linear unit) or `output_linear.weight`, and what is
             below `kernel.` (or `kernel.kernel.`, `layer.kernel.`): `C` `(H, P, 2)` or `(M, H, P, 2)`, the step size
-            `log_dt`, the eigenvalues `log_A_real` and `A_imag` `(S, P)`, by whatever name a version gave them;
-            `B` `(S, P, 2)` and `P` `(1, S, P, 2)` in the versions that have them.
-        prefix: Before all of these names, for messages.
+            `log_dt`, the eigenvalues `log_A_real` and `A_imag` `(S, P)`, under the names of any version; `B`
+            `(S, P, 2)` and `P` `(1, S, P, 2)` in the versions that have them.
+        prefix: Prefix of these names in messages.
         discretization: `"zoh"` or `"bilinear"`; default: that of the version.
 
     Returns:
-        Parameters by their names in `S4Mixer`, and options by their names in `S4Config`.
+        The parameters of an `S4Mixer` and the arguments of its configuration.
 
     Raises:
-        ValueError: Tensors are missing or unknown, or of shapes, types or values that do not fit; a layer of several
-            heads (`channels`), or of a rank above 1.
+        ValueError: Tensors that are missing, unknown, of another shape or not finite; a layer of several heads
+            (`channels`), or of a rank above 1.
 
     Source: Gu, Goel & Ré 2022 (S4), Section 3; Gu et al. 2022 (S4D), Section 3.
     """
@@ -133,24 +202,24 @@ def layer_from_state_dict(
 
 
 def _canonical(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors by names that all versions share."""
+    """Tensors by the names that all versions share."""
     found: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
         short = name.removeprefix("layer.").replace("kernel.kernel.", "kernel.", 1)
         if short in found:
-            raise ValueError(f"{prefix}{name} is there twice, once by another name")
+            raise ValueError(f"{prefix}{name} occurs twice, under two names")
         found[short] = tensor
     return found
 
 
 def _layout_of(tensors: Mapping[str, Tensor]) -> _Layout:
-    """The layout that has the most names in common, and the fewest others."""
+    """The layout with the most names in common and the fewest missing."""
     kernel = {name.removeprefix("kernel.") for name in tensors if name.startswith("kernel.")}
     return max(_LAYOUTS, key=lambda layout: len(kernel & {*layout.names}) - len({*layout.names} - kernel))
 
 
 def _without_ones(name: str, tensor: Tensor) -> Tensor:
-    """Without the dimensions of size 1 that some versions have, and with those that others lack."""
+    """Add or remove the dimension of size 1 in which versions differ."""
     wanted = {"D": 2, "kernel.C": 4, "kernel.B": 3, "kernel.log_dt": 1, "kernel.inv_dt": 1}
     dimensions = 2 if name.endswith(".weight") else wanted.get(name, tensor.dim())
     if tensor.dim() == dimensions - 1:
@@ -182,16 +251,16 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
     if sizes["heads"] != 1 or sizes["M"] not in (1, 2):
         raise ValueError(
             f"{prefix}kernel.C has {sizes['M']} and {prefix}D {sizes['heads']} rows: a layer of several heads "
-            "(`channels`) cannot be represented"
+            "(`channels`) cannot be converted"
         )
     if sizes.get("R", 1) != 1:
-        raise ValueError(f"{prefix}kernel.P has the rank {sizes['R']}: only rank 1 can be represented")
+        raise ValueError(f"{prefix}kernel.P has the rank {sizes['R']}: only rank 1 can be converted")
     if sizes["H"] % sizes["S"]:
         raise ValueError(f"{prefix}kernel.{layout.real} has {sizes['S']} rows, which do not divide {sizes['H']}")
     if sizes["W"] != sizes["H"] * (2 if glu else 1):
         raise ValueError(
             f"{prefix}{output}.weight has {sizes['W']} rows for {sizes['H']} channels: only a gated linear unit (twice "
-            "as many, `output_linear.0`) or a linear map alone (as many, `output_linear`) can be represented"
+            "as many, `output_linear.0`) or a linear map alone (as many, `output_linear`) can be converted"
         )
     return sizes
 
@@ -201,7 +270,7 @@ def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, 
     copies = sizes["H"] // sizes["S"]
 
     def shared(name: str) -> Tensor:
-        # Channel h there has the system h mod S.
+        # Channel h uses the system h mod S.
         tensor = tensors[f"kernel.{name}"]
         return tensor.repeat(copies, *[1] * (tensor.dim() - 1))
 
@@ -222,17 +291,17 @@ def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, 
 
 
 def _taps(length: Tensor, name: str) -> int:
-    """The number of taps that a tensor says."""
+    """The number of taps in a tensor."""
     if length.numel() != 1 or length.is_meta or length.is_floating_point() or length.is_complex():
-        raise ValueError(f"{name} must be one whole number, got {tuple(length.shape)} of {length.dtype}")
+        raise ValueError(f"{name} must be one integer, got {tuple(length.shape)} of {length.dtype}")
     taps = int(length.item())
     if taps < 0:
-        raise ValueError(f"{name} is a number of taps, and cannot be {taps}")
+        raise ValueError(f"{name} must be a number of taps, got {taps}")
     return taps
 
 
 def _of_any_length(filter: Mapping[str, Tensor], taps: int, name: str) -> Tensor:
-    """C `(M, H, P, 2)` of the C̃ = C (1 - Ā^L) that S4 trains; as it is where `taps` is 0 (no kernel was made yet).
+    """C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
 
     Source: Gu, Goel & Ré 2022 (S4), Appendix C.3.
     """
@@ -243,74 +312,20 @@ def _of_any_length(filter: Mapping[str, Tensor], taps: int, name: str) -> Tensor
     eigenvalues = torch.complex(-exact["log_A_real"].exp(), exact["A_imag"])
     matrix, inputs, _ = dplr_dense(eigenvalues, p, b, b)
     discrete, _ = bilinear_dense(matrix, inputs, exact["log_dt"].exp())
-    # Transposed, as C stands before it.
+    # Transposed, as C multiplies from the left.
     factor = torch.eye(matrix.shape[-1], dtype=matrix.dtype) - torch.linalg.matrix_power(discrete, taps).mT
     rows = torch.cat([c, c.conj()], dim=-1).unsqueeze(-1)
     try:
         solved = torch.linalg.solve(factor, rows)[..., : c.shape[-1], 0]
     except torch.linalg.LinAlgError as error:
-        raise ValueError(f"{name} says nothing of a kernel without end: 1 - Ā^{taps} is singular") from error
+        raise ValueError(f"{name} does not determine a kernel of any length: 1 - Ā^{taps} is singular") from error
     found = torch.view_as_real(solved).to(filter["C"].dtype)
     check_tensor(f"{name}, for any length,", found)
     return found
 
 
-def converted(
-    state_dict: Mapping[str, Tensor], *, norm_first: bool = False, discretization: str | None = None
-) -> S4ForSequenceClassification:
-    """The classifier of a state dict of the example of `state-spaces/s4` (its `S4Model`).
-
-    It reads `input_values` `(B, L, C)`: encoder, layers with residual sums and layer norms, the mean over the sequence,
-    decoder. The dropout it was trained with, which the file does not say, is 0 here. Its precision is that of the
-    tensors, float32 at least.
-
-    Args:
-        state_dict: `encoder.weight` `(H, C)`, `encoder.bias`, `norms.i.weight`, `norms.i.bias`, `decoder.weight`
-            `(K, H)`, `decoder.bias`, and layers below `s4_layers.i.`: see `layer_from_state_dict`. All names may begin
-            with `module.`.
-        norm_first: Whether the norms stand before the layers (`--prenorm` of the example), which the file does not say.
-        discretization: See `layer_from_state_dict`.
-
-    Raises:
-        ValueError: Tensors are missing or unknown, or of shapes, types or values that do not fit; layers that differ in
-            more than their numbers; options that ours do not have.
-    """
-    if state_dict and all(name.startswith("module.") for name in state_dict):
-        state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-    layers = _layers_of(state_dict)
-    outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
-    shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
-    for index in range(len(layers)):
-        shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
-    shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
-    check_names(outside, shapes, "the example of S4")
-    parts = [
-        layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
-        for index, layer in enumerate(layers)
-    ]
-    options = parts[0].options
-    for index, part in enumerate(parts):
-        if part.options != options:
-            raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
-    sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
-    arguments: dict[str, Any] = {
-        "num_input_channels": sizes["C"],
-        "num_hidden_layers": len(parts),
-        "num_labels": sizes["K"],
-        "pooling": "mean",
-        "norm_first": norm_first,
-        "use_final_norm": False,
-    }
-    config = S4Config(**arguments, **options)
-    model = S4ForSequenceClassification(config)
-    if widest(state_dict.values()) == torch.float64:
-        model.double()
-    model.load_state_dict(_named_as_ours(outside, [part.parameters for part in parts]))
-    return model.eval()
-
-
 def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The tensors of each layer, without their prefix."""
+    """Tensors of each layer, without the prefix."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, tensor in state_dict.items():
         match = _LAYER.match(name)
@@ -318,16 +333,15 @@ def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
             found.setdefault(int(match[1]), {})[name[match.end() :]] = tensor
     if not found:
         raise ValueError(
-            "these are layers of S4 without the model around them that the example of state-spaces/s4 has (`encoder`, "
-            "`s4_layers`, `norms`, `decoder`): put a layer into a model of your own with "
-            "`hf_ssm.models.s4.convert_s4.layer_from_state_dict`"
+            "a state dict of the example of state-spaces/s4 has `encoder`, `s4_layers`, `norms` and `decoder`; convert "
+            "a single layer with `hf_ssm.models.s4.convert_s4.layer_from_state_dict`"
         )
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"the layers of `s4_layers` must be counted from 0 without gaps, got {sorted(found)}")
+        raise ValueError(f"`s4_layers` must be numbered from 0 without gaps, got {sorted(found)}")
     return [found[index] for index in range(len(found))]
 
 
-def _named_as_ours(outside: Mapping[str, Tensor], layers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _rename(outside: Mapping[str, Tensor], layers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     found = {}
     for name in ("weight", "bias"):
         found[f"model.input_projection.{name}"] = outside[f"encoder.{name}"]
@@ -339,4 +353,4 @@ def _named_as_ours(outside: Mapping[str, Tensor], layers: list[dict[str, Tensor]
     return found
 
 
-__all__ = ["ConvertedLayer", "converted", "layer_from_state_dict", "recognises"]
+CONVERTERS = (S4Converter(),)

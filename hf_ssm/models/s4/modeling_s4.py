@@ -45,7 +45,7 @@ class S4Mixer(nn.Module):
             kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau)
             output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau)
         else:
-            output = self.long_conv.extend(hidden_states, state)
+            output = self.long_conv.forward_with_state(hidden_states, state)
         output = self.out_proj(self.activation(output))
         return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
 

@@ -7,8 +7,8 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ssm.models.base.configuration import SSMConfig
 
-# `None` stands for a default that depends on the block, and is filled in before anyone reads it; a type checker
-# would nevertheless ask every reader for a test.
+# `None` means a default that depends on the block; `_derive` replaces it. Type checkers see `Any`, so that readers of
+# the fields need no test for `None`.
 if TYPE_CHECKING:
     _Int: TypeAlias = Any
     _Float: TypeAlias = Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     _Int, _Float, _Str, _Bool = int | None, float | int | None, str | None, bool | None
 
-# Arguments of the block "mamba" alone, with the values that mean "not asked for".
+# Arguments that only the block "mamba" uses, with their defaults.
 _ONLY_MAMBA: dict[str, Any] = {
     "intermediate_size": None,
     "expand": 2,
@@ -31,16 +31,8 @@ _ONLY_MAMBA: dict[str, Any] = {
     "rescale_prenorm_residual": False,
 }
 
-# Arguments that a fixed step leaves without meaning.
+# Arguments that have no effect with a fixed step.
 _ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
-
-# What a Mamba configuration says about code rather than about the model, or in other words a second time.
-_NOT_OURS = frozenset(
-    {
-        *("model_type", "architectures", "use_mambapy", "use_associative_scan", "ssm_cfg", "rms_norm"),
-        *("fused_add_norm", "pad_vocab_size_multiple"),
-    }
-)
 
 
 @strict
@@ -95,13 +87,23 @@ class SelectiveSSMConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_selective"
-    foreign_model_types: ClassVar[tuple[str, ...]] = ("mamba",)
     attribute_map: ClassVar[dict[str, str]] = {
         **SSMConfig.attribute_map,
         "d_inner": "intermediate_size",
         "d_conv": "conv_kernel",
         "dt_rank": "time_step_rank",
     }
+
+    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
+        **SSMConfig.field_choices,
+        "block": ("mamba", "plain"),
+        "state_matrix": ("neg_exp", "raw"),
+        "time_step_init_scheme": ("random", "constant"),
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        *SSMConfig.positive_fields,
+        *("conv_kernel", "expand", "intermediate_size", "time_step_floor", "time_step_scale"),
+    )
 
     block: str = "mamba"
     hidden_size: _Int = None
@@ -130,14 +132,6 @@ class SelectiveSSMConfig(SSMConfig):
     tie_word_embeddings: _Bool = None
     initializer_range: _Float = None
 
-    @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers; the configuration of a `MambaForCausalLM` is read as one of ours."""
-        found, rest = super().get_config_dict(*args, **kwargs)
-        if found.get("model_type") == "mamba":
-            found = {name: value for name, value in found.items() if name not in _NOT_OURS}
-        return found, rest
-
     def _derive(self) -> None:
         mamba = self.block == "mamba"
         defaults: dict[str, Any] = {
@@ -164,18 +158,17 @@ class SelectiveSSMConfig(SSMConfig):
         self._check_plain() if self.block == "plain" else self._check_mamba()
         if self.discretization != "zoh":
             raise ValueError(
-                f"`discretization`={self.discretization!r}: a selective model has exp(ΔA) and ΔB, as published; leave "
-                "it at 'zoh'."
+                f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "
+                "it to 'zoh'."
             )
         if not self.complex_state and self.init != "real":
             raise ValueError(
-                f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or take init='real'."
+                f"`init`={self.init!r} has complex eigenvalues: set `complex_state=True`, or use init='real'."
             )
-        has_filter = self.sobolev_trainable or any(self.sobolev_orders)
-        if has_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
+        if self.has_sobolev_filter and self.sobolev_frequency != "normalized" and not self.fixed_step:
             raise ValueError(
-                f"`sobolev_frequency`={self.sobolev_frequency!r} measures frequencies by a step size, which here "
-                "depends on the token: take 'normalized'."
+                f"`sobolev_frequency`={self.sobolev_frequency!r} measures frequencies in units of the step size, which "
+                "depends on the token: use 'normalized'."
             )
 
     def _check_plain(self) -> None:
@@ -204,8 +197,17 @@ class SelectiveSSMConfig(SSMConfig):
         return self.complex_state
 
     @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.fixed_step:
+            return (
+                f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
+            )
+        return super().no_alpha_rule
+
+    @property
     def default_pooling(self) -> str:
-        """What the sequence classifier reads where `pooling` is `None`."""
+        """Pooling of the sequence classifier if `pooling` is `None`."""
         return "last" if self.block == "plain" else "mean"
 
 

@@ -54,8 +54,8 @@ class OutputProjection(nn.Linear):
 class SelectiveMixer(nn.Module):
     """Block "mamba": out_proj(scan(act(conv(u))) ⊙ SiLU(z)) with [u, z] = in_proj(h). Block "plain": scan(h).
 
-    Two-sided, a second convolution and scan read the sequence from its end, and the outputs are added; the projections
-    are shared.
+    If bidirectional, a second convolution and scan read the reversed sequence, and the outputs are added; the
+    projections are shared.
 
     Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8).
     """
@@ -73,7 +73,7 @@ class SelectiveMixer(nn.Module):
         self.bidirectional = bool(config.bidirectional)
         if self.bidirectional:
             self.reverse_conv1d = None if plain else self._convolution(config)
-            self.reverse_scan = SelectiveScan(config, layer_idx)
+            self.reverse_scan = SelectiveScan(config, layer_idx, "backward")
 
     @staticmethod
     def _convolution(config) -> ShortConvolution:
@@ -86,7 +86,7 @@ class SelectiveMixer(nn.Module):
         output_tau: bool = False,
         state: LayerState | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if state is not None and state.last_only:
+        if state is not None and state.last_position_only:
             return self._last(hidden_states, mask, state), None
         inputs, gate = self.project(hidden_states, mask)
         scanned = self.scan_inputs(inputs, mask, state)
@@ -100,7 +100,7 @@ class SelectiveMixer(nn.Module):
         return output if self.out_proj is None else self.out_proj(output), tau
 
     def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
-        """The output at the last position, `(B, 1, D)`: no other one is gated and projected."""
+        """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         gate = None
         if type(self.in_proj) is nn.Linear:
             halves = (part.chunk(2) for part in self.in_proj.parameters())
@@ -108,7 +108,7 @@ class SelectiveMixer(nn.Module):
             inputs = nn.functional.linear(hidden_states, *for_input)
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
         else:
-            # An adapter, say, whose halves are not known.
+            # For example an adapter, whose halves are not known.
             inputs, gate = self.project(hidden_states, mask)
             gate = None if gate is None else gate[:, -1:]
         output = self.scan(self.scan_inputs(inputs, mask, state), None, mask, state=state)[0][:, -1:]
@@ -119,7 +119,7 @@ class SelectiveMixer(nn.Module):
     def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
 
-        At padding, the input of the convolution means nothing, and that of the block "plain" is zero.
+        At padding, the input of the convolution is meaningless, and that of the block "plain" is zero.
         """
         if self.in_proj is None:
             return masked(hidden_states, mask), None
@@ -129,7 +129,7 @@ class SelectiveMixer(nn.Module):
     def scan_inputs(
         self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
     ) -> Tensor:
-        """What the scan (the reverse one where asked for) reads, `(B, L, D)`, from what `project` returns."""
+        """Input of the scan (or of the reverse one), `(B, L, D)`, from the first output of `project`."""
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs

@@ -1,4 +1,4 @@
-"""The selective state space models: the mixer, the names, and those of transformers' checkpoints."""
+"""Selective state space models (Mamba, and the model of Honarpisheh et al. 2025)."""
 
 from collections.abc import Sequence
 
@@ -17,19 +17,6 @@ from hf_ssm.models.selective.fused_decoding import step_of_blocks
 from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.state import LayerState
 
-# Weight names of transformers' `MambaForCausalLM` and `MambaModel`, as regular expressions, and what they are here.
-MAMBA_NAMES = {
-    r"backbone\.": "model.",
-    r"embeddings?\.weight": "embed_tokens.weight",
-    r"norm_f\.": "norm.",
-    r"layers\.(\d+)\.norm\.": r"layers.\1.norm1.",
-    r"mixer\.A_log": "mixer.scan.A_log",
-    r"mixer\.D": "mixer.scan.D",
-    r"mixer\.x_proj\.": "mixer.scan.x_proj.",
-    r"mixer\.dt_proj\.weight": "mixer.scan.dt_proj.weight",
-    r"mixer\.dt_proj\.bias": "mixer.scan.dt_bias",
-}
-
 
 class SelectiveSSMPreTrainedModel(SSMPreTrainedModel):
     """Base of the selective models."""
@@ -37,7 +24,6 @@ class SelectiveSSMPreTrainedModel(SSMPreTrainedModel):
     config: SelectiveSSMConfig
     config_class = SelectiveSSMConfig
     mixer_class = SelectiveMixer
-    _foreign_names = MAMBA_NAMES
 
 
 class SelectiveSSMModel(SelectiveSSMPreTrainedModel, SSMModel):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import precise_memory, precise_parameter
+from hf_ssm.modules.operator import fp32_empty, fp32_parameter
+from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
@@ -31,8 +32,8 @@ class ImplicitFilter(LongFilter):
     `frequency_scale` multiplies, and `frequency_shift` adds to, the bands f and the activation frequency ω.
 
     With `positions="stored"`, the embedding z of all positions `(T, E)`, the time axis t/(T-1) `(T,)` and the decay
-    rates `(C,)` are buffers that begin as these formulas say, and with `"learned"` z is a parameter besides. So a
-    checkpoint keeps the very numbers it was trained with. With `"computed"` there are none.
+    rates `(C,)` are buffers, initialised by these formulas, so that a checkpoint keeps the numbers it was trained
+    with. With `"learned"`, z is a parameter. With `"computed"` there are no such tensors.
 
     Raises:
         ValueError: A length over T.
@@ -70,9 +71,9 @@ class ImplicitFilter(LongFilter):
         self.activation_frequency = activation_frequency
         self.sizes = [embedding_size, *[width] * (num_inner_layers + 1), directions * channels]
         for layer, (before, after) in enumerate(pairwise(self.sizes)):
-            self.register_parameter(f"weight_{layer}", precise_parameter(after, before))
+            self.register_parameter(f"weight_{layer}", fp32_parameter(after, before))
             if layer < num_inner_layers + 1:
-                self.register_parameter(f"bias_{layer}", precise_parameter(after))
+                self.register_parameter(f"bias_{layer}", fp32_parameter(after))
         self._register("frequency", width, train=train_frequency)
         self.has_stored_positions = positions != "computed"
         if self.has_stored_positions:
@@ -81,11 +82,11 @@ class ImplicitFilter(LongFilter):
             self._register("decay_rates", channels, train=False)
 
     def _register(self, name: str, *shape: int, train: bool) -> None:
-        """A parameter, or a buffer: transformers has every parameter of a checkpoint it loads want gradients."""
+        """A parameter, or a buffer if it is not trained: transformers enables gradients of all loaded parameters."""
         if train:
-            self.register_parameter(name, precise_parameter(*shape))
+            self.register_parameter(name, fp32_parameter(*shape))
         else:
-            self.register_buffer(name, precise_memory(*shape))
+            self.register_buffer(name, fp32_empty(*shape))
 
     def initial_parameters(self) -> dict[str, Tensor]:
         omega = self._shifted(torch.tensor(self.activation_frequency))
@@ -94,13 +95,17 @@ class ImplicitFilter(LongFilter):
             like = torch.empty(0)
             positions, time = self._computed_positions(0, self.longest, like)
             values |= {"positions": positions, "time": time[:, 0], "decay_rates": self._computed_rates(like)[:, 0]}
-        # PyTorch's default for linear layers: the window expects outputs of order one, whatever the residual
-        # stream's initializer_range is.
+        # PyTorch's default for linear layers instead of initializer_range: the window expects outputs of order one.
         for layer, size in enumerate(self.sizes[:-1]):
             for name in (f"weight_{layer}", f"bias_{layer}"):
                 if name in self._parameters:
                     values[name] = torch.empty(self.get_parameter(name).shape).uniform_(-(size**-0.5), size**-0.5)
         return values
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        roles = {"frequency": ParameterRole("filter_frequency", is_dynamics=True)}
+        roles["positions"] = ParameterRole("other", is_dynamics=True)
+        return {name: roles.get(name, ParameterRole("filter_mlp")) for name in self._parameters}
 
     @property
     def num_taps(self) -> int | None:
@@ -117,7 +122,7 @@ class ImplicitFilter(LongFilter):
             )
         if length <= _POSITIONS:
             return self._taps(0, length, dtype)
-        # The same pieces with and without gradients, so that the digits are the same too.
+        # The same pieces with and without gradients, so that results are bit-identical.
         bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
         if torch.is_grad_enabled():
             return torch.cat([self._taps(start, stop, dtype) for start, stop in bounds], dim=-1)
@@ -130,13 +135,15 @@ class ImplicitFilter(LongFilter):
 
     def _taps(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """The taps from lag `start` to `stop`, `(K, C, stop - start)`."""
-        frequency = self._precise(self.frequency, dtype)
+        frequency = self._in_precision(self.frequency, dtype)
         hidden, time = self._positions(start, stop, frequency)
         *inner, last = range(len(self.sizes) - 1)
         for layer in inner:
-            weight, bias = (self._precise(self.get_parameter(f"{name}_{layer}"), dtype) for name in ("weight", "bias"))
+            weight, bias = (
+                self._in_precision(self.get_parameter(f"{name}_{layer}"), dtype) for name in ("weight", "bias")
+            )
             hidden = torch.sin(frequency * (hidden @ weight.T + bias))
-        output = self._precise(self.get_parameter(f"weight_{last}"), dtype)
+        output = self._in_precision(self.get_parameter(f"weight_{last}"), dtype)
         kernel = (output @ hidden.T).unflatten(0, (self.directions, self.channels))
         return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import precise_parameter
+from hf_ssm.modules.operator import fp32_parameter
+from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
 
 __all__ = ["SinusoidFilter"]
@@ -37,8 +38,8 @@ class SinusoidFilter(LongFilter):
         self.window = window
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
-        self.amplitudes = precise_parameter(2, directions, channels)
-        self.frequencies = precise_parameter(2, directions, channels)
+        self.amplitudes = fp32_parameter(2, directions, channels)
+        self.frequencies = fp32_parameter(2, directions, channels)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = torch.rand(self.frequencies.shape) * self.window / 8
@@ -47,8 +48,18 @@ class SinusoidFilter(LongFilter):
             "frequencies": self.frequency_scale * draw + self.frequency_shift,
         }
 
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {
+            "amplitudes": ParameterRole("filter_amplitude"),
+            "frequencies": ParameterRole("filter_frequency", is_dynamics=True),
+        }
+
+    @property
+    def support(self) -> int:
+        return self.window
+
     def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        (c1, c2), (a1, a2) = (self._precise(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
+        (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
         if torch.is_grad_enabled() or len(c1) * length <= _TAPS:
             kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
         else:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import precise_parameter
+from hf_ssm.modules.operator import fp32_parameter
+from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
-from hf_ssm.ops.lti.dplr import dplr_kernel
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
 
 __all__ = ["StateSpaceFilter"]
@@ -51,13 +53,13 @@ class StateSpaceFilter(LongFilter):
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
         pairs = state_size // 2
-        self.log_dt = precise_parameter(channels)
-        self.log_A_real = precise_parameter(channels, pairs)
-        self.A_imag = precise_parameter(channels, pairs)
-        self.B = precise_parameter(channels, pairs, 2)
-        self.C = precise_parameter(directions, channels, pairs, 2)
+        self.log_dt = fp32_parameter(channels)
+        self.log_A_real = fp32_parameter(channels, pairs)
+        self.A_imag = fp32_parameter(channels, pairs)
+        self.B = fp32_parameter(channels, pairs, 2)
+        self.C = fp32_parameter(directions, channels, pairs, 2)
         if low_rank:
-            self.P = precise_parameter(channels, pairs, 2)
+            self.P = fp32_parameter(channels, pairs, 2)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
@@ -80,24 +82,36 @@ class StateSpaceFilter(LongFilter):
             values["P"] = torch.view_as_real(low_rank.expand(shape).contiguous())
         return values
 
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        roles = {
+            "log_dt": ParameterRole("step_size", "log", is_dynamics=True),
+            "log_A_real": ParameterRole("A_real", "log_negative", is_dynamics=True),
+            "A_imag": ParameterRole("A_imag", is_dynamics=True),
+            "B": ParameterRole("B", is_dynamics=True, times="C"),
+            "C": ParameterRole("C"),
+        }
+        return roles | {"P": ParameterRole("P", "factor", is_dynamics=True)} if self.low_rank else roles
+
     def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
         matrices = {
-            "a": torch.complex(-self._precise(self.log_A_real, dtype).exp(), self._precise(self.A_imag, dtype)),
-            "b": torch.view_as_complex(self._precise(self.B, dtype).contiguous()),
-            "c": torch.view_as_complex(self._precise(self.C, dtype).contiguous()),
+            "a": torch.complex(
+                -self._in_precision(self.log_A_real, dtype).exp(), self._in_precision(self.A_imag, dtype)
+            ),
+            "b": torch.view_as_complex(self._in_precision(self.B, dtype).contiguous()),
+            "c": torch.view_as_complex(self._in_precision(self.C, dtype).contiguous()),
         }
         if self.low_rank:
-            matrices["p"] = torch.view_as_complex(self._precise(self.P, dtype).contiguous())
+            matrices["p"] = torch.view_as_complex(self._in_precision(self.P, dtype).contiguous())
         return matrices
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._precise(self.log_dt, dtype).exp()
+        return self._in_precision(self.log_dt, dtype).exp()
 
     def _rows(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor]:
         """The continuous model of every row of the kernel, matrices `(K C, H)`, and Δ, `(K C,)`."""
         model = self.state_space(dtype)
-        # Both directions have their own C alone.
+        # Only C differs between directions.
         flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
         return flat, self.time_step(dtype).repeat(self.directions)
 
@@ -118,6 +132,38 @@ class StateSpaceFilter(LongFilter):
         if self.low_rank:
             return dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
         return diagonal_response(omega, a, b, c, dt, self.discretization)
+
+    @property
+    def has_graded_response(self) -> bool:
+        return not (self.low_rank and self.discretization == "zoh")
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        channels = rows % self.channels
+        step = self.time_step(torch.float64)[channels].unsqueeze(-1)
+        model = self.state_space(torch.float64)
+        poles = model["a"]
+        if self.low_rank:
+            poles = torch.linalg.eigvals(dplr_dense(poles, model["p"], model["b"], model["c"][0])[0])
+        # Logarithm of the discrete pole: angle and decay per sample.
+        poles = poles[channels] * step
+        if self.discretization == "bilinear":
+            poles = torch.log1p(poles / 2) - torch.log1p(-poles / 2)
+        centres = (torch.remainder(poles.imag + math.pi, 2 * math.pi) - math.pi).abs()
+        return centres, -poles.real
+
+    @property
+    def has_recurrence(self) -> bool:
+        return True
+
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
+        model = self.state_space()
+        model["c"] = model["c"][0]
+        model = {name: matrix[channels] for name, matrix in model.items()}
+        step, skip = self.time_step()[channels], None if skip is None else skip[channels]
+        if self.low_rank:
+            parts = model["a"], model["p"], model["b"], model["c"]
+            return dplr_recurrence(*parts, step, self.discretization, skip)
+        return diagonal_recurrence(model["a"], model["b"], model["c"], step, self.discretization, skip)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

@@ -1,0 +1,212 @@
+"""How far training moves the parameters of a model, by what they stand for (Yu et al. 2025, Table 1)."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
+
+__all__ = ["ParameterMovement", "changes_in_log", "relative_change"]
+
+logger = logging.get_logger(__name__)
+
+_PREFIX = "relative_change_"
+_STEP = "relative_change_step"
+_SINCE = "relative_change_since_step"
+_SNAPSHOT_NAME = "initial_parameters.safetensors"
+
+
+def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterRole]) -> Iterator[tuple[str, Tensor]]:
+    """Quantity and value of each parameter, in float64 on the CPU."""
+    for name, role in roles.items():
+        value = parameters[name].detach().to("cpu", torch.float64)
+        if role.parts:
+            pieces = value.split([rows for _, rows in role.parts])
+            yield from ((quantity, piece) for (quantity, _), piece in zip(role.parts, pieces, strict=True))
+        else:
+            yield role.quantity, role.value(value)
+        if role.times is not None:
+            partner = parameters[".".join([*name.split(".")[:-1], role.times])].detach().cpu().double()
+            first, second = (torch.view_as_complex(part.contiguous()) for part in (value, partner))
+            yield "BC", torch.view_as_real(first * second)
+
+
+def relative_change(
+    roles: Mapping[str, ParameterRole], before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> dict[str, float | None]:
+    """‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
+
+    θ are the quantities of the theory, not what is stored: Δ instead of its logarithm, Re A = -exp(log_A_real), and
+    besides B and C of a state space filter their product B∘C, through which alone they enter its kernel. `x_proj` of a
+    selective scan is split into the projections to Δ, B and C.
+
+    Args:
+        roles: `parameter_roles(model)`.
+        before: Parameters by name, such as `dict(model.named_parameters())`; names without a role are ignored.
+        after: Those of the same model later in training.
+
+    Returns:
+        By quantity, in the order of `QUANTITIES`; `None` where the quantity was zero before (a trainable Sobolev order
+        that starts at 0).
+
+    Raises:
+        ValueError: The two have different names or shapes.
+
+    Source: Yu et al. 2025, Table 1, which gives the average over the matrices of a model.
+    """
+    if before.keys() != after.keys():
+        odd = sorted(before.keys() ^ after.keys())
+        raise ValueError(f"`before` and `after` are of different models: only one of them has {', '.join(odd[:3])}.")
+    for name, tensor in before.items():
+        if tensor.shape != after[name].shape:
+            shapes = tuple(tensor.shape), tuple(after[name].shape)
+            raise ValueError(f"{name} has the shape {shapes[0]} in `before` and {shapes[1]} in `after`.")
+    sizes: dict[str, float] = {}
+    changes: dict[str, float] = {}
+    for (group, first), (_, last) in zip(_quantities(before, roles), _quantities(after, roles), strict=True):
+        sizes[group] = sizes.get(group, 0.0) + first.square().sum().item()
+        changes[group] = changes.get(group, 0.0) + (last - first).square().sum().item()
+    return {
+        group: (changes[group] / sizes[group]) ** 0.5 if sizes[group] > 0 else None
+        for group in QUANTITIES
+        if group in sizes
+    }
+
+
+def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The relative changes in the last entry of a Trainer's log that has them, by quantity.
+
+    Empty if there is none, or if it counts from a resumption instead of the start of training.
+    """
+    for entry in reversed(log_history):
+        found = {group: entry[f"{_PREFIX}{group}"] for group in QUANTITIES if f"{_PREFIX}{group}" in entry}
+        if found:
+            return {} if _SINCE in entry else found
+    return {}
+
+
+class ParameterMovement(TrainerCallback):
+    """Callback that writes the relative change of each quantity since the start of training into the Trainer's log.
+
+    At each entry with the training loss, and at the end (of the model that is kept: the best checkpoint where the
+    Trainer loads it), `log_history` gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that
+    was zero at the start is left out. The last entry holds under `relative_change_step` the step of that model.
+
+    The start is `on_train_begin`, after a rescaling. Each checkpoint also holds the initial parameters
+    (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without that file,
+    changes are counted from the resumption, with a warning, and each entry has `relative_change_since_step`.
+
+    Works with `SSMTrainer` and with transformers' Trainer, for models that each process holds as a whole. It keeps a
+    copy of the parameters on the CPU.
+
+    Args:
+        resumed_from: Checkpoint folder that the run resumes from; default: `checkpoint-STEP` in the output folder.
+
+    Source: Yu et al. 2025, Table 1.
+    """
+
+    def __init__(self, resumed_from: str | Path | None = None):
+        self.resumed_from = resumed_from
+        self.initial: dict[str, Tensor] = {}
+        self.since_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        self.initial = {name: _copied(value) for name, value in _parameters(kwargs["model"]).items()}
+        self.since_step = 0
+        if state.global_step == 0:
+            return
+        folder = _checkpoint(args, state) if self.resumed_from is None else Path(self.resumed_from)
+        stored = _stored_snapshot(folder, self.initial)
+        if stored is None:
+            self.since_step = state.global_step
+            logger.warning(
+                f"{str(folder)!r} holds no {_SNAPSHOT_NAME} of this model: changes of parameters are counted from step "
+                f"{state.global_step}, where the run was resumed."
+            )
+        else:
+            self.initial = stored
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Only the history gets the values: the printed line stays short.
+        if self.initial and "loss" in (kwargs.get("logs") or {}) and state.log_history:
+            state.log_history[-1].update(self._changes(kwargs["model"]))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        folder = _checkpoint(args, state)
+        # A snapshot taken at a resumption is not the start of training.
+        if self.initial and folder.is_dir() and self.since_step == 0:
+            save_file(self.initial, folder / _SNAPSHOT_NAME)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.initial:
+            best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+            entry: dict[str, Any] = dict(self._changes(kwargs["model"]))
+            entry[_STEP] = state.best_global_step if best else state.global_step
+            state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
+
+    @contextmanager
+    def start(self, model: nn.Module) -> Iterator[None]:
+        """Context manager: the model has its initial parameters, if they are known in this process."""
+        present = _parameters(model)
+        kept = {name: present[name].detach().clone() for name in self.initial}
+        try:
+            _assign(present, self.initial)
+            yield
+        finally:
+            _assign(present, kept)
+
+    def _changes(self, model: nn.Module) -> dict[str, float]:
+        changes = relative_change(_roles(model), self.initial, _parameters(model))
+        known = {f"{_PREFIX}{group}": value for group, value in changes.items() if value is not None}
+        return {**known, _SINCE: self.since_step} if self.since_step else known
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """The Trainer's checkpoint folder of this step."""
+    return Path(args.output_dir or "", f"checkpoint-{state.global_step}")
+
+
+def _bare_name(name: str) -> str:
+    """A parameter's name without the prefixes of data-parallel wrappers and `torch.compile`."""
+    return re.sub(r"(^|\.)(module|_orig_mod)\.", r"\1", name)
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {_bare_name(name): value for name, value in model.named_parameters()}
+
+
+def _roles(model: nn.Module) -> dict[str, ParameterRole]:
+    return {_bare_name(name): role for name, role in parameter_roles(model).items()}
+
+
+@torch.no_grad()
+def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _stored_snapshot(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The initial parameters stored in a checkpoint, if they fit this model."""
+    if not (folder / _SNAPSHOT_NAME).is_file():
+        return None
+    stored = load_file(folder / _SNAPSHOT_NAME)
+    fits = stored.keys() == like.keys() and all(stored[name].shape == like[name].shape for name in like)
+    return stored if fits else None

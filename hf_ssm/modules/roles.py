@@ -1,0 +1,128 @@
+"""What the parameters of a model stand for. Modules declare it; optimizer groups, decay and reports read it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["QUANTITIES", "ParameterRole", "parameter_roles"]
+
+QUANTITIES: dict[str, str] = {
+    "step_size": "step sizes Δ (selective: softplus of the bias)",
+    "A_real": "Re A",
+    "A_imag": "Im A",
+    "P": "low-rank part of A",
+    "B": "B (selective: W_B)",
+    "C": "C (selective: W_C)",
+    "BC": "B∘C of the state space filters",
+    "D": "feed-through D",
+    "sobolev_order": "Sobolev order β",
+    "step_projection": "projection to the step size",
+    "filter_frequency": "frequencies of Hyena's filters",
+    "filter_amplitude": "amplitudes of the sinusoid filters",
+    "filter_mlp": "MLP of the implicit filters",
+    "short_convolution": "short convolutions",
+    "projection": "projections of the mixers",
+    "mlp": "MLPs of the blocks",
+    "norm": "norms",
+    "embedding": "embedding",
+    "head": "head",
+    "adapter": "adapters (PEFT)",
+    "other": "other parameters",
+}
+"""The quantities that a parameter can be, in the order of reports, and their names in tables."""
+
+# How a stored number becomes the quantity.
+_FROM_STORED: dict[str, Callable[[Tensor], Tensor]] = {
+    "value": lambda stored: stored,
+    "log": torch.exp,
+    "log_negative": lambda stored: -stored.exp(),
+    "inverse_softplus": nn.functional.softplus,
+    "factor": lambda stored: stored,
+}
+# How a stored number changes in place when the state matrix is multiplied by a factor. A = diag(Λ) - P P* is quadratic
+# in P.
+_SCALE_STATE_MATRIX: dict[str, Callable[[Tensor, float], Any]] = {
+    "value": lambda stored, factor: stored.mul_(factor),
+    "log_negative": lambda stored, factor: stored.add_(math.log(factor)),
+    "factor": lambda stored, factor: stored.mul_(math.sqrt(factor)),
+}
+
+
+@dataclass(frozen=True)
+class ParameterRole:
+    """What a parameter is, and how the optimizer treats it.
+
+    Attributes:
+        quantity: One of `QUANTITIES`.
+        stored_as: How the stored number becomes the quantity: `"value"`, `"log"` (exp of it), `"log_negative"`
+            (minus the exp), `"inverse_softplus"` (softplus), or `"factor"` (P of A = diag(Λ) - P P*).
+        is_dynamics: Step sizes, state matrices and frequencies: own learning rate, no weight decay (Liu & Li 2024,
+            Appendix A.1).
+        parts: For a matrix that stacks several quantities along its rows: quantity and number of rows of each.
+        times: Name of a sibling parameter; the elementwise complex product of both is reported as `"BC"`.
+    """
+
+    quantity: str
+    stored_as: str = "value"
+    is_dynamics: bool = False
+    parts: tuple[tuple[str, int], ...] = ()
+    times: str | None = None
+
+    def value(self, stored: Tensor) -> Tensor:
+        """The quantity that a stored tensor stands for, of the same shape."""
+        return _FROM_STORED[self.stored_as](stored)
+
+    @property
+    def is_state_matrix(self) -> bool:
+        """Whether the parameter is part of the state matrix A (neither Δ nor B)."""
+        return self.is_dynamics and self.quantity in ("A_real", "A_imag", "P")
+
+    @property
+    def is_decayed(self) -> bool:
+        """Whether ordinary weight decay applies."""
+        return not self.is_dynamics and self.quantity not in ("D", "sobolev_order", "norm")
+
+    def scale_state_matrix_(self, parameter: Tensor, factor: float) -> None:
+        """Change a stored part of A in place so that A is multiplied by `factor`."""
+        _SCALE_STATE_MATRIX[self.stored_as](parameter, factor)
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """The role of each parameter by its name in `model.named_parameters()`.
+
+    A module describes its parameters by a method `parameter_roles()`, which returns roles by relative name, or by an
+    attribute `parameter_quantity`, the quantity of all parameters below it that no inner module describes. Parameters
+    that PEFT adds are `"adapter"`; those that nothing describes are `"other"`. The copies that PEFT keeps of replaced
+    modules (`original_module`), which the model does not use, are left out.
+
+    Args:
+        model: A model of hf_ssm, bare, with a head, or in a wrapper.
+    """
+    found: dict[int, ParameterRole] = {}
+    for module in model.modules():
+        quantity = getattr(module, "parameter_quantity", None)
+        if isinstance(quantity, str):
+            found |= {id(parameter): ParameterRole(quantity) for parameter in module.parameters()}
+        for name in getattr(module, "adapter_layer_names", ()):
+            if name == "modules_to_save":
+                # PEFT's trained copy of a module is still that module.
+                continue
+            adapters: Any = getattr(module, name, None)
+            own = adapters.parameters() if isinstance(adapters, nn.Module) else [adapters]
+            found |= {id(parameter): ParameterRole("adapter") for parameter in own}
+        describe: Any = getattr(module, "parameter_roles", None)
+        if describe is not None:
+            # By attribute, which a wrapper of PEFT around a projection passes on to the weight that it wraps.
+            found |= {id(attrgetter(name)(module)): role for name, role in describe().items()}
+    roles = {}
+    for name, parameter in model.named_parameters():
+        if "original_module" in name.split("."):
+            continue
+        role = found.get(id(parameter), ParameterRole("other"))
+        roles[name] = role
+    return roles

@@ -1,0 +1,117 @@
+"""Streaming long convolutions for variants of one sequence that differ at one position each.
+
+They replace `StreamingConvolution` in `LayerState.streams`. The first row of a batch is the sequence without a change.
+
+Legend: `V` rows, `L` length of a piece, `D` channels, `R` positions of the whole sequence, `K` positions of a change.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import Taps
+
+__all__ = ["DifferenceStream", "LastPositionStream"]
+
+
+class _RowStream:
+    """A stream with the tensor `rows`, one entry per row; all other attributes are shared by the rows."""
+
+    rows: Tensor
+
+    def select(self, index: Tensor) -> None:
+        """As `StreamingConvolution.select`."""
+        self.rows = self.rows.index_select(0, index)
+
+    @classmethod
+    def join(cls, streams: Sequence[Any]) -> Any:
+        """As `StreamingConvolution.join`."""
+        joined = copy.copy(streams[0])
+        joined.rows = torch.cat([stream.rows for stream in streams])
+        return joined
+
+
+class DifferenceStream(_RowStream):
+    """The convolution of rows whose inputs differ from those of the first row at K consecutive positions.
+
+    The first row is convolved; to each other row, K products of a difference and a shifted kernel are added.
+
+    Args:
+        kernel: `(D, R)`.
+        reach: K.
+
+    Attributes:
+        places: `(V,)`, first position of the change of each row, R or more for the first row; set before each piece.
+        rows: `(V, K, D)`, differences to the inputs of the first row, as far as they are read.
+    """
+
+    def __init__(self, kernel: Tensor, reach: int):
+        self.places = torch.zeros(0, dtype=torch.long)
+        self._kernel, self._reach = kernel, reach
+        # Inputs of the first row, (1, L, D).
+        self._inputs: Tensor | None = None
+        self.rows = torch.zeros(0)
+
+    def extend(self, u: Tensor, taps: Taps) -> Tensor:
+        """As `StreamingConvolution.extend`."""
+        dtype = torch.promote_types(u.dtype, self._kernel.dtype)
+        first = 0 if self._inputs is None else self._inputs.shape[1]
+        own = u[:1].to(dtype)
+        self._inputs = own if self._inputs is None else torch.cat([self._inputs, own], dim=1)
+        self._read_differences(u.to(dtype), first)
+        stop = first + u.shape[1]
+        output = long_conv(self._inputs, self._kernel[:, :stop])[:, first:]
+        return self._with_differences(output, self._kernel[:, :stop].T).to(u.dtype)
+
+    def _read_differences(self, u: Tensor, first: int) -> None:
+        if self.rows.dim() == 1:
+            self.rows = u.new_zeros(len(u), self._reach, u.shape[2])
+        at = self.places.unsqueeze(1) + torch.arange(self._reach, device=u.device) - first
+        inside = ((at >= 0) & (at < u.shape[1])).unsqueeze(-1)
+        at = at.clamp(0, u.shape[1] - 1)
+        own = u.gather(1, at.unsqueeze(-1).expand(-1, -1, u.shape[2]))
+        self.rows = torch.where(inside, own - u[0][at], self.rows)
+
+    def _with_differences(self, output: Tensor, kernel: Tensor) -> Tensor:
+        """Outputs `(V, L, D)` from those of the first row `(1, L, D)`; the kernel `(S, D)` ends with the piece."""
+        length, spare = output.shape[1], self._reach - 1
+        # Kernel values from the lag between the first position and the end of the change; zero at negative lags.
+        before = length + spare - 1
+        padded = F.pad(kernel, (0, 0, before, 0)).contiguous()
+        stop, channels = kernel.shape
+        # Window s starts at lag s - before.
+        windows = padded.as_strided((stop, (length + spare) * channels), (channels, 1))
+        shifted = windows.index_select(0, (stop - 1 - self.places).clamp(min=0)).view(-1, length + spare, channels)
+        outputs = torch.addcmul(output, shifted[:, spare:], self.rows[:, :1])
+        for step in range(1, self._reach):
+            outputs.addcmul_(shifted[:, spare - step : spare - step + length], self.rows[:, step : step + 1])
+        return outputs
+
+
+class LastPositionStream(_RowStream):
+    """The output of a convolution at the last position of the whole sequence only, accumulated piece by piece.
+
+    Args:
+        kernel: `(D, R)`.
+
+    Attributes:
+        rows: `(V, D)`, contributions of the inputs so far.
+    """
+
+    def __init__(self, kernel: Tensor):
+        # Weight of the input at each position, (R, D).
+        self._weights = kernel.flip(-1).T
+        self._length = 0
+        self.rows = torch.zeros(0)
+
+    def extend(self, u: Tensor, taps: Taps) -> Tensor:
+        """The contribution of all inputs so far to the output at position R - 1, `(V, 1, D)`."""
+        first, self._length = self._length, self._length + u.shape[1]
+        added = (u * self._weights[first : self._length]).sum(1)
+        self.rows = added if self.rows.dim() == 1 else self.rows + added
+        return self.rows.unsqueeze(1).to(u.dtype)

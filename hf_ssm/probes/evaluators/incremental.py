@@ -1,0 +1,242 @@
+"""Values of masked variants of a sequence from states of the layers, for causal models of hf_ssm.
+
+Legend: `R` positions that the model reads, `P` of them up to the end of a block, `V` variants, `B` rows of a batch, `D`
+hidden size.
+"""
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_ssm.models.base.backbone import SSMPreTrainedModel
+from hf_ssm.models.base.cache import SSMCache, SSMCacheLayer
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.probes.evaluators.difference_streams import DifferenceStream, LastPositionStream
+from hf_ssm.probes.evaluators.full_passes import Evaluator
+from hf_ssm.probes.targets import ProbedSequence, head_of
+
+__all__ = ["IncrementalEvaluator", "evaluator_for"]
+
+# Name of the long convolution of a mixer with a single one, in `LayerState.streams`.
+_STREAM = "long_conv_0"
+# Positions between two stored states, and the sequence length from which storing states is faster.
+_BLOCK, _SHORTEST = 50, 128
+# With fewer candidates per block, full passes are faster.
+_FEWEST_PER_BLOCK = 2
+# Largest memory for the states of all variants, in bytes.
+_MOST_BYTES = 2**28
+
+
+class _Checkpoint(NamedTuple):
+    """The model before a border between blocks, for the current sequence and for its variants.
+
+    Attributes:
+        places: The additionally masked position of each variant.
+        cache: States, with 1 + V rows: the current sequence first.
+        total: Sums of the outputs over positions, `(1 + V, D)`.
+    """
+
+    places: list[int]
+    cache: SSMCache
+    total: Tensor
+
+
+class IncrementalEvaluator(Evaluator):
+    """Stores, at each border between blocks, the states of the current sequence and of all its variants.
+
+    A variant is read from the last border before the candidate. After a token is masked, the states before that token
+    remain valid, and the states behind it are those of the variant with that token masked. With many candidates, this
+    takes about half of the tokens of `Evaluator`. Long convolutions of the first and of the last layer are computed
+    from the difference to the current sequence where the mixer allows it.
+
+    Args:
+        model: A causal language model or causal classifier of hf_ssm.
+        sequence, mask_id, max_tokens: As in `Evaluator`.
+    """
+
+    def __init__(self, model: Any, sequence: ProbedSequence, mask_id: int | None, max_tokens: int):
+        super().__init__(model, sequence, mask_id, max_tokens)
+        # Mean pooling reads the outputs of all positions; all other heads read the last one only.
+        self._reads_last = head_of(model) == "causal" or _pooling(model) == "last"
+        self._borders = sorted({0, *range(self.length % _BLOCK, self.length, _BLOCK)})
+        self._checkpoints: dict[int, _Checkpoint] = {}
+        self._current: Tensor | None = None
+        self._difference_kernel, self._last_kernel = self._kernels()
+        self._reach = _receptive_field(model.model.layers[0].mixer)
+
+    def _kernels(self) -> tuple[Tensor | None, Tensor | None]:
+        """Kernels `(D, R)` of the long convolutions of first and last layer that differences replace."""
+        first, last = (_long_convolution(self.model.model.layers[index].mixer) for index in (0, -1))
+        replaces_first = first is not None and (first is not last or not self._reads_last)
+        replaces_last = last is not None and self._reads_last
+        return (
+            first.kernels(self.length)[0] if replaces_first else None,
+            last.kernels(self.length)[0] if replaces_last else None,
+        )
+
+    def bytes_per_variant(self) -> int:
+        """Memory for the states of one variant at one border, in bytes."""
+        cache = self._new_cache()
+        self._run(self.hidden, torch.full((2,), self.length, device=self.device), 0, cache)
+        one, two = (len(pickle.dumps(cache.rows(torch.arange(count, device=self.device)))) for count in (1, 2))
+        return two - one
+
+    def after(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
+        if len(candidates) < _FEWEST_PER_BLOCK * len(self._borders):
+            return super().after(masked, candidates)
+        places = sorted(candidates)
+        start = self._last_valid_border(masked, places)
+        self._current = masked.clone()
+        for border, end in zip(self._borders, [*self._borders[1:], self.length], strict=True):
+            if border >= start:
+                self._checkpoints[end], last = self._read_block(places, masked, border, end)
+        total = self._checkpoints.pop(self.length).total
+        self.evaluations += len(places)
+        found = self._values_of(total, last)[-len(places) :]
+        values = dict(zip(places, found.tolist(), strict=True))
+        return torch.tensor([values[place] for place in candidates], dtype=torch.float64)
+
+    def _last_valid_border(self, masked: Tensor, places: list[int]) -> int:
+        if self._current is None:
+            return 0
+        changed = (self._current != masked).nonzero()
+        first = int(changed[0]) if len(changed) else self.length
+        valid = (
+            border
+            for border, known in self._checkpoints.items()
+            if border <= first and set(known.places).issuperset(place for place in places if place < border)
+        )
+        return max(valid, default=0)
+
+    def _read_block(self, places: list[int], masked: Tensor, border: int, end: int) -> tuple[_Checkpoint, Tensor]:
+        """The checkpoint at the end of a block, and the last outputs, `(1 + V, D)`."""
+        before = self._checkpoints.get(border)
+        wanted = [place for place in places if place < end]
+        # Row 0 is the current sequence, from which variants masked in this block start.
+        numbers = {} if before is None else {place: row for row, place in enumerate(before.places, start=1)}
+        index = torch.tensor([0, *(numbers.get(place, 0) for place in wanted)], device=self.device)
+        at = torch.tensor([self.length, *wanted], device=self.device)
+        # Differences need the current sequence as first row of every batch.
+        repeated = int(self._difference_kernel is not None)
+        # The current sequence itself has no value to compute.
+        first = int(end == self.length and not repeated)
+        caches: list[SSMCache] = []
+        totals, lasts = [], []
+        size = max(1, self._rows_per_batch(end - border) - repeated)
+        for part in torch.arange(first, len(at), device=self.device).split(size):
+            skipped = repeated if caches else 0
+            part = F.pad(part, (skipped, 0))
+            cache = self._new_cache() if before is None else _selected(before.cache, index[part])
+            hidden = self._run(masked[:end], at[part], border, cache)
+            # Half precision is too coarse for sums.
+            sums = hidden.sum(dim=1, dtype=torch.promote_types(hidden.dtype, torch.float32))
+            sums = sums if before is None else before.total[index[part]] + sums
+            caches.append(cache)
+            totals.append(sums[skipped:])
+            lasts.append(hidden[skipped:, -1])
+        return _Checkpoint(wanted, _joined(caches, repeated), torch.cat(totals)), torch.cat(lasts)
+
+    def _new_cache(self) -> SSMCache:
+        cache = SSMCache(self.model.config)
+        first: dict[str, Any] = cache.states[0].streams
+        last: dict[str, Any] = cache.states[-1].streams
+        if self._difference_kernel is not None:
+            first[_STREAM] = DifferenceStream(self._difference_kernel, self._reach)
+        if self._last_kernel is not None:
+            last[_STREAM] = LastPositionStream(self._last_kernel)
+        return cache
+
+    def _run(self, masked: Tensor, at: Tensor, first: int, cache: SSMCache) -> Tensor:
+        """Outputs of a block, `(B, P - first, D)`, or `(B, 1, D)` if only the last position is read.
+
+        Args:
+            masked: `(P,)`, true where the current sequence is masked.
+            at: `(B,)`, the additionally masked position of each row; R or more for none.
+            first: First position of the block.
+            cache: States before the block, updated in place.
+        """
+        stream = cache.states[0].streams.get(_STREAM)
+        if isinstance(stream, DifferenceStream):
+            stream.places = at
+        cache.states[-1].last_position_only = self._reads_last
+        rows = masked | (torch.arange(len(masked), device=self.device) == at.unsqueeze(1))
+        self.tokens += len(rows) * (len(masked) - first)
+        outputs = self.model.model(**self._inputs(rows, first), past_key_values=cache, return_dict=True)
+        hidden: Tensor = outputs.last_hidden_state
+        return hidden
+
+    def _values_of(self, total: Tensor, last: Tensor) -> Tensor:
+        """The values of variants, from the sums of their outputs and their last outputs, `(V, D)`."""
+        if head_of(self.model) == "causal":
+            return self.target.value(self.model.lm_head(last))
+        pooled = last if self._reads_last else (total / self.length).to(last.dtype)
+        return self.target.value(self.model.classifier(pooled))
+
+
+def evaluator_for(model: Any, sequence: ProbedSequence, mask_id: int | None, max_tokens: int) -> Evaluator:
+    """The fastest evaluator that supports the model and the target, and whose states fit into memory."""
+    if len(sequence.read) >= _SHORTEST and _is_supported(model, sequence):
+        evaluator = IncrementalEvaluator(model, sequence, mask_id, max_tokens)
+        borders = len(sequence.read) // _BLOCK
+        if evaluator.bytes_per_variant() * len(sequence.candidates) * borders <= _MOST_BYTES:
+            evaluator.tokens = 0
+            return evaluator
+    return Evaluator(model, sequence, mask_id, max_tokens)
+
+
+def _is_supported(model: Any, sequence: ProbedSequence) -> bool:
+    """Whether the target follows from the outputs at the last position, or from their mean."""
+    if not isinstance(model, SSMPreTrainedModel) or not model.config.is_causal:
+        return False
+    head = head_of(model)
+    if head == "causal":
+        return sequence.target.function is None
+    return head == "class" and _pooling(model) in ("last", "mean")
+
+
+def _pooling(model: Any) -> str:
+    pooling: str = model.config.pooling or model.config.default_pooling
+    return pooling
+
+
+def _long_convolution(mixer: nn.Module) -> Any:
+    """The operator of a mixer with a single long convolution of one group, `None` for other mixers."""
+    operators = [part for part in mixer.modules() if isinstance(part, SequenceOperator)]
+    if len(operators) != 1 or operators[0].groups != 1:
+        return None
+    # Only long convolutions have kernels that do not depend on the input; `LayerState.streams` overrides them.
+    return operators[0] if hasattr(operators[0], "kernels") else None
+
+
+def _receptive_field(mixer: nn.Module) -> int:
+    """Number of positions at which one token changes the input of the operator: those of the short convolutions."""
+    return 1 + sum(part.kernel_size[0] - 1 for part in mixer.modules() if isinstance(part, nn.Conv1d))
+
+
+def _selected(cache: SSMCache, rows: Tensor) -> SSMCache:
+    """An independent cache of these rows."""
+    selected, tokens = copy.copy(cache), cache.tokens_seen
+    layers: list[Any] = cache.rows(rows)
+    selected.layers = layers
+    selected.tokens_seen = None if tokens is None else tokens[rows]
+    return selected
+
+
+def _joined(caches: Sequence[SSMCache], repeated: int) -> SSMCache:
+    """The rows of several caches in one, without the first `repeated` rows of all but the first cache."""
+    if len(caches) == 1:
+        return caches[0]
+    joined = copy.copy(caches[0])
+    rows = [torch.arange(repeated if number else 0, cache.batch_size) for number, cache in enumerate(caches)]
+    parts = [cache.rows(own) for cache, own in zip(caches, rows, strict=True)]
+    layers: list[Any] = [SSMCacheLayer() for _ in parts[0]]
+    joined.layers = layers
+    for index, layer in enumerate(joined.states):
+        layer.assemble([states[index] for states in parts])
+    joined.tokens_seen = torch.full((sum(map(len, rows)),), joined.length)
+    return joined

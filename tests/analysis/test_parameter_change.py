@@ -1,0 +1,226 @@
+"""How far parameters move: by hand, for every parameter of every family, and in the Trainer's log."""
+
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import Trainer, TrainingArguments
+
+from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log, relative_change
+from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
+from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+
+VARIANTS = [
+    ("Hyena", {"filter_type": "implicit"}),
+    ("Hyena", {"filter_type": "sinusoid", "sobolev_trainable": True, "sobolev_order": 0.5}),
+    ("S4", {"kernel_type": "s4", "bidirectional": True, "num_input_channels": 2}),
+    ("SelectiveSSM", {"bidirectional": True, "complex_state": True, "init": "lin"}),
+    ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "norm_type": "rms"}),
+    ("SelectiveSSM", {"block": "plain", "fixed_step": True}),
+]
+
+
+def parameters(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("family", "flags"), VARIANTS)
+def test_every_parameter_of_every_family_belongs_to_a_group(make_model, family, flags) -> None:
+    model = make_model(family, "ForSequenceClassification", **flags)
+    before = parameters(model)
+    for name in before:
+        # One parameter alone, so that nothing but its own group can move.
+        moved = {**before, name: before[name] * 1.5 + 0.25}
+        changes = relative_change(parameter_roles(model), before, moved)
+        groups = {group for group, change in changes.items() if change}
+        assert groups and "other" not in changes, name
+        assert set(changes) <= set(QUANTITIES)
+        kinds = {"x_proj": {"B", "C", "step_projection"}, "filter.B": {"B", "BC"}, "filter.C": {"C", "BC"}}
+        allowed = next((kind for part, kind in kinds.items() if part in name), None)
+        assert groups <= allowed if allowed else len(groups) == 1, (name, groups)
+
+
+def test_by_hand() -> None:
+    roles = {
+        "0.log_dt": ParameterRole("step_size", "log"),
+        "0.log_A_real": ParameterRole("A_real", "log_negative"),
+        "0.A_imag": ParameterRole("A_imag"),
+        "1.A_imag": ParameterRole("A_imag"),
+        "0.B": ParameterRole("B", times="C"),
+        "0.C": ParameterRole("C"),
+        "0.sobolev_order": ParameterRole("sobolev_order"),
+    }
+    before = {
+        "0.log_dt": torch.tensor([0.0, 0.0]),
+        "0.log_A_real": torch.tensor([[0.0]]),
+        "0.A_imag": torch.tensor([[3.0]]),
+        "1.A_imag": torch.tensor([[4.0]]),
+        "0.B": torch.tensor([[[1.0, 0.0]]]),
+        "0.C": torch.tensor([[[[0.0, 2.0]]]]),
+        "0.sobolev_order": torch.zeros(1),
+    }
+    after = {
+        "0.log_dt": torch.tensor([math.log(2.0), 0.0]),
+        "0.log_A_real": torch.tensor([[math.log(11.0)]]),
+        "0.A_imag": torch.tensor([[3.0]]),
+        "1.A_imag": torch.tensor([[4.5]]),
+        "0.B": torch.tensor([[[0.0, 1.0]]]),
+        "0.C": torch.tensor([[[[2.0, 0.0]]]]),
+        "0.sobolev_order": torch.ones(1),
+    }
+    assert relative_change(roles, before, after) == {
+        "step_size": pytest.approx(1 / math.sqrt(2)),  # (1, 1) to (2, 1)
+        "A_real": pytest.approx(10.0),  # -1 to -11
+        "A_imag": pytest.approx(0.1),  # both layers: (3, 4) to (3, 4.5)
+        "B": pytest.approx(math.sqrt(2)),  # 1 to i
+        "C": pytest.approx(math.sqrt(2)),  # 2i to 2
+        "BC": pytest.approx(0.0),  # 2i before and after
+        "sobolev_order": None,
+    }
+
+
+def test_selection_is_taken_apart(make_model) -> None:
+    model = make_model("SelectiveSSM", "Model", num_hidden_layers=1, time_step_rank=3, state_size=4)
+    before, after = parameters(model), parameters(model)
+    weight = after["layers.0.mixer.scan.x_proj.weight"]
+    weight[:3] *= 2
+    weight[3:7] *= 3
+    weight[7:] *= 4
+    after["layers.0.mixer.scan.dt_proj.weight"] *= 2
+    changes = relative_change(parameter_roles(model), before, after)
+    assert {name: changes[name] for name in ("step_projection", "B", "C")} == {
+        "step_projection": pytest.approx(1.0),
+        "B": pytest.approx(2.0),
+        "C": pytest.approx(3.0),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_and_replaced_modules_of_peft(make_model) -> None:
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["x_proj", "in_proj"], r=2, modules_to_save=["classifier"])
+    model = get_peft_model(make_model("SelectiveSSM", "ForSequenceClassification"), config)
+    roles = parameter_roles(model)
+    assert not any("original_module" in name for name in roles)
+    adapters = {name for name, role in roles.items() if role.quantity == "adapter"}
+    assert adapters == {name for name in roles if ".lora_" in name}
+    (projection,) = (
+        role for name, role in roles.items() if name.endswith("layers.0.mixer.scan.x_proj.base_layer.weight")
+    )
+    assert [quantity for quantity, _ in projection.parts] == ["step_projection", "B", "C"]
+    assert {role.quantity for name, role in roles.items() if "classifier" in name} == {"head"}
+    before = parameters(model)
+    trained = {name: value * 1.5 if "modules_to_save" in name else value for name, value in before.items()}
+    assert relative_change(roles, before, trained)["head"] == pytest.approx(0.5)
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"only one of them has b"):
+        relative_change({}, {"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"a has the shape \(1,\) in `before` and \(2,\) in `after`"):
+        relative_change({}, {"a": torch.ones(1)}, {"a": torch.ones(2)})
+
+
+def data(rows: int = 16) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 12, (rows, 8), generator=generator)
+    return Dataset.from_dict({"input_ids": tokens.tolist(), "labels": (tokens[:, 0] % 2).tolist()})
+
+
+def build(make_model, output, kind=SSMTrainer, movement=None, rescale=True, **settings):
+    torch.manual_seed(0)
+    arguments = SSMTrainingArguments if kind is SSMTrainer else TrainingArguments
+    args = arguments(
+        output_dir=str(output),
+        **{
+            **{"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 3, "report_to": "none"},
+            **{"use_cpu": True, "disable_tqdm": True, "save_strategy": "epoch", "learning_rate": 1e-2, **settings},
+        },
+    )
+    model = make_model("S4", "ForSequenceClassification", rescale_init=rescale)
+    movement = movement or ParameterMovement()
+    trainer = kind(model=model, args=args, train_dataset=data(), eval_dataset=data(), callbacks=[movement])
+    return trainer, movement
+
+
+@pytest.mark.parametrize("kind", [SSMTrainer, Trainer])
+def test_log_has_the_changes_since_the_rescaling(make_model, tmp_path, kind) -> None:
+    trainer, _ = build(make_model, tmp_path, kind)
+    rescaled = {}
+
+    def remember(*args):
+        rescaled.update({**parameters(trainer.model), **rescaled})
+
+    # Before the first step, so after the rescaling.
+    trainer.model.register_forward_pre_hook(lambda *args: remember() if trainer.model.training else None)
+    trainer.train()
+    history = trainer.state.log_history
+    logged = [entry for entry in history if "relative_change_A_imag" in entry]
+    assert [entry["step"] for entry in logged] == [3, 6, 8]
+    assert all("loss" in entry for entry in logged[:-1])
+    assert logged[-1] is history[-1] and logged[-1]["relative_change_step"] == 8
+    expected = relative_change(parameter_roles(trainer.model), rescaled, parameters(trainer.model))
+    assert changes_in_log(history) == expected
+    assert 0 < logged[0]["relative_change_C"] < logged[-1]["relative_change_C"]
+    assert not any("since_step" in key for entry in history for key in entry)
+    json.dumps(history)
+
+
+def test_the_end_is_the_model_that_is_kept(make_model, tmp_path) -> None:
+    """The checkpoint with the larger loss is asked for, which is the first."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "metric_for_best_model": "loss"}
+    trainer, movement = build(make_model, tmp_path, greater_is_better=True, **best)
+    trainer.train()
+    start = dict(movement.initial)
+    assert trainer.state.best_global_step == 4 and trainer.state.global_step == 8
+    # Whatever the last step was, the entry describes the weights that are in the model now.
+    assert changes_in_log(trainer.state.log_history) == relative_change(
+        parameter_roles(trainer.model), start, parameters(trainer.model)
+    )
+    assert trainer.state.log_history[-1]["relative_change_step"] == 4
+
+
+def test_resuming_counts_from_the_first_start(make_model, tmp_path) -> None:
+    whole, movement = build(make_model, tmp_path / "whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-4"
+    stored = load_file(checkpoint / "initial_parameters.safetensors")
+    assert all(torch.equal(stored[name], value) for name, value in movement.initial.items())
+    again, _ = build(make_model, tmp_path / "whole")
+    again.train(resume_from_checkpoint=str(checkpoint))
+    # The sums are over memory that begins elsewhere, which may change their last digit.
+    expected = pytest.approx(changes_in_log(whole.state.log_history), rel=1e-12)
+    assert changes_in_log(again.state.log_history) == expected
+    assert [e["step"] for e in again.state.log_history if "relative_change_A_imag" in e] == [3, 6, 8]
+    elsewhere, _ = build(make_model, tmp_path / "other", movement=ParameterMovement(checkpoint))
+    elsewhere.train(resume_from_checkpoint=str(checkpoint))
+    assert changes_in_log(elsewhere.state.log_history) == expected
+
+
+@pytest.mark.parametrize("what", ["absent", "of another model"])
+def test_resuming_without_the_start_says_so(make_model, tmp_path, caplog, what) -> None:
+    whole, _ = build(make_model, tmp_path)
+    whole.train()
+    snapshot = tmp_path / "checkpoint-4" / "initial_parameters.safetensors"
+    if what == "absent":
+        snapshot.unlink()
+    else:
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.ones(1)}, snapshot)
+    again, movement = build(make_model, tmp_path)
+    with caplog.at_level("WARNING"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert movement.since_step == 4
+    last = again.state.log_history[-1]
+    assert last["relative_change_since_step"] == 4 and last["relative_change_A_imag"] > 0
+    assert last["relative_change_A_imag"] < whole.state.log_history[-1]["relative_change_A_imag"]
+    # It is not the movement in training, of which a table would tell.
+    assert changes_in_log(again.state.log_history) == {}
+
+
+def test_no_entry_no_movement() -> None:
+    assert changes_in_log([{"loss": 1.0, "step": 1}]) == {}

@@ -1,0 +1,155 @@
+"""Values from states equal those of full forward passes, one for each variant."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, evaluator_for, incremental, probing
+from hf_ssm.probes.targets import ProbedSequence, Target
+
+MASK, LENGTH = 3, 23
+MODELS = [
+    ("Hyena", {}),
+    ("Hyena", {"num_hidden_layers": 1}),
+    ("Hyena", {"filter_type": "s4d"}),
+    ("Hyena", {"filter_type": "sinusoid", "conv_kernel": 5}),
+    ("Hyena", {"sobolev_order": 0.5, "norm_first": False}),
+    ("Hyena", {"hyena_order": 3}),
+    ("Hyena", {"num_hidden_layers": 3}),
+    ("S4", {}),
+    ("S4", {"kernel_type": "s4", "sobolev_order": 0.5}),
+    ("S4", {"num_hidden_layers": 3}),
+    ("SelectiveSSM", {}),
+    ("SelectiveSSM", {"num_hidden_layers": 1}),
+    ("SelectiveSSM", {"num_hidden_layers": 3}),
+    ("SelectiveSSM", {"complex_state": True, "state_matrix": "raw"}),
+    ("SelectiveSSM", {"block": "plain"}),
+    ("SelectiveSSM", {"block": "plain", "fixed_step": True}),
+    ("SelectiveSSM", {"sobolev_order": 0.5}),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of 5 positions, used down to the last candidates."""
+    for name, value in {"_FEWEST_PER_BLOCK": 0, "_SHORTEST": 1, "_BLOCK": 5}.items():
+        monkeypatch.setattr(incremental, name, value)
+
+
+def probed_sequence(head):
+    read = torch.randint(4, 12, (LENGTH,))
+    target = Target("token", 7, LENGTH, LENGTH - 1) if head == "ForCausalLM" else Target("class", 1)
+    return ProbedSequence(read, read, torch.zeros(LENGTH, dtype=torch.bool), torch.arange(LENGTH), target)
+
+
+def check_search(model, head, mask=MASK, max_tokens=16384, steps=5):
+    """Compare some steps of a greedy search, and then of another one, with full passes of single rows."""
+    model, asked = model.double().eval(), probed_sequence(head)
+    left, order = [place for place in range(LENGTH) if place != 9], []
+    with torch.no_grad(), probing(model):
+        evaluator, plain = (make(model, asked, mask, max_tokens) for make in (evaluator_for, Evaluator))
+        assert type(evaluator) is IncrementalEvaluator
+        for step in range(steps):
+            now = evaluator.masked(order)
+            expected = [plain.one(plain.masked([*order, place])) for place in left]
+            np.testing.assert_allclose(evaluator.after(now, left), expected, rtol=1e-9, atol=1e-12)
+            # Not only the best one, so that the search resumes from any border.
+            best = int(np.argmax(expected)) if step % 2 else (7 * step) % len(left)
+            order.append(left.pop(best))
+        # Several at once, and candidates without stored states.
+        order, left = [*order[:2], left[3], left[-2]], [*order[3:], *left[4:-2:2]]
+        expected = [plain.one(plain.masked([*order, place])) for place in left]
+        np.testing.assert_allclose(evaluator.after(evaluator.masked(order), left), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("family", "options"), MODELS)
+def test_causal_models_equal_full_passes(make_model, family, options):
+    check_search(make_model(family, "ForCausalLM", **options), "ForCausalLM", max_tokens=70)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("mask", [MASK, None])
+@pytest.mark.parametrize(("family", "options"), MODELS[::3])
+def test_classifiers_equal_full_passes(make_model, family, options, mask, pooling):
+    model = make_model(family, "ForSequenceClassification", pooling=pooling, **options)
+    check_search(model, "class", mask)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_models_that_look_ahead_use_full_passes(make_model, family):
+    model = make_model(family, "ForSequenceClassification", bidirectional=True)
+    assert type(evaluator_for(model, probed_sequence("class"), MASK, 99)) is Evaluator
+
+
+def test_states_that_exceed_the_memory_are_not_stored(make_model, monkeypatch):
+    """Per layer and variant: the state of the scan, and the last inputs of the short convolution."""
+    model, asked = make_model("SelectiveSSM", "ForCausalLM"), probed_sequence("ForCausalLM")
+    with torch.no_grad(), probing(model):
+        size = IncrementalEvaluator(model, asked, MASK, 99).bytes_per_variant()
+        inner, states = model.config.intermediate_size, model.config.state_size
+        expected = 4 * inner * (states + model.config.conv_kernel - 1) * model.config.num_hidden_layers
+        assert size == pytest.approx(expected, rel=0.01)
+        for room, kind in ((LENGTH * 4 * size, IncrementalEvaluator), (LENGTH * 4 * size - 1, Evaluator)):
+            monkeypatch.setattr(incremental, "_MOST_BYTES", room)
+            assert type(evaluator_for(model, asked, MASK, 99)) is kind
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_tokens_are_those_processed_by_the_model(make_model, monkeypatch, family):
+    """About half as many as in full passes."""
+    model = make_model(family, "ForCausalLM")
+    seen = []
+    look_up = model.model._look_up
+    monkeypatch.setattr(model.model, "_look_up", lambda ids: (seen.append(ids.numel()), look_up(ids))[1])
+    asked, left, order = probed_sequence("ForCausalLM"), list(range(LENGTH)), []
+    with torch.no_grad(), probing(model):
+        evaluator = evaluator_for(model, asked, MASK, 16384)
+        seen.clear()
+        while left:
+            values = evaluator.after(evaluator.masked(order), left)
+            order.append(left.pop(int(values.argmax())))
+    assert evaluator.evaluations == LENGTH * (LENGTH + 1) // 2
+    assert evaluator.tokens == sum(seen) < 0.55 * evaluator.evaluations * LENGTH
+
+
+def test_the_model_is_left_as_it_was(make_model):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = torch.randint(4, 12, (2, 9))
+    before = model(ids).logits
+    check_search(model.double(), "ForCausalLM", steps=2)
+    model.float()
+    assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_last_position_only_returns_the_last_position(make_model, family):
+    """The state after it is the same."""
+    model, ids = make_model(family, "Model"), torch.randint(4, 12, (2, 12))
+    with torch.no_grad():
+        whole = model(ids[:, :8], use_cache=True)
+        cache = model(ids[:, :8], use_cache=True).past_key_values
+        expected = model(ids[:, 8:], past_key_values=whole.past_key_values).last_hidden_state
+        cache.states[-1].last_position_only = True
+        found = model(ids[:, 8:], past_key_values=cache).last_hidden_state
+        torch.testing.assert_close(found, expected[:, -1:], rtol=1e-6, atol=1e-6)
+        cache.states[-1].last_position_only = False
+        following = [model(ids[:, :2], past_key_values=c).last_hidden_state for c in (cache, whole.past_key_values)]
+    assert torch.equal(*following)
+
+
+class Adapted(torch.nn.Linear):
+    """A linear layer whose output does not follow from its weight alone, such as an adapter."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) + 0.3 * inputs.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["in_proj", "out_proj"])
+def test_projections_with_adapters_are_called(make_model, name):
+    model = make_model("SelectiveSSM", "ForCausalLM").double()
+    for layer in model.model.layers:
+        plain = getattr(layer.mixer, name)
+        adapted = Adapted(plain.in_features, plain.out_features, bias=plain.bias is not None).double()
+        adapted.load_state_dict(plain.state_dict())
+        setattr(layer.mixer, name, adapted)
+    check_search(model, "ForCausalLM", steps=2)
