@@ -127,7 +127,7 @@ def _read_block(block: Any) -> tuple[BlockWeights, BlockOptions] | None:
         return None
     if type(scan := mixer._modules["scan"]) is not SelectiveScan:
         return None
-    modules = [block, mixer, scan]
+    modules: list[Any] = [block, mixer, scan]
     for owner, names in ((block, _BLOCK_PARTS), (mixer, _MIXER_PARTS), (scan, _SCAN_PARTS)):
         for name, kinds in names.items():
             module = owner._modules.get(name)
@@ -143,8 +143,8 @@ def _read_block(block: Any) -> tuple[BlockWeights, BlockOptions] | None:
         return None
     if scan.rescaling is not None or (dropout.training and dropout.p > 0):
         return None
-    own = scan._parameters
-    if (dt_bias := own.get("dt_bias")) is None:
+    parameters: dict[str, Any] = scan._parameters
+    if (dt_bias := parameters.get("dt_bias")) is None:
         return None
     weights = BlockWeights(
         norm_weight=norm._parameters.get("weight"),
@@ -156,8 +156,8 @@ def _read_block(block: Any) -> tuple[BlockWeights, BlockOptions] | None:
         x_weight=x_proj._parameters["weight"],
         dt_weight=dt_proj._parameters["weight"],
         dt_bias=dt_bias,
-        A=own["A" if scan.is_raw else "A_log"],
-        skip=own.get("D"),
+        A=parameters["A" if scan.is_raw else "A_log"],
+        skip=parameters.get("D"),
         out_weight=out_proj._parameters["weight"],
         out_bias=out_proj._parameters["bias"],
     )
