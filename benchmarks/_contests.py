@@ -25,10 +25,9 @@ from _peers import (
 from torch import Tensor
 
 import hf_ssm
-from hf_ssm.ops import kernels
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import is_enabled, use_backend
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.lti_kernel import diagonal_kernel
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.selective_scan import selective_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
@@ -94,7 +93,7 @@ def _with_gradients(
 
 def _in_plain_torch(call: Call) -> Call:
     def switched() -> tuple[Tensor, ...]:
-        with use_kernels("torch"):
+        with use_backend("torch"):
             return call()
 
     return switched
@@ -135,7 +134,7 @@ def scan(batch: int, channels: int, states: int, length: int, backward: bool, de
     if device == "cpu" and has_mambapy():
         contenders[MAMBAPY] = peer(True)
     floor: tuple[str, ...] = ()
-    if device == "cpu" and not backward and kernels.compiled(torch.device("cpu")):
+    if device == "cpu" and not backward and is_enabled("numba"):
         # numba is imported with it.
         import _roofline
 

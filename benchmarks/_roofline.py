@@ -10,8 +10,8 @@ from numba import float32
 from torch import Tensor
 
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.pool import run_tasks
 from hf_ssm.ops.cpu.vector import LANES, exp2, fma, load, mul, pointer, splat, store
+from hf_ssm.ops.threads import run_tasks
 
 # Positions that one array of step sizes in the first cache serves.
 _STEPS = 64

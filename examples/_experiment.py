@@ -1,4 +1,4 @@
-"""What the experiment scripts share: their common options, the table beside the paper's, the result file."""
+"""Shared by the experiment scripts: options, training arguments, tables and result files."""
 
 import argparse
 import json
@@ -6,29 +6,48 @@ import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import hf_ssm
 
+if TYPE_CHECKING:
+    from hf_ssm.training import SSMTrainingArguments
+
 
 def experiment_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every experiment has."""
+    """A parser with the options of all experiments."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
-    parser.add_argument("--tiny", action="store_true", help="a setting for tests: seconds, no meaning")
+    parser.add_argument("--tiny", action="store_true", help="a setting for tests, of a few seconds")
     return parser
 
 
+def quiet_training(folder: str, **options: Any) -> "SSMTrainingArguments":
+    """Training arguments on the CPU without logs, checkpoints or progress bars, with a cosine schedule."""
+    from hf_ssm.training import SSMTrainingArguments
+
+    defaults: dict[str, Any] = {
+        "lr_scheduler_type": "cosine",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    return SSMTrainingArguments(output_dir=folder, **(defaults | options))
+
+
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
-    """`0.123 ± 0.004`, or the value alone where there is one."""
+    """`0.123 ± 0.004`, or a single value alone."""
     text = f"{statistics.mean(values):.{digits}f}"
     return f"{text} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A Markdown table on the screen."""
+    """Print a Markdown table."""
     print("| " + " | ".join(header) + " |")
     print("| " + " | ".join("---" for _ in header) + " |")
     for row in rows:
@@ -36,7 +55,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    """The results, with the arguments and versions they came from, where `--output` says."""
+    """Write results, arguments and versions to the file of `--output`, if given."""
     if args.output is None:
         return
     arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}

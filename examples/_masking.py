@@ -1,6 +1,6 @@
-"""What the two masking experiments share: a model kept in its folder, probes with their costs, curves in numbers.
+"""Shared by the masking experiments: training with a stored model, probes with their costs, summaries of curves.
 
-Legend: `B` rows of a batch, `L` tokens of a sequence, `M` of them that can be masked.
+Legend: `B` rows of a batch, `L` tokens of a sequence, `M` maskable tokens.
 """
 
 import argparse
@@ -24,44 +24,45 @@ from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.training.tasks import TASKS
 
-# From how many passes of a single sequence the time of the plain loop is reckoned.
+# Passes of a single sequence from which the time of the plain loop is extrapolated.
 _TIMED_PASSES = 20
-# Training ends when so many epochs brought nothing better on the validation split.
+# Epochs without improvement on the validation split before training stops.
 _PATIENCE = 3
 _SHARES = 21
 STRATEGIES = ("exact", "screened", "one_shot")
 
 
 def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
-    """Options of both experiments."""
+    """Options of both masking experiments."""
     parser = experiment_parser(description)
-    parser.add_argument("--folder", default=folder, help="model, probes and pictures go here (default: %(default)s)")
-    parser.add_argument("--mask", default="mask", help="what stands for a masked token (default: %(default)s)")
+    parser.add_argument("--folder", default=folder, help="folder of model, probes and figures (default: %(default)s)")
+    parser.add_argument("--mask", default="mask", help="replacement of a masked token (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=20, help="sequences to probe (default: %(default)s)")
-    parser.add_argument("--exact", type=int, default=5, help="so many of them exactly too (default: %(default)s)")
+    parser.add_argument(
+        "--exact", type=int, default=5, help="number of them that are also probed exactly (default: %(default)s)"
+    )
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of data, weights and choice")
+    parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and selection")
     return parser
 
 
 def with_random_masks(
     tokens: Dataset, mask_id: int, special: Sequence[int], share: float, motif: Sequence[int] = ()
 ) -> Dataset:
-    """Rows with letters replaced by the mask, drawn anew each time they are read.
+    """Replace random tokens by the mask each time a row is read.
 
-    A model that never saw a mask answers it by whatever the first weights of its embedding do, and a row of masks with
-    any class. And a model that tells motifs from decoys may do so by a part of the motif. Where a `motif` is given, the
-    model is taught to need all of it: of the rows that hold it, every second one loses letters of it, one or any
-    number, and has label 0; the others lose none of it.
+    Without masks in training, the mask has its initial embedding, and the prediction for masked rows is arbitrary. A
+    model may also recognise a motif by a part of it. With `motif`, half of the rows with the motif lose one or more of
+    its letters and have label 0, and the other half keep all of them, so that the model needs the whole motif.
 
     Args:
         tokens: Rows with `input_ids` and, for a motif, `labels`.
-        mask_id: Of the mask.
-        special: Tokens that stay.
-        share: Each row has a share of its own, uniform from 0 to this.
-        motif: Its tokens.
+        mask_id: Id of the mask.
+        special: Tokens that are not masked.
+        share: Largest share of masked tokens; the share of a row is uniform from 0 to this.
+        motif: Tokens of the motif.
     """
     kept = torch.tensor(list(special), dtype=torch.long)
     site = torch.tensor(list(motif), dtype=torch.long)
@@ -88,7 +89,7 @@ def with_random_masks(
 
 
 def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tuple[Any, Any, dict[str, float]]:
-    """Model, tokenizer and test metrics: of the folder, if it holds them with the same settings, or trained now."""
+    """Model, tokenizer and test metrics, loaded from the folder if its settings are the same, otherwise trained."""
     settings = resolve(sections)
     told = {"model": settings.model, "data": settings.data, "training": settings.training}
     told |= {"mask": args.mask, "mask_share": args.mask_share}
@@ -97,7 +98,7 @@ def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tu
     if record.is_file():
         content = json.loads(record.read_text(encoding="utf-8"))
         if content["settings"] != json.loads(json.dumps(told)):
-            raise SystemExit(f"{str(folder)!r} holds a model of other settings: give another --folder.")
+            raise SystemExit(f"{str(folder)!r} holds a model with other settings: use another --folder.")
     else:
         folder.mkdir(parents=True, exist_ok=True)
         content = {"settings": told, "test": _train(settings, args, folder)}
@@ -109,14 +110,14 @@ def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tu
 
 
 def _train(settings: RunSettings, args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Train with early stopping, save the best model, and say what it does on the test split."""
+    """Train with early stopping, save the best model, and evaluate it on the test split."""
     set_seed(args.seed)
     loaded = load_data(settings)
     trainer = _trainer(settings, loaded, args, folder)
     trainer.remove_callback(PrinterCallback)
     begin = time.process_time()
     trainer.train()
-    trainer.remove_callback(EarlyStoppingCallback)  # it would look for the metrics of the validation split
+    trainer.remove_callback(EarlyStoppingCallback)  # it requires metrics of the validation split
     found = trainer.evaluate(loaded.splits["test"], metric_key_prefix="test")
     trainer.save_model(str(folder))
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with local paths
@@ -161,9 +162,9 @@ def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, f
 def probed(
     model: Any, tokenizer: Any, args: argparse.Namespace, strategy: str, sequences: Sequence[Tensor], targets: list[int]
 ) -> tuple[MaskingResults, float]:
-    """Probe sequences, and the processor seconds it took; a file in the folder keeps what was done.
+    """Probe sequences; return the results and the processor time in seconds, summed over interrupted calls.
 
-    The seconds are of all calls together, where the work was interrupted.
+    A file in the folder stores finished sequences.
     """
     folder = Path(args.folder)
     times = folder / f"{strategy}_seconds.json"
@@ -178,7 +179,7 @@ def probed(
 
 
 def cost(results: Sequence[MaskingResult], seconds: float) -> dict[str, float]:
-    """Means for one sequence."""
+    """Mean cost per sequence."""
     count = len(results)
     return {
         "sequences": count,
@@ -190,10 +191,7 @@ def cost(results: Sequence[MaskingResult], seconds: float) -> dict[str, float]:
 
 @torch.no_grad()
 def cost_of_plain_loop(model: Any, results: Sequence[MaskingResult]) -> dict[str, float]:
-    """What a sequence would cost, on average, if each variant went through the model alone and whole.
-
-    The time is reckoned from that of a few passes of each.
-    """
+    """Mean cost per sequence if each variant is a separate complete forward pass, extrapolated from a few passes."""
     costs = []
     for result in results:
         count, length = len(result.order), len(result.input_ids)
@@ -212,7 +210,7 @@ def cost_of_plain_loop(model: Any, results: Sequence[MaskingResult]) -> dict[str
 
 
 def agreement(results: MaskingResults, exact: MaskingResults) -> dict[str, float]:
-    """With the exact search on the sequences that both have: means, and the largest difference of areas."""
+    """Agreement with the exact search on common sequences: means, and the largest difference of areas."""
     pairs = results[: len(exact)].agreement(exact)
     differences = [pair["area_difference"] for pair in pairs]
     return {
@@ -226,11 +224,10 @@ def agreement(results: MaskingResults, exact: MaskingResults) -> dict[str, float
 def probe_all(
     model: Any, tokenizer: Any, args: argparse.Namespace, sequences: Sequence[Tensor], targets: list[int]
 ) -> tuple[dict[str, MaskingResults], dict[str, Any], str]:
-    """Probe by the three strategies, exactly only the first `args.exact`.
+    """Probe with the three strategies; the exact one only for the first `args.exact` sequences.
 
     Returns:
-        The results of each strategy; what is measured of them; and the strategy to look at, which is the exact one if
-        that was used for all.
+        The results of each strategy, their measures, and the strategy to report: exact if used for all sequences.
     """
     results: dict[str, MaskingResults] = {}
     costs: dict[str, dict[str, float]] = {}
@@ -254,7 +251,7 @@ def probe_all(
 
 
 def speedups(costs: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """How many times less the better of each pair costs."""
+    """Ratios of costs for pairs of strategies."""
     pairs = [("plain loop", "exact"), ("exact", "screened"), ("exact", "one_shot"), ("plain loop", "screened")]
     names = ("evaluations", "tokens", "seconds")
     return {
@@ -265,11 +262,11 @@ def speedups(costs: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def summary(curves: Sequence[Tensor]) -> dict[str, Any]:
-    """Curves `(M + 1,)` in numbers.
+    """Summary of curves `(M + 1,)`.
 
     Returns:
         "share", "mean" and "deviation" of the probability; "area" and "masked_until", the share of tokens masked before
-        the probability falls below nine tenths, and half, of what it was; mean and standard deviation of each.
+        the probability falls below nine tenths, and half, of its initial value; mean and standard deviation of each.
     """
     results = [_curve_as_result(curve) for curve in curves]
     share, mean, deviation = MaskingResults(results).mean_curve(_SHARES)
@@ -298,7 +295,7 @@ def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
 
 
 def report(content: dict[str, Any]) -> None:
-    """Print the curves in numbers, what each strategy cost and found, and the ratios."""
+    """Print the summary of the curves, the costs of each strategy and their ratios."""
     for name in ("chosen", "others"):
         found = content[name]
         parts = [f"area {found['area']['mean']:.3f} ± {found['area']['deviation']:.3f}"]

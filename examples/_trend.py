@@ -1,4 +1,4 @@
-"""What the experiments on length share (Honarpisheh et al. 2025): the training recipe and the test for a trend."""
+"""Training recipe and trend test of the experiments on length (Honarpisheh et al. 2025)."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ class Trend:
 
     Attributes:
         slope: change of y per unit of x.
-        low, high: ends of its confidence interval.
-        p_value: chance of a slope at least as large in size where there is none, under normal errors.
+        low, high: bounds of its confidence interval.
+        p_value: probability of a slope of at least this magnitude without a trend, under normal errors.
     """
 
     slope: float
@@ -48,7 +48,7 @@ def slope_with_confidence(x: Sequence[float], y: Sequence[float], confidence: fl
 
 
 def collapse_penalty(logits: Tensor) -> Tensor:
-    """max(0, 10 (0.1 - std(σ(logits)))): keeps the outputs of a batch from becoming one value."""
+    """max(0, 10 (0.1 - std(σ(logits)))): penalises a constant output."""
     return torch.clamp(10 * (0.1 - logits.sigmoid().std()), min=0)
 
 
@@ -63,21 +63,20 @@ def train_recipe(
     learning_rate: float = 1e-2,
     weight_decay: float = 1e-5,
 ) -> list[float]:
-    """Train a model of one logit as the authors' published code does; the loss of every epoch.
+    """Train a model with one logit as in the authors' published code; return the loss of each epoch.
 
     Adam, cross-entropy plus `collapse_penalty`, gradients clipped to the norm 5; the rate is multiplied by 0.9 after
-    5 epochs in which the training loss did not fall by 1 %.
+    5 epochs without a decrease of the training loss by 1 %.
 
     Args:
-        model: With a head whose logits are `(B, 1)`.
+        model: A model with logits `(B, 1)`.
         input_ids: `(n, L)`.
         labels: `(n,)`, 0 or 1.
-        attention_mask: `(n, L)`; None: padding, if any, is read as tokens.
-        epochs: Passes over the rows, each in another order (drawn from torch's generator).
-        batch_size: Rows a step; the last step of an epoch may have fewer (a single row is left out, as it has no
-            spread).
-        learning_rate: Of all parameters, the first epochs'.
-        weight_decay: Of all parameters, added to the gradient as in Adam.
+        attention_mask: `(n, L)`; None reads padding as tokens.
+        epochs: Passes over the rows, each in a random order from torch's generator.
+        batch_size: Rows per step; the last step of an epoch may have fewer, but a single row is skipped.
+        learning_rate: Initial learning rate.
+        weight_decay: Weight decay of Adam, added to the gradient.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=5, threshold=0.01)
@@ -111,7 +110,7 @@ def accuracy(
     attention_mask: Tensor | None = None,
     batch_size: int = 256,
 ) -> float:
-    """Share of rows whose logit has the sign of the label; arguments as in `train_recipe`."""
+    """Accuracy of the sign of the logit; arguments as in `train_recipe`."""
     model.eval()
     device = next(model.parameters()).device
     right = 0

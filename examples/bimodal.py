@@ -2,7 +2,7 @@
 
 The target F has a large and a small mode, of heights 5 at s = -50 and 0.2 at s = 50, and a ripple 0.01 cos(9 s / 4) on
 [-2π, 2π]. The model is one pole at -1 + i w with a real residue, G(s) = Re ξ / (i s + 1 - i w) = ξ / (1 + (s - w)²).
-Position w and height ξ follow the gradient flow from (w(0), 3) until they stand still, for w(0) between the modes:
+Position w and height ξ follow the gradient flow from (w(0), 3) until convergence, for w(0) between the modes:
 
 - L²: of ∫ |F - G|² ds (Figure 3, middle);
 - eq. (7): of the H^β norm ∫ (1 + |s|)^{2β} |F - G|² ds with β = 2 (Figure 3, right, as the paper describes it);
@@ -10,10 +10,10 @@ Position w and height ξ follow the gradient flow from (w(0), 3) until they stan
 
 The second table is Figure 8: modes at -75 (5) and 25 (0.2), no ripple, β from -2 to 2, by eqs. (7) and (9).
 
-What differs from the paper: it prints the pole as -1 - i w, whose mode is at -w; we put it at -1 + i w. The integral of
-eq. (7) diverges for β = 2 unless ξ = 5.2, and the paper does not say which frequencies it is taken over; here [-32π,
-32π], for all flows alike (trapezoidal rule, 64 nodes per 2π). Nor does it say which starts it draws; here all integers
-between the modes. The flow of eq. (9) is the gradient flow of no loss: it isolates what the theorem says of w.
+Differences from the paper: it prints the pole as -1 - i w, whose mode is at -w; here it is -1 + i w. The integral of
+eq. (7) diverges for β = 2 unless ξ = 5.2, and the paper does not give its range; here it is [-32π, 32π] for all flows
+(trapezoidal rule, 64 nodes per 2π). The paper does not give its starts either; here they are all integers between the
+modes. The flow of eq. (9) is not the gradient flow of a loss: it isolates the statement of the theorem about w.
 
 Needs scipy (the extra `test`), and matplotlib for the picture.
 
@@ -32,14 +32,15 @@ from _experiment import experiment_parser, print_table, write_results
 from scipy.integrate import solve_ivp
 
 from hf_ssm.ops.sobolev import sobolev_weight
+from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
 
 TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
 SPACING = 2 * np.pi / 64  # of the frequencies; far below the width of a mode, and the ripple ends on a node
 START_HEIGHT = 3.0
-END_TIME = 1e13  # every trajectory has come to rest by then
+END_TIME = 1e13  # all trajectories have converged by then
 PAPER_EDGE = 24.5
 EQUATIONS = {"eq. (7)": (2.0, 2.0), "eq. (9)": (1.0, 0.0)}  # powers of (1 + |s|)^β in the flow of w and of ξ
-COLOURS = {"large": "tab:green", "small": "tab:purple", "neither": "black"}
+COLOURS = {"large": PALETTE[2], "small": PALETTE[3], "neither": "black"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class GradientFlow:
         # Heights relax within a few units of time, positions in millions: the flow is stiff.
         solved = solve_ivp(self, (0, END_TIME), [start, START_HEIGHT], method="LSODA", rtol=1e-6, atol=1e-9)
         if not solved.success:
-            raise RuntimeError(f"the flow from w = {start} did not come to its end: {solved.message}")
+            raise RuntimeError(f"the flow from w = {start} did not converge: {solved.message}")
         return solved.y.T
 
     def destination(self, start: float) -> str:
@@ -132,7 +133,7 @@ class GradientFlow:
         """
         for start, expected in ((low, False), (high, True)):
             if (self.destination(start) == "small") is not expected:
-                raise ValueError(f"the edge is not between {low} and {high}: from {start} it is {expected} already")
+                raise ValueError(f"the edge is not between {low} and {high}: from {start} it is {expected}")
         while high - low > tolerance:
             middle = (low + high) / 2
             low, high = (low, middle) if self.destination(middle) == "small" else (middle, high)
@@ -140,7 +141,7 @@ class GradientFlow:
 
 
 def summary(flow: GradientFlow, starts: np.ndarray) -> dict[str, Any]:
-    """Where the starts go: shares per mode, and the start and end of those that reach neither."""
+    """Shares of the starts per mode, and start and end of those that reach neither."""
     ends = [flow.trajectory(start)[-1] for start in starts]
     reached = [flow.target.reached(end[0]) for end in ends]
     count = Counter(reached)
@@ -211,14 +212,11 @@ def shifted_target(count: int | None) -> dict[str, Any]:
     return results
 
 
+@figure_style()
 def draw(path: str, count: int | None) -> None:
     """The target, and the trajectories of the three flows, as in Figure 3."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (first, *others) = pyplot.subplots(1, 4, figsize=(18, 4.2), layout="constrained")
+    figure = new_figure(13, 3.2)
+    first, *others = figure.subplots(1, 4)
     first.semilogy(grid(), np.abs(NOISY.response(grid())), linewidth=0.8)
     first.set(xlabel="s", ylabel="|F(is)|", title="target", xlim=(-80, 80))
     flows = [GradientFlow(NOISY), *(GradientFlow(NOISY, 2, name) for name in EQUATIONS)]
@@ -226,10 +224,9 @@ def draw(path: str, count: int | None) -> None:
         for start in starts_between(NOISY, count or 51):
             path_taken = flow.trajectory(start)
             axes.plot(*path_taken.T, color=COLOURS[NOISY.reached(path_taken[-1, 0])], linewidth=0.7)
-        axes.plot(NOISY.positions, NOISY.heights, "x", color="tab:red", markersize=10, markeredgewidth=2)
+        axes.plot(NOISY.positions, NOISY.heights, "x", color=PALETTE[1], markersize=10, markeredgewidth=2)
         axes.set(xlabel="w", ylabel="ξ", title=name, yscale="log", xlim=(-60, 60))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -240,7 +237,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print where the trajectories go, and write them down."""
+    """Print and write the ends of the trajectories."""
     args = build_parser().parse_args(argv)
     count, tolerance = (3, 25.0) if args.tiny else (None, 0.01)
     results = {"figure_3": noisy_target(count, tolerance), "figure_8": shifted_target(count)}

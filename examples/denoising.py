@@ -1,20 +1,20 @@
-"""Which stripes an image autoencoder lets pass: Yu et al. 2025, Section 6 (I) and Appendix H.1, Table 2 and Figure 4.
+"""Pass rates of stripes through an image autoencoder: Yu et al. 2025, Section 6 (I), Appendix H.1, Table 2, Figure 4.
 
 A linear S4D layer without feed-through learns to reproduce images that are flattened row by row, so that horizontal
-stripes are a low frequency and vertical ones a high frequency. The trained model is then given stripes alone; its pass
-rate is the norm of the output (less the output for zeros, which holds the biases) over that of the input. Table 2 is
-the pass rate of horizontal over that of vertical stripes. It falls with α, which scales the initial frequencies of the
-state matrix, and with β, the order of the Sobolev filter (1 + |s|)^β.
+stripes have a low and vertical stripes a high frequency. The pass rate of the trained model for stripes is the norm of
+the output (minus the output for zeros, which contains the biases) over that of the input. Table 2 is the ratio of the
+pass rates of horizontal and vertical stripes. It decreases with α, which scales the initial frequencies of the state
+matrix, and with β, the order of the Sobolev filter (1 + |s|)^β.
 
-What differs from the paper (CelebA, 1,024 rows of 256, n = 128): the two photographs of scikit-learn, gray, in [-1, 1];
-512 pieces of 128 x 32 pixels, stretched to 512 rows (the paper stretches its faces, too); n = 64 and Δ = 1/640, so that
+Differences from the paper (CelebA, 1,024 rows of 256, n = 128): the two photographs of scikit-learn, gray, in [-1, 1];
+512 pieces of 128 x 32 pixels, stretched to 512 rows (as the paper stretches its faces); n = 64 and Δ = 1/640, so that
 the length in units of time (26), the frequency of the horizontal stripes (2.5) and the place of the vertical ones (at
-1,257, beyond the poles of α = 10) are like those that the paper's sizes have with the Δ = 1e-4 of its public script.
+1,257, beyond the poles of α = 10) match those of the paper's sizes with Δ = 1e-4 as in its public script.
 The paper has about 10 cycles of stripes; here 8, ..., 12, as cosine and sine, all together. Each direction has an
 output matrix, as the real transfer function of eq. (3) belongs to a two-sided kernel; bilinear discretisation. The
-script filters with |s| = j / 10000; here s = ω / Δ, for eq. (8) with (2/Δ) tan(ω/2) is infinite at Nyquist. Three
+script filters with |s| = j / 10000; here s = ω / Δ, because (2/Δ) tan(ω/2) is infinite at Nyquist. Three
 channels, as in the script; 300 steps of 4 images (there 20 epochs of 162,770), AdamW at 1e-2 (1e-3 for Δ, A, B; the
-script keeps Δ and A as they are), cosine schedule, no weight decay.
+script freezes Δ and A), cosine schedule, no weight decay.
 
 Needs scikit-learn with Pillow (the extra `test`), and matplotlib for the picture.
 
@@ -30,12 +30,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from _experiment import experiment_parser, print_table, write_results
+from _experiment import experiment_parser, print_table, quiet_training, write_results
 from torch import Tensor
 from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
+from hf_ssm.training import SSMTrainer
 
 SCALES = (0.1, 1.0, 10.0, 100.0)  # α
 ORDERS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # β
@@ -69,7 +70,7 @@ def photographs() -> list[Tensor]:
 
 
 def crops(images: Sequence[Tensor], count: int, rows: int, columns: int, seed: int) -> Tensor:
-    """Pieces from anywhere in the images, `rows` / 4 high and stretched to `rows`, `(count, rows, columns)`."""
+    """Random crops of height `rows` / 4, stretched to `rows`, `(count, rows, columns)`."""
     generator = torch.Generator().manual_seed(seed)
     pieces = []
     for index in range(count):
@@ -87,7 +88,7 @@ def crops(images: Sequence[Tensor], count: int, rows: int, columns: int, seed: i
 
 
 def stripes(rows: int, columns: int, *, horizontal: bool) -> Tensor:
-    """Stripes of amplitude 1, a cosine and a sine for each of `CYCLES`, `(2 len(CYCLES), rows, columns)`."""
+    """Stripes of amplitude 1, a cosine and a sine per number of `CYCLES`, `(2 len(CYCLES), rows, columns)`."""
     size = rows if horizontal else columns
     phase = torch.arange(size) * (2 * torch.pi * torch.tensor(CYCLES).unsqueeze(1) / size)
     waves = torch.cat([phase.cos(), phase.sin()])
@@ -100,11 +101,11 @@ def flatten(images: Tensor) -> Tensor:
 
 
 def pass_rate(respond: Callable[[Tensor], Tensor], signals: Tensor) -> float:
-    """Norm of the output, less that for zeros, over the norm of the input.
+    """Norm of the output minus the output for zeros, over the norm of the input.
 
     Args:
         respond: An affine map of `(B, L, 1)` to the same shape.
-        signals: `(B, L, 1)`; the norms are over all of them together.
+        signals: `(B, L, 1)`; the norms are over all signals.
     """
     change = respond(signals).double() - respond(torch.zeros_like(signals[:1])).double()
     return float(change.norm() / signals.double().norm())
@@ -144,24 +145,17 @@ def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def train(args: argparse.Namespace, images: Tensor, scale: float, order: float, seed: int) -> S4ForSignalRegression:
-    """A model that has learnt to reproduce the images."""
+    """Train a model to reproduce the images."""
     torch.manual_seed(seed)
     model = build_model(args, scale, order)
     with tempfile.TemporaryDirectory() as folder:
-        training = SSMTrainingArguments(
-            output_dir=folder,
+        training = quiet_training(
+            folder,
             max_steps=args.steps,
             per_device_train_batch_size=4,
             learning_rate=1e-2,
-            lr_scheduler_type="cosine",
             weight_decay=0.0,
             seed=seed,
-            logging_strategy="no",
-            save_strategy="no",
-            remove_unused_columns=False,
-            disable_tqdm=True,
-            report_to=[],
-            use_cpu=True,
         )
         data = [{"image": image} for image in images]
         trainer = SSMTrainer(model, training, train_dataset=data, data_collator=collate)
@@ -172,7 +166,7 @@ def train(args: argparse.Namespace, images: Tensor, scale: float, order: float, 
 
 @torch.no_grad()
 def measure(model: S4ForSignalRegression, images: Tensor) -> dict[str, float]:
-    """Pass rates of both kinds of stripes, their ratio, and the error on images of the same size without stripes."""
+    """Pass rates of both kinds of stripes, their ratio, and the error on images without stripes."""
 
     def respond(signals: Tensor) -> Tensor:
         return model(input_values=signals).logits
@@ -185,22 +179,19 @@ def measure(model: S4ForSignalRegression, images: Tensor) -> dict[str, float]:
 
 
 def exceptions(table: Sequence[Sequence[float]]) -> dict[str, int]:
-    """How often a ratio does not fall from one α (row) or β (column) to the next."""
+    """Number of steps in α (rows) and β (columns) in which the ratio does not decrease."""
     across = sum(after >= before for row in table for before, after in pairwise(row))
     down = sum(after >= before for column in zip(*table, strict=True) for before, after in pairwise(column))
     return {"β": across, "α": down}
 
 
+@figure_style()
 def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression], image: Tensor) -> None:
-    """An image with stripes of either kind, and what the models make of it, as in Figure 4."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """An image with each kind of stripes, and the outputs of the models, as in Figure 4."""
     rows, columns = image.shape
     noisy = [image + stripes(rows, columns, horizontal=horizontal)[2] for horizontal in (True, False)]
-    figure, panels = pyplot.subplots(2, 2 + len(models), figsize=(13, 5), layout="constrained")
+    figure = new_figure(11, 4)
+    panels = figure.subplots(2, 2 + len(models))
     for line, given in zip(panels, noisy, strict=True):
         with torch.no_grad():
             outputs = {
@@ -210,8 +201,7 @@ def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression],
         for axes, (title, shown) in zip(line, {"image": image, "input": given, **outputs}.items(), strict=True):
             axes.imshow(shown.numpy(), cmap="gray", vmin=-1, vmax=1, aspect="auto")
             axes.set(title=title, xticks=[], yticks=[])
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -229,7 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def report(found: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> dict[str, Any]:
-    """Print our Table 2 beside the paper's, and how monotone it is; the numbers of both."""
+    """Print Table 2 with the paper's values and the exceptions from monotonicity; return both."""
     names = list(found)
     flat = [[run["ratio"] for run in found[name]] for name in names]
 
@@ -255,7 +245,7 @@ def report(found: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> di
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train the grid, print the ratios beside the paper's and write them down."""
+    """Train the grid; print and write the ratios with the paper's."""
     args = build_parser().parse_args(argv)
     if args.tiny:
         vars(args).update(TINY)

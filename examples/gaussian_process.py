@@ -11,9 +11,9 @@ last position. Full batch, 100 epochs, cosine schedule; Adam with rate 1e-3 for 
 are set to the identity and frozen. Δ is drawn log-uniformly from [1e-3, 1e-1] and C from the complex normal
 distribution, the defaults of the models the paper refers to. Table 12 compares without rescaling, as the paper does:
 its first two columns are those of Table 1. There, the filter norm is the formula of Appendix A.4 (τ with mean 0 and
-variance 1, which is the squared ℓ1 norm) and what its text says (the squared ℓ2 norm); the weight decay of A is that of
-A itself (`dynamics_weight_decay`), or that of the numbers A is stored as (log(-Re A), Im A and P, which is what the
-paper's optimizer will have seen), each with the best of five coefficients for each b, by test loss as in the paper.
+variance 1, which is the squared ℓ1 norm) and that of its text (the squared ℓ2 norm); the weight decay of A is that of
+A itself (`dynamics_weight_decay`), or that of the stored parameters of A (log(-Re A), Im A and P, as
+the paper's optimizer presumably does), each with the best of five coefficients per b by test loss, as in the paper.
 
 Figure 2: the scale of the output E|y_L| (over the test sequences) and the norm of the gradient of the loss (over the
 training sequences), both at initialisation, for 12 lengths L; and the training loss over the epochs.
@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
 from torch import Tensor
 from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression, SSMTrainer, rescale_init_
 from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
 from hf_ssm.theory.complexity import generalization_measure, output_bound
-from hf_ssm.training import SSMTrainingArguments
 
 SCALES = (1.0, 0.1, 0.01)
 NUM_TRAIN = 100
@@ -74,7 +74,7 @@ PAPER_TABLE_12 = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs share."""
+    """Parameters shared by all runs."""
 
     kernel_type: str
     length: int = 1000
@@ -107,7 +107,7 @@ def draw_data(setting: Setting, length: int, b: float, seed: int) -> dict[str, t
 
 
 def build_model(setting: Setting, seed: int, **flags: Any) -> S4ForSignalRegression:
-    """One convolution and nothing else: the maps around it are the identity, and frozen."""
+    """A single convolution; the linear maps around it are frozen at the identity."""
     torch.manual_seed(seed)
     config = S4Config(
         kernel_type=setting.kernel_type,
@@ -158,8 +158,8 @@ def run(setting: Setting, b: float, seed: int, stored_weight_decay: float = 0.0,
     decay = flags.pop("dynamics_weight_decay", 0.0)
     model = build_model(setting, seed, **flags)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = SSMTrainingArguments(
-            output_dir=folder,
+        arguments = quiet_training(
+            folder,
             num_train_epochs=setting.epochs,
             per_device_train_batch_size=NUM_TRAIN,
             per_device_eval_batch_size=max(NUM_TRAIN, setting.num_test),
@@ -167,13 +167,9 @@ def run(setting: Setting, b: float, seed: int, stored_weight_decay: float = 0.0,
             weight_decay=1e-2,
             dynamics_learning_rate=DYNAMICS_RATE,
             dynamics_weight_decay=decay,
-            lr_scheduler_type="cosine",
             max_grad_norm=0.0,
+            logging_strategy="steps",
             logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
             dataloader_pin_memory=False,
             seed=seed,
         )
@@ -258,7 +254,7 @@ def print_table_1(table: dict[str, Any]) -> None:
 
 
 def print_table_12(table: dict[str, Any]) -> None:
-    """The test errors of the regularisers, likewise."""
+    """Mean and deviation of the test errors of the regularisers, with the paper's mean."""
     print("\nTable 12, test MSE (in brackets: the paper; for weight decay, with the best coefficient)")
     rows = []
     for row, by_scale in table.items():
@@ -271,7 +267,7 @@ def print_table_12(table: dict[str, Any]) -> None:
 
 
 def print_figure(figure: dict[str, Any], table_1: dict[str, Any]) -> None:
-    """The numbers of Figure 2 and what they say about its claim."""
+    """The values of Figure 2, and their spread over b."""
     lengths = figure["lengths"]
     for quantity, title in (("output", "E|y_L| at initialisation"), ("gradient", "norm of the gradient")):
         print(f"\nFigure 2, {title}")
@@ -301,14 +297,11 @@ def print_figure(figure: dict[str, Any], table_1: dict[str, Any]) -> None:
         )
 
 
+@figure_style()
 def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
     """Figure 2 of the paper: three panels, dashed without rescaling."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    canvas, panels = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    canvas = new_figure(11, 3.4)
+    panels = canvas.subplots(1, 3)
     for panel, quantity, title in zip(panels, ("output", "gradient"), ("E|y_L|", "norm of the gradient"), strict=False):
         for colour, b in enumerate(SCALES):
             for name, style in (("plain", "--"), ("rescaled", "-")):
@@ -320,11 +313,9 @@ def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
             name = "plain" if style == "--" else "rescaled"
             panels[2].plot(table_1[row][f"{b:g}"]["curve"], style, color=f"C{colour}", label=f"b = {b:g}, {name}")
     panels[2].set(xlabel="epoch", ylabel="training loss (MSE)", yscale="log")
-    canvas.tight_layout(rect=(0, 0.08, 1, 1))
-    canvas.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncol=6)
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(path, dpi=120)
-    pyplot.close(canvas)
+    save_figure(canvas, path)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -338,7 +329,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run both tables and the figure, print them beside the paper's numbers, and write the results."""
+    """Run both tables and the figure; print them with the paper's numbers and write the results."""
     args = parse(argv)
     setting, seeds, decays = Setting(args.kernel_type), args.seeds, DECAYS
     if args.tiny:

@@ -1,20 +1,20 @@
-"""Does the generalization gap grow with the length? IMDb (Figure 2 of Honarpisheh et al. 2025).
+"""Generalization gap against sequence length on IMDb (Figure 2 of Honarpisheh et al. 2025).
 
 An embedding and one plain selective block (16 channels, 4 states, no norm, no residual, no skip), read at the last
 position; reviews cut or padded to T tokens; train and test accuracy and their difference against T; the slope of the
 gap with its 95 % interval. The paper has 25,000 + 25,000 reviews and T = 100, 200, ..., 2,000; its recipe, taken from
 the authors' published code, is Adam with rate 0.01 and decay 1e-5, batches of 256, 30 epochs, gradients clipped to
-the norm 5, and a penalty on outputs that collapse (`_trend.train_recipe`). As there, padding is not masked: the model
-reads on after the end of a short review.
+the norm 5, and a penalty on constant outputs (`_trend.train_recipe`). As in that code, padding is not masked: the
+model also reads the padding of a short review.
 
-What differs by default, so that one CPU core can carry it: the 4,000 + 2,000 reviews of `../shared/data`,
-T = 100, ..., 1,000, two seeds each, batches of 64 (there are six times fewer rows) and 12 epochs; words that occur
-twice or more in the training reviews instead of BERT's word pieces, which have to be fetched; and our initialisation,
-as the authors' (everything normal with deviation 1) starts from losses of thousands.
+Defaults for one CPU core, which differ from the paper: the 4,000 + 2,000 reviews of `../shared/data`, T = 100, ...,
+1,000, two seeds each, batches of 64 (there are six times fewer rows) and 12 epochs; words that occur at least twice in
+the training reviews instead of BERT's word pieces, which require a download; and the initialisation of this package,
+because the authors' (everything standard normal) starts with losses of thousands.
 
     python examples/imdb_length.py --output examples/results/imdb_length.json
 
-The paper's own setting, on a GPU:
+The paper's setting, on a GPU:
 
     python examples/imdb_length.py --dataset stanfordnlp/imdb --tokenizer bert-base-uncased --batch-size 256 \\
         --epochs 30 --longest 2000 --seeds 1 --output runs/imdb_length.json
@@ -35,9 +35,8 @@ from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_word_tokenizer, frequent_words
 
-SHARED = "../shared/data/imdb_4k_2k.csv.gz"  # from the folder of the project
-# T to the accuracies (train, test) that the authors' published notebook prints for one of their runs; Figure 2 has no
-# numbers.
+SHARED = "../shared/data/imdb_4k_2k.csv.gz"  # relative to the project folder
+# T to the accuracies (train, test) of one run in the authors' published notebook; Figure 2 has no numbers.
 PAPER = {
     100: (0.9935, 0.7382),
     200: (0.9953, 0.7904),
@@ -55,7 +54,7 @@ PAPER = {
     1400: (0.9875, 0.8543),
     1500: (0.9911, 0.8417),
 }
-# From here on most reviews are read to their end.
+# Length from which most reviews are not truncated.
 SETTLED = 300
 
 
@@ -106,7 +105,7 @@ def _arguments(argv: Sequence[str] | None) -> Any:
 
 
 def _few(data: DatasetDict, rows: int | None) -> DatasetDict:
-    """At most `rows` rows of each split, drawn by chance: a data set may be sorted by label."""
+    """At most `rows` random rows of each split; a data set may be sorted by label."""
     if rows is None:
         return data
     return DatasetDict(
@@ -118,10 +117,10 @@ def _few(data: DatasetDict, rows: int | None) -> DatasetDict:
 
 
 def load_tokenizer(name: str | None, data: DatasetDict, vocabulary: int) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub id, or one of the words that occur twice or more in the training reviews.
+    """The tokenizer of a folder or Hub id, or one of the words that occur at least twice in the training reviews.
 
-    Like BERT's it ends every review, also one that is cut, with a token of its own. That matters: the output is read at
-    the last position, and C there depends on the token there.
+    As BERT's, it appends an end token to every review, also to truncated ones. The output is read at the last position,
+    where C depends on that token.
     """
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
@@ -130,7 +129,7 @@ def load_tokenizer(name: str | None, data: DatasetDict, vocabulary: int) -> PreT
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and attention mask, both `(n, length)`: cut or padded on the right."""
+    """Ids and attention mask, both `(n, length)`, truncated or padded on the right."""
     batch = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
     return batch["input_ids"], batch["attention_mask"]
 
@@ -138,7 +137,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int
 def measure(
     data: DatasetDict, tokenizer: PreTrainedTokenizerBase, length: int, seed: int, args: Any
 ) -> dict[str, float]:
-    """Train on reviews of `length` tokens; training loss of the last epoch, accuracies and their difference."""
+    """Train on reviews of `length` tokens; return the last training loss, the accuracies and their difference."""
     encoded = {name: encode(tokenizer, data[name]["text"], length) for name in ("train", "test")}
     labels = {name: torch.tensor(data[name]["label"]) for name in ("train", "test")}
     masks = {name: mask if args.mask_padding else None for name, (_, mask) in encoded.items()}
@@ -164,7 +163,7 @@ def build_model(vocabulary: int) -> SelectiveSSMForSequenceClassification:
 
 
 def gap_trends(results: Sequence[dict[str, Any]]) -> dict[str, Trend]:
-    """The slope of the gap per 1,000 tokens over all T, and over the T at which most reviews are whole."""
+    """The slope of the gap per 1,000 tokens over all T, and over the T at which most reviews are not truncated."""
     trends = {}
     for name, least in (("all T", 0), (f"T >= {SETTLED}", SETTLED)):
         chosen = [row for row in results if row["T"] >= least]
@@ -174,7 +173,7 @@ def gap_trends(results: Sequence[dict[str, Any]]) -> dict[str, Trend]:
 
 
 def _both(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Our measurements, and the authors'."""
+    """The measured results, and the authors'."""
     paper = [{"T": length, "train": a, "test": b, "gap": a - b} for length, (a, b) in PAPER.items()]
     return [("ours", list(results)), ("paper", paper)]
 

@@ -1,7 +1,7 @@
-"""What ListOps gives away without computing anything: the accuracy of two guesses, to be read beside a model's.
+"""Accuracy of two constant guesses on ListOps, for comparison with models.
 
-The first guess is the answer that is most frequent in training, the second the answer that is most frequent in training
-among expressions of the same outermost operator (a maximum is often 9, a minimum 0).
+The first guess is the most frequent answer in training, the second the most frequent answer in training of expressions
+with the same outermost operator (a maximum is often 9, a minimum 0).
 
     python examples/listops_baseline.py
 """
@@ -15,7 +15,7 @@ from datasets import DatasetDict
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_listops_tokenizer
 
-SHARED = "../shared/data"  # from the folder of the project
+SHARED = "../shared/data"  # relative to the project folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def guess(data: DatasetDict, by_operator: bool) -> float:
-    """Share of test expressions whose value is the most frequent one in training (of the same first token)."""
+    """Accuracy of the most frequent value in training, optionally per first token."""
     tokenizer = build_listops_tokenizer()
     kinds = {}
     for name, split in data.items():

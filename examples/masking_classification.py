@@ -1,23 +1,23 @@
-"""Which tokens does a classifier need? Greedy masking of DNA, on real enhancers and on motifs whose places are known.
+"""Important tokens of a DNA classifier: greedy masking of enhancers, and of planted motifs at known positions.
 
-Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 1 (Figure C.1 left): of a classifier fine-tuned on
-`human_enhancers_cohn`, 20 test sequences classified correctly with probability 0.95 at least; of each, the token whose
-masking leaves that probability highest is masked, again and again; drawn are the probability against the number of
-masked tokens, and that of *other* sequences masked at the same positions. The finding is that the sequence for which
-the tokens were chosen keeps its probability with most of them masked, while others lose theirs sooner.
+Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 1 (Figure C.1 left): for a classifier fine-tuned on
+`human_enhancers_cohn`, 20 test sequences that are classified correctly with probability 0.95 or more are masked
+greedily: the token whose masking leaves the highest probability is masked, repeatedly. The figure shows the probability
+against the number of masked tokens, and that of *other* sequences masked at the same positions. The chosen sequence
+keeps its probability with most tokens masked, others lose theirs earlier.
 
-Three differences. The paper fine-tunes HyenaDNA, pretrained on the human genome, for 100 epochs; here a small model is
-trained from its first weights, with early stopping, on our part of the data. The paper says nothing of masks in
-training; `--mask-share` has the model see them. `exact` is run on a few sequences, `screened` and `one_shot` on all.
+Differences: the paper fine-tunes HyenaDNA, pretrained on the human genome, for 100 epochs; here a small model is
+trained from scratch, with early stopping, on a part of the data. The paper does not mention masks in training;
+`--mask-share` adds them. `exact` is run on a few sequences, `screened` and `one_shot` on all.
 
-On planted motifs the truth is known, if the model needs the whole motif and nothing else: with `--mask-share` it is
-taught there that rows whose motif lost letters to the mask are decoys. Precision is the share of the tokens masked
-last, as many as the motif has letters, that are letters of the motif.
+The important positions of planted motifs are known if the model needs the whole motif and nothing else: with
+`--mask-share` it is trained to classify rows with a partially masked motif as decoys. Precision is the share of the
+tokens masked last, as many as the motif has letters, that are letters of the motif.
 
     python examples/masking_classification.py --data planted-motifs --family hyena --mask-share 1
     python examples/masking_classification.py --data human_enhancers_cohn --family hyena
 
-Pictures need matplotlib.
+Figures need matplotlib.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from _masking import masking_parser, probe_all, report, summary, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
+from hf_ssm.plotting import plot_masking_curves, plot_sequence
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.pictures import draw_curves, draw_strip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "hyena": {
@@ -48,12 +48,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "s4": {"family": "s4", "state_size": 32, "num_hidden_layers": 3, "bidirectional": True},
     "selective": {"family": "selective", "num_hidden_layers": 2, "bidirectional": True},
 }
-# Those of which the tokens are asked for: enhancers, or rows with the motif.
+# The probed class: enhancers, or rows with the motif.
 LABEL = 1
 
 
 def settings(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Sections for the training."""
+    """Settings of the training."""
     if args.data == "planted-motifs":
         data: dict[str, Any] = {"dataset": args.data, "length": args.length, "copies": 1, "num_train": args.train_rows}
         if args.tiny:
@@ -74,7 +74,7 @@ def settings(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 @torch.no_grad()
 def rows_of_class(model: Any, tokenizer: Any, data: dict[str, Any]) -> tuple[Any, Tensor]:
-    """The test rows of the class `LABEL`, and the probability of it for each, `(rows,)`, float64."""
+    """The test rows of class `LABEL`, and its probability for each, `(rows,)`, float64."""
     arguments = {name: value for name, value in data.items() if name not in ("dataset", "reverse_complement")}
     rows = load_sequences(data["dataset"], **arguments)["test"]
     rows = rows.filter(lambda label: label == LABEL, input_columns="label")
@@ -84,23 +84,23 @@ def rows_of_class(model: Any, tokenizer: Any, data: dict[str, Any]) -> tuple[Any
 
 
 def choose(found: Tensor, count: int, threshold: float, allow_wrong: bool) -> list[int]:
-    """The first rows with that probability, and where these are too few the most probable others.
+    """The first rows with at least the threshold probability, filled up with the most probable others.
 
     Raises:
-        SystemExit: There are not so many that are classified correctly.
+        SystemExit: Too few rows are classified correctly.
     """
     sure = (found >= threshold).nonzero().flatten().tolist()[:count]
     rest = [row for row in found.argsort(descending=True).tolist() if row not in sure]
     chosen = sure + [row for row in rest if found[row] > 0.5 or allow_wrong][: count - len(sure)]
     if len(chosen) < max(count, 2):
-        raise SystemExit(f"only {len(chosen)} sequences are classified correctly: train longer, or ask for fewer.")
+        raise SystemExit(f"only {len(chosen)} sequences are classified correctly: train longer or lower --sequences.")
     return chosen
 
 
 def curves_of_others(
     probe: MaskingProbe, ids: Sequence[Tensor], results: Sequence[MaskingResult], others: int
 ) -> list[Tensor]:
-    """The probability of other sequences masked in the order of each, `(M + 1,)`: of the next `others` in the list."""
+    """Probabilities `(M + 1,)` of the next `others` sequences in the list under the masks of each sequence."""
     count = len(ids)
     return [
         probe.evaluate(ids[(number + step) % count], result.order, target=LABEL)
@@ -110,7 +110,7 @@ def curves_of_others(
 
 
 def precision(results: Sequence[MaskingResult], sites: Sequence[set[int]]) -> list[float]:
-    """The share of the tokens masked last, as many as are planted, that are planted."""
+    """Share of planted tokens among those masked last, as many as are planted."""
     return [
         len(site & set(result.survivors(len(site)).tolist())) / len(site)
         for result, site in zip(results, sites, strict=False)
@@ -118,7 +118,7 @@ def precision(results: Sequence[MaskingResult], sites: Sequence[set[int]]) -> li
 
 
 def planted(rows: Any) -> list[set[int]]:
-    """The positions of the motif in each row."""
+    """Positions of the motif in each row."""
     length = len(rows.features["label"].names[LABEL])
     return [{start + step for start in row for step in range(length)} for row in rows["motif_positions"]]
 
@@ -126,15 +126,15 @@ def planted(rows: Any) -> list[set[int]]:
 def draw(
     folder: Path, chosen: MaskingResults, others: Sequence[Tensor], title: str, sites: Sequence[set[int]] | None
 ) -> None:
-    """Figure C.1 left, and the first sequence as a strip of letters."""
+    """Draw Figure C.1 left, and the first sequence as a strip of letters."""
     curves = {"chosen sequence": list(chosen), "other sequences, same masks": list(others)}
-    draw_curves(curves, folder / "curves.png", title=title, value="probability of the right class")
+    plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right class")
     marks = [(min(sites[0]), max(sites[0]) + 1, "planted motif")] if sites else []
-    draw_strip(chosen[0], folder / "strip.png", marks, title=title)
+    plot_sequence(chosen[0], folder / "strip.png", marks, title=title)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments, those left open filled in by the data."""
+    """Parse the arguments, with defaults that depend on the data."""
     parser = masking_parser(__doc__.splitlines()[0], "")
     parser.add_argument("--data", choices=("planted-motifs", "human_enhancers_cohn"), default="planted-motifs")
     parser.add_argument("--path", default="../shared/data/human_enhancers_cohn_official_test.csv.gz")
@@ -143,7 +143,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--mask-share",
         type=float,
         default=0.0,
-        help="each training row loses a share of its letters to the mask, uniform from 0 to this (default: 0)",
+        help="largest share of masked letters of a training row (default: 0)",
     )
     parser.add_argument("--threshold", type=float, default=0.95, help="least probability (default: %(default)s)")
     parser.add_argument("--others", type=int, default=1, help="others for each chosen sequence (default: %(default)s)")
@@ -158,7 +158,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train or load, choose, probe by the three strategies, compare, draw, write."""
+    """Train or load, select, probe with the three strategies, compare, draw and write."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     sections = settings(args)

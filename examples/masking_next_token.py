@@ -1,19 +1,19 @@
-"""Which tokens does the prediction of a base need? Greedy masking of what stands before it, in human DNA.
+"""Important tokens for the prediction of the next base: greedy masking of the preceding bases in human DNA.
 
-Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 2 (Figure C.1 right): a model of the next token is
-fine-tuned on the human half of `demo_human_or_worm`; 20 sequences are taken of which more than 20 tokens are predicted
-with a probability above 0.35; of each, one of these tokens is the target, and what stands before it is masked greedily,
-always the token whose masking leaves the probability of the target highest. Drawn are this probability against the
-number of masked tokens, and that of the *other* targets of the sequence, under the same masks.
+Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 2 (Figure C.1 right): a causal model is fine-tuned on the
+human half of `demo_human_or_worm`, and 20 sequences are selected in which more than 20 tokens are predicted with a
+probability above 0.35. One of these tokens is the target, and the tokens before it are masked greedily, each time the
+token whose masking leaves the highest probability of the target. The figure shows this probability against the number
+of masked tokens, and that of *other* targets of the sequence under the same masks.
 
-Three differences. The paper fine-tunes HyenaDNA for 10 epochs; here a small causal model is trained from its first
-weights, with early stopping, on the human half of our own data of that shape. The target is the most probable of the
-last eighth of the sequence that are predicted rightly, so that nearly all the sequence is there to be masked; the
-others stand before it, in the second half, and their mean is one curve. (The paper does not say which it took.)
+Differences: the paper fine-tunes HyenaDNA for 10 epochs; here a small causal model is trained from scratch, with early
+stopping, on the human half of a data set of the same form. The target is the most probable correctly predicted token of
+the last eighth of the sequence, so that nearly the whole sequence can be masked; the others precede it in the second
+half, and their mean is one curve. (The paper does not specify its choice.)
 
     python examples/masking_next_token.py --family hyena
 
-Pictures need matplotlib.
+Figures need matplotlib.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from _masking import masking_parser, probe_all, report, summary, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
+from hf_ssm.plotting import plot_masking_curves, plot_sequence
 from hf_ssm.probes import MaskingProbe
-from hf_ssm.probes.pictures import draw_curves, draw_strip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "hyena": {"family": "hyena", "num_hidden_layers": 2, "conv_kernel": 5, "filter_type": "s4d", "state_size": 32},
@@ -46,13 +46,13 @@ HUMAN = "0"
 
 @dataclass(frozen=True)
 class Case:
-    """A sequence with what is asked of it.
+    """A sequence with its targets.
 
     Attributes:
         ids: `(L,)`.
-        target: The position of the token whose prediction is kept.
-        others: The positions of other tokens that are predicted with as much probability, before it.
-        predicted: How many tokens of the sequence are.
+        target: Position of the target token.
+        others: Positions of other tokens above the threshold, before the target.
+        predicted: Number of tokens above the threshold.
     """
 
     ids: Tensor
@@ -62,7 +62,7 @@ class Case:
 
 
 def human_rows(source: str, copy: Path) -> str:
-    """The human rows of a table (label 0) with the columns sequence, label and split, as a table of their own."""
+    """The human rows of a table (label 0) with the columns sequence, label and split, as a new table."""
     opened = gzip.open if source.endswith(".gz") else open
     with opened(source, "rt", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["label"] == HUMAN]
@@ -75,7 +75,7 @@ def human_rows(source: str, copy: Path) -> str:
 
 
 def settings(args: argparse.Namespace, dataset: str) -> dict[str, dict[str, Any]]:
-    """Sections for the training."""
+    """Settings of the training."""
     model = {**FAMILIES[args.family], "task": "causal-lm", "hidden_size": args.hidden_size, "rescale_init": True}
     if args.tiny:
         model |= {"num_hidden_layers": 1, **({} if args.family == "selective" else {"state_size": 4})}
@@ -90,13 +90,13 @@ def settings(args: argparse.Namespace, dataset: str) -> dict[str, dict[str, Any]
 
 @torch.no_grad()
 def case_of(model: Any, ids: Tensor, threshold: float, least: int) -> Case | None:
-    """What can be asked of a sequence; `None` where too few tokens are predicted with that probability.
+    """The targets of a sequence; `None` if too few tokens are above the threshold.
 
     Args:
-        model: Causal.
+        model: A causal model.
         ids: `(L,)`.
-        threshold: A token counts if its probability is above this.
-        least: More tokens than this must.
+        threshold: Least probability of a token, exclusive.
+        least: Least number of such tokens, exclusive.
     """
     found = model(input_ids=ids.unsqueeze(0).to(model.device)).logits[0, :-1].double().softmax(-1).cpu()
     right = found.argmax(-1) == ids[1:]
@@ -111,7 +111,7 @@ def case_of(model: Any, ids: Tensor, threshold: float, least: int) -> Case | Non
 
 
 def mean_of(places: Sequence[int], ids: Tensor) -> Callable[[Tensor], Tensor]:
-    """The mean probability of the tokens at some positions, as a target of the probe."""
+    """The mean probability of the tokens at `places`, as a target of the probe."""
 
     def of_others(logits: Tensor) -> Tensor:
         where = torch.tensor(places, device=logits.device)
@@ -123,10 +123,10 @@ def mean_of(places: Sequence[int], ids: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def find_cases(model: Any, ids: Sequence[Tensor], args: argparse.Namespace) -> list[Case]:
-    """The first sequences of which there is something to ask.
+    """The first sequences with enough tokens above the threshold.
 
     Raises:
-        SystemExit: There are not so many.
+        SystemExit: There are too few.
     """
     cases: list[Case] = []
     for row in ids:
@@ -135,17 +135,19 @@ def find_cases(model: Any, ids: Sequence[Tensor], args: argparse.Namespace) -> l
             cases.append(case)
         if len(cases) == args.sequences:
             return cases
-    raise SystemExit(f"only {len(cases)} sequences have so many tokens predicted so well: train longer, or ask less.")
+    raise SystemExit(
+        f"only {len(cases)} sequences have enough tokens above the threshold: train longer, or lower --least."
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments."""
+    """Parse the arguments."""
     parser = masking_parser(__doc__.splitlines()[0], "")
     parser.add_argument("--path", default="../shared/data/human_or_worm_mini.csv.gz")
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument("--threshold", type=float, default=0.35, help="predicted above this (default: %(default)s)")
     parser.add_argument("--least", type=int, default=20, help="by more tokens than this (default: %(default)s)")
-    parser.set_defaults(mask_share=0.0)  # a mask in a row would be a token to predict
+    parser.set_defaults(mask_share=0.0)  # a mask would also be a token to predict
     args = parser.parse_args(argv)
     args.folder = args.folder or f"runs/masking_next_token_{args.family}"
     if args.tiny:
@@ -155,7 +157,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train or load, choose, probe by the three strategies, compare, draw, write."""
+    """Train or load, select, probe with the three strategies, compare, draw and write."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     folder = Path(args.folder)
@@ -185,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report(content)
     title = f"{args.family}, human DNA"
     curves = {"chosen target": list(results[shown]), "other targets, same masks": others}
-    draw_curves(curves, folder / "curves.png", title=title, value="probability of the right token")
-    draw_strip(results[shown][0], folder / "strip.png", title=title)
+    plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right token")
+    plot_sequence(results[shown][0], folder / "strip.png", title=title)
     write_results(args, content)
 
 

@@ -1,16 +1,16 @@
-"""Rescaled initialisation and τ regulariser on DNA with planted motifs, whose truth is known.
+"""Rescaled initialisation and τ regulariser on generated DNA with planted motifs.
 
 Trains the same model four times per seed: plain, with the rescaling (Liu & Li 2024, Algorithm 1), with the regulariser
-(Algorithm 2), and with both; and prints the test accuracy, mean and standard deviation over the seeds.
+(Algorithm 2), and with both. Prints mean and standard deviation of the test accuracy over the seeds.
 
     python examples/planted_motifs.py --family hyena
 """
 
-import argparse
-import json
-import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
 
 from hf_ssm.training.run import train
 from hf_ssm.training.settings import resolve
@@ -27,16 +27,14 @@ TINY = {
 }
 
 
-def main() -> None:
-    """Run the grid and write the results beside the printed table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the grid; print and write the results."""
+    parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument("--seeds", type=int, default=3, help="runs per variant")
     parser.add_argument("--epochs", type=float, default=6)
     parser.add_argument("--tau-weight", type=float, default=1e-5, help="λ of the regularised variants")
-    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
-    parser.add_argument("--tiny", action="store_true", help="a setting for tests: seconds, no meaning")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     variants = {
         "plain": {},
@@ -59,11 +57,11 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 results[name].append(train(settings, Path(folder)).results["test"]["accuracy"])
     print(f"\nTest accuracy of {args.family}, {args.seeds} seeds, {args.epochs:g} epochs, λ = {args.tau_weight:g}")
-    for name, values in results.items():
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{name:>12}: {statistics.mean(values):.3f} ± {deviation:.3f}  ({', '.join(f'{v:.3f}' for v in values)})")
-    if args.output is not None:
-        args.output.write_text(json.dumps({"arguments": vars(args) | {"output": None}, "accuracy": results}, indent=2))
+    rows = [
+        [name, mean_and_deviation(values), ", ".join(f"{v:.3f}" for v in values)] for name, values in results.items()
+    ]
+    print_table(["", "mean ± deviation", "by seed"], rows)
+    write_results(args, {"accuracy": results})
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""How α and β change what an S4D model reads from images as sequences of pixels (Figure 5 of Yu et al. 2025).
+"""Effect of α and β on an S4D model of images as pixel sequences (Figure 5 of Yu et al. 2025).
 
-Gray images, pixel by pixel, row by row, into a small two-sided S4D-LegS model. α (`frequency_scale`) multiplies the
+A small bidirectional S4D-LegS model reads gray images row by row, pixel by pixel. α (`frequency_scale`) multiplies the
 frequencies at initialisation, β (`sobolev_order`) weights frequency s by (1 + |s|)^β (zero-phase, s in cycles per
-sample, as in the authors' published code). Test accuracy for each pair of the two; the paper shows the row β = 0, whose
-best α is 4, and the column α = 1, whose best β is -0.5, for "a smaller S4D model" on gray CIFAR-10 whose sizes it does
-not give. Its figure has no table, so that these two places are all there is to compare with.
+sample, as in the authors' code). The script prints the test accuracy of each pair. The paper shows the row β = 0 (best
+α: 4) and the column α = 1 (best β: -0.5) for "a smaller S4D model" of unspecified size on gray CIFAR-10, as a figure
+without a table.
 
-What differs by default, so that one CPU core can carry it: MNIST's 10,000 test images, cut by chance into 5,000 to
-train on and 5,000 to test, averaged to 14 x 14 pixels (196 positions); 2 layers of 32 channels and 16 states; 5 epochs;
-two seeds, of weights and order (the cut is the same). The last checkpoint is judged, as nothing is chosen by test rows
-but the best pair itself, which is read from the same table as in the paper.
+Defaults for one CPU core, which differ from the paper: MNIST's 10,000 test images, split randomly into 5,000 training
+and 5,000 test images and averaged to 14 x 14 pixels (196 positions); 2 layers of 32 channels and 16 states; 5 epochs;
+two seeds for weights and order, with the same split. The last checkpoint is evaluated, so that only the best pair is
+selected on test rows, as in the paper.
 
     python examples/sequential_images.py --output examples/results/sequential_images.json
 
-The paper's own data, on a GPU (the sizes are those of our image settings in `examples/lra`, made smaller):
+The paper's data, on a GPU (sizes as in the image settings of `examples/lra`, reduced):
 
     python examples/sequential_images.py --dataset uoft-cs/cifar10 --sequence-column img --image-size 32 \\
         --hidden-size 128 --layers 4 --state-size 64 --epochs 100 --seeds 3 \\
@@ -35,7 +35,7 @@ from hf_ssm.training.run import train
 from hf_ssm.training.settings import resolve
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist_t10k-images-idx3-ubyte.gz"
-# Where Figure 5 has its best α (at β = 0) and its best β (at α = 1).
+# Best α at β = 0 and best β at α = 1 in Figure 5.
 PAPER_ALPHA, PAPER_BETA = 4.0, -0.5
 TINY = {
     **{"hidden_size": 4, "layers": 1, "state_size": 4, "image_size": 4, "test_fraction": 0.02, "epochs": 0.005},
@@ -46,7 +46,7 @@ Grid = dict[tuple[float, float], list[float]]
 
 
 def settings_of(args: argparse.Namespace, alpha: float, beta: float, seed: int) -> dict[str, dict[str, Any]]:
-    """The sections of the settings of one run."""
+    """Settings of one run."""
     data: dict[str, Any] = {
         "dataset": str(args.dataset),
         "grayscale": True,
@@ -82,7 +82,7 @@ def settings_of(args: argparse.Namespace, alpha: float, beta: float, seed: int) 
 
 
 def run_grid(args: argparse.Namespace) -> tuple[Grid, float]:
-    """Test accuracies of each (α, β), one for each seed; and the seconds of processor time of all."""
+    """Test accuracies of each (α, β), one per seed, and the total processor time in seconds."""
     grid: Grid = {}
     started = time.process_time()
     for alpha in args.alphas:
@@ -98,22 +98,22 @@ def run_grid(args: argparse.Namespace) -> tuple[Grid, float]:
 
 
 def best(grid: Grid, alpha: float | None = None, beta: float | None = None) -> tuple[float, float] | None:
-    """The pair of the best mean accuracy among those with this α and this β; None where there is no such pair."""
+    """The pair with the best mean accuracy among those with the given α and β, or None."""
     pairs = [pair for pair in grid if alpha in (None, pair[0]) and beta in (None, pair[1])]
     return max(pairs, key=lambda pair: statistics.mean(grid[pair])) if pairs else None
 
 
 def spread(grid: Grid, alpha: float) -> float:
-    """The standard deviation over seeds that the pairs with this α have in common; 0 where each has one seed.
+    """Pooled standard deviation over seeds of the pairs with this α; 0 for one seed.
 
-    α has one of its own, as large ones make training unsteady.
+    It is pooled per α, because training is less stable with large α.
     """
     variances = [statistics.variance(values) for pair, values in grid.items() if pair[0] == alpha and len(values) > 1]
     return statistics.mean(variances) ** 0.5 if variances else 0.0
 
 
 def compare(grid: Grid, seeds: int) -> list[str]:
-    """What the table says beside the paper's figure."""
+    """Findings of the table, compared with the figure of the paper."""
     alphas = sorted({alpha for alpha, _ in grid})
     told = ["Standard deviation over seeds: " + ", ".join(f"{spread(grid, a):.4f} (α = {a:g})" for a in alphas) + "."]
     cuts = (
@@ -133,7 +133,7 @@ def compare(grid: Grid, seeds: int) -> list[str]:
 
 
 def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
-    """The difference from the default pair, and its standard error; nothing for the default itself."""
+    """Difference from the default pair with its standard error; empty for the default pair."""
     if pair == (1.0, 0.0) or (1.0, 0.0) not in grid:
         return ""
     gain = statistics.mean(grid[pair]) - statistics.mean(grid[1.0, 0.0])
@@ -142,7 +142,7 @@ def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the grid, print it beside the paper's two places, write the results."""
+    """Run the grid, print it with the paper's values, and write the results."""
     parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--dataset", default=SHARED, help="idx file, folder of images or Hub id")
     parser.add_argument("--sequence-column", help="column of the images of a Hub data set")

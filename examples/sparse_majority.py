@@ -1,19 +1,19 @@
-"""Sparse majority over lengths: the generalisation gap, its trend in the length, and the bound beside it.
+"""Sparse majority over lengths: the generalisation gap, its trend in the length, and the bound.
 
 Honarpisheh et al. 2025, Figure 1 and Appendix A.1: the plain selective block (N = 4 states, D = 16 channels, embedding
 of two tokens, score wᵀ y[T]) learns whether a string of T bits holds more ones than zeros, from 1,000 training strings
 of which a tenth of the ones were turned into zeros after labelling, and is tested on 1,000 clean ones; T = 25, 50, ...,
 400. The finding is that the gap between training and test accuracy shows no trend in T.
 
-Appendix A gives no training settings; these are those of the authors' code: batches of 64, 40 epochs, Adam with rate
-0.01 and weight decay 1e-5, gradient clipping at 5, the rate times 0.9 where the mean training loss of an epoch did not
-fall by 1 % for more than 5 epochs, and the penalty max(0, 10 (0.1 - std σ(z))) per batch against a collapse to one
-output. All weights start standard normal, A uniform in (-10, 0) with one state per channel at the stability margin.
+Appendix A gives no training settings; those of the authors' code are: batches of 64, 40 epochs, Adam with rate 0.01 and
+weight decay 1e-5, gradient clipping at 5, the rate times 0.9 where the mean training loss of an epoch did not fall by 1
+% for more than 5 epochs, and the penalty max(0, 10 (0.1 - std σ(z))) per batch against collapse to a constant output.
+All weights start standard normal, A uniform in (-10, 0) with one state per channel at the stability margin.
 
-Two differences. The paper stores A as it is and starts that one state at 0: neither at the start nor, as A becomes
-positive, at the end does the theorem apply to such a model. The main runs have A = -exp(A_log) with a first margin of
-0.1, where it does; one seed ("raw") follows the paper, with margin 0. And the number of ones is spread evenly by
-stratified draws, where the code draws it uniformly.
+Differences: the paper stores A directly and initialises that state at 0. The theorem then applies neither at
+initialisation nor after training, when A becomes positive. The main runs use A = -exp(A_log) with an initial margin of
+0.1, to which it applies; one seed ("raw") follows the paper, with margin 0. The number of ones is stratified, in the
+authors' code uniform.
 
     python examples/sparse_majority.py --output examples/results/sparse_majority.json
 
@@ -29,7 +29,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
 from _trend import collapse_penalty, slope_with_confidence
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -38,7 +38,8 @@ from transformers import PrinterCallback, set_seed
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.data import sparse_majority
-from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.plotting.style import figure_style, new_figure, save_figure
+from hf_ssm.training import SSMTrainer
 
 LENGTHS = range(25, 401, 25)
 MARGIN = {"stable": 0.1, "raw": 0.0}
@@ -46,14 +47,14 @@ STATE_MATRIX = {"stable": "neg_exp", "raw": "raw"}
 
 
 class MajorityTrainer(SSMTrainer):
-    """The schedule asks for a loss after each epoch: as in the authors' code, the mean training loss of that epoch."""
+    """Gives the mean training loss of each epoch to the schedule, as in the authors' code."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self.losses: list[Tensor] = []
         super().__init__(*args, compute_loss_func=self.loss_of_batch, **kwargs)
 
     def loss_of_batch(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with the penalty, which is remembered for the schedule."""
+        """Cross-entropy with the penalty, recorded for the schedule."""
         loss = loss_with_penalty(outputs.logits[:, 0], labels)
         self.losses.append(loss.detach())
         return loss
@@ -66,7 +67,7 @@ class MajorityTrainer(SSMTrainer):
 
 
 def loss_with_penalty(scores: Tensor, labels: Tensor) -> Tensor:
-    """Logistic loss of `(B,)` scores, and what keeps them from becoming all alike."""
+    """Logistic loss of scores `(B,)`, plus the collapse penalty."""
     return binary_cross_entropy_with_logits(scores, labels) + collapse_penalty(scores)
 
 
@@ -103,8 +104,8 @@ def fit(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor], e
     """Train in place."""
     rows = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = SSMTrainingArguments(
-            output_dir=folder,
+        arguments = quiet_training(
+            folder,
             num_train_epochs=epochs,
             per_device_train_batch_size=64,
             learning_rate=0.01,
@@ -112,12 +113,6 @@ def fit(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor], e
             lr_scheduler_kwargs={"factor": 0.9, "patience": 5, "threshold": 0.01},
             max_grad_norm=5.0,
             eval_strategy="epoch",
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            use_cpu=True,
             seed=seed,
         )
         adam = torch.optim.Adam(model.parameters(), lr=arguments.learning_rate, weight_decay=1e-5)
@@ -129,13 +124,13 @@ def fit(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor], e
 
 @torch.no_grad()
 def accuracy_and_ramp(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor]) -> tuple[float, float]:
-    """Accuracy, and the mean ramp loss of margin 1, which the bound is about."""
+    """Accuracy, and the mean ramp loss of margin 1, to which the bound applies."""
     margin = model(data["input_ids"]).logits[:, 0].double() * (2 * data["labels"] - 1)
     return (margin > 0).double().mean().item(), (1 - margin).clamp(0, 1).mean().item()
 
 
 def run(kind: str, length: int, seed: int, size: int, epochs: int) -> dict[str, Any]:
-    """One model: accuracies, gap, and what the theorem says of it."""
+    """Train one model: accuracies, gap and bound."""
     begin = time.process_time()
     data = load(length, seed, size)
     set_seed(seed)
@@ -199,12 +194,12 @@ def report(kind: str, runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, flo
             f"Slope of the gap per 100 tokens, {name}: {line['slope']:+.4f} "
             f"(95 % interval {line['low']:+.4f} to {line['high']:+.4f}, p = {line['p_value']:.2f}): {verdict}."
         )
-    say_what_the_bound_is_worth(runs)
+    print_bound(runs)
     return found
 
 
-def say_what_the_bound_is_worth(runs: Sequence[dict[str, Any]]) -> None:
-    """In plain words."""
+def print_bound(runs: Sequence[dict[str, Any]]) -> None:
+    """Print whether the bound is vacuous, and why."""
     void = [run for run in runs if run["theory"]["bound"] is None]
     if void:
         print(f"The theorem is void for {len(void)} of {len(runs)} models, for instance: {void[0]['failed'][0]}.")
@@ -216,7 +211,7 @@ def say_what_the_bound_is_worth(runs: Sequence[dict[str, Any]]) -> None:
     needed = [theory["log10_sequences_needed"] for theory in theories]
     print(
         f"The bound is vacuous for {worthless} of {len(rest)} models: the ramp loss, and so its gap, is at most 1, and "
-        f"the bound says {max(theory['bound'] for theory in theories):.2f}. It would fall below 1 from "
+        f"the bound is {max(theory['bound'] for theory in theories):.2f}. It would fall below 1 from "
         f"10^{min(needed):.0f} to 10^{max(needed):.0f} training strings on."
     )
     slack = [theory["norms"]["log10_one_minus_rho_A"] for theory in theories]
@@ -233,11 +228,10 @@ def say_what_the_bound_is_worth(runs: Sequence[dict[str, Any]]) -> None:
     )
 
 
+@figure_style()
 def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
     """Accuracies over T, and the gap, as in Figure 1."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 6), layout="constrained")
+    figure = new_figure(5, 5)
     top, bottom = figure.subplots(2, 1, sharex=True)
     lengths = sorted({run["length"] for run in runs})
     for axes, name in ((top, "train_accuracy"), (top, "test_accuracy"), (bottom, "gap")):
@@ -246,11 +240,11 @@ def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
         axes.errorbar(lengths, [statistics.mean(v) for v in values], spread, marker="o", capsize=3, label=name)
         axes.legend()
     bottom.set_xlabel("T")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the grid, print it, and write it."""
+    """Run the grid; print and write the results."""
     parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="runs per length with a stable state matrix")
     parser.add_argument("--raw-seeds", type=int, default=1, help="runs per length with the paper's raw state matrix")

@@ -1,13 +1,13 @@
-"""Recall, induction, selective copying and smooth functions: the three families against attention of equal size.
+"""Recall, induction, selective copying and smooth functions: the three families and attention of equal size.
 
-Nishikawa & Suzuki 2025 prove that gated convolutions estimate functions with dynamic smoothness as well as Transformers
-do, and name these tasks as instances (Section 2 and Appendix B); they print no numbers for them. Every model is causal,
-has about 68,000 parameters and answers from its last token (selective copying: from the blanks). The attention model is
-transformers' Llama (two layers of hidden size 64, rotary positions), with the width of its MLP chosen so that it has as
-many parameters as the largest of ours. All train with AdamW, a cosine schedule with warmup, for 1,250 steps of 64 rows;
-of several `--learning-rates` each takes the one that is best on the validation split. The test split is looked at once
-for each model. A larger budget changes the picture: `--num-train 100000 --epochs 10 --seeds 3 --learning-rates 1e-3
-3e-3` is for a GPU. Accuracy, and R² for the functions.
+Nishikawa & Suzuki 2025 prove that gated convolutions estimate functions with dynamic smoothness as well as
+Transformers, with these tasks as instances (Section 2 and Appendix B), without experiments. Every model is causal, has
+about 68,000 parameters and predicts from its last token (selective copying: from the blanks). The attention model is
+transformers' Llama (two layers of hidden size 64, rotary positions); the width of its MLP is chosen to match the
+parameters of the largest of the other models. Training: AdamW, a cosine schedule with warmup, 1,250 steps of 64 rows;
+of several `--learning-rates` the best on the validation split is used. The test split is evaluated once per model. A
+larger budget changes the results: `--num-train 100000 --epochs 10 --seeds 3 --learning-rates 1e-3 3e-3`, for a GPU.
+Scores are accuracies, and R² for the functions.
 
     python examples/synthetic_tasks.py --output examples/results/synthetic_tasks.json
 """
@@ -35,7 +35,7 @@ from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 import hf_ssm
 from hf_ssm.data import load_sequences
 
-# Generator, its options, and the kind of answer.
+# Generator, its options, and the type of the label.
 TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "associative recall": ("associative-recall", {"num_pairs": 4}, "class"),
     "induction heads": ("induction-heads", {"length": 32}, "class"),
@@ -56,7 +56,7 @@ HEADS = {"class": "ForSequenceClassification", "tokens": "ForTokenClassification
 
 
 class SignalAttention(nn.Module):
-    """Llama on pairs of numbers instead of tokens."""
+    """Llama for pairs of numbers instead of tokens."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -68,7 +68,7 @@ class SignalAttention(nn.Module):
 
 
 def encode(data: DatasetDict, kind: str) -> tuple[DatasetDict, int, int]:
-    """Model inputs, the size of the vocabulary (one id for each character, 0 for padding), and that of the output."""
+    """Model inputs, vocabulary size (one id per character, 0 for padding) and output size."""
     if kind == "number":
         columns = {"sequence": "input_values", "label": "labels"}
         return data.rename_columns(columns).remove_columns("important_positions").with_format("torch"), 1, 1
@@ -120,7 +120,7 @@ def build_attention(kind: str, vocab_size: int, num_labels: int, tiny: bool, par
             return SignalAttention(config)
         return (LlamaForTokenClassification if kind == "tokens" else LlamaForSequenceClassification)(config)
 
-    # Each unit of width adds three vectors of the hidden size to each of the two layers.
+    # A unit of width adds three vectors of the hidden size to each of the two layers.
     return build(max(8, 8 + (parameters - count(build(8))) // (6 * size)))
 
 
@@ -146,7 +146,7 @@ def score(kind: str) -> Callable[[Any], dict[str, float]]:
 def fit(
     build: Callable[[], nn.Module], data: DatasetDict, kind: str, rate: float, seed: int, args: argparse.Namespace
 ) -> tuple[float, Trainer]:
-    """Train one model; its score on the validation split."""
+    """Train one model; return its validation score and its trainer."""
     set_seed(seed)
     model = build()
     trainer_class = hf_ssm.SSMTrainer if type(model).__module__.startswith("hf_ssm") else Trainer

@@ -3,18 +3,18 @@
 The input is a cos t + b cos 16 t + c cos 256 t on [0, 2π), the target (a, b, c). One S4D layer is trained for each of
 (α, β) = (0.01, -1), (1, 0), (10, 0.5), (100, 1), and the mean absolute error of each amplitude is measured. α scales
 the initial frequencies of the state matrix; β is the order of the Sobolev filter (1 + |s|)^β, with s the angular
-frequency. The paper shows the errors as pictures only. Its finding: with (0.01, -1) and (1, 0) the low wave is found
-well and the high one is not; with (100, 1) it is the other way round.
+frequency. The paper reports the errors in figures only: (0.01, -1) and (1, 0) recover the low wave and not the high
+one, (100, 1) the high wave and not the low one.
 
-The paper does not give its sizes. Here: 2,048 samples, Δ = the sampling interval at first, 16 channels, 8 states (4
+The paper does not specify sizes. Here: 2,048 samples, Δ initialised to the sampling interval, 16 channels, 8 states (4
 pairs) of init "lin" (eq. (5)), bilinear discretisation (as in Section 5.1), feed-through, GELU, mean over time, linear
 head; trained on all 1,000 combinations of the amplitudes 0.1, ..., 1.0, tested on 200 signals with amplitudes uniform
 in [0, 1]; 500 steps of 16 signals, AdamW at 3e-3 (1e-3 for Δ, A, B), cosine schedule, no weight decay.
 
-What differs from the paper: its public script (62,832 samples, four waves, 15,700 steps) takes s = j / 10000 on all
-nodes of a full FFT, so that a positive frequency and its negative twin get different weights; here the filter is even,
-as in eq. (8). Frequencies are s = ω / Δ ("radian"), not (2/Δ) tan(ω/2): the latter is infinite at Nyquist, where the
-ends of a signal that is not taken as periodic have power. At the waves the two are alike (256 and 270 for the highest).
+Differences from the paper: its public script (62,832 samples, four waves, 15,700 steps) uses s = j / 10000 on all nodes
+of a full FFT, which weights a positive frequency and its negative counterpart differently; here the filter is even, as
+in eq. (8). Frequencies are s = ω / Δ ("radian") instead of (2/Δ) tan(ω/2), which is infinite at Nyquist, where the ends
+of a non-periodic signal have power. At the waves both are similar (256 and 270 for the highest).
 
     python examples/waves.py --output examples/results/waves.json --picture waves.png
 """
@@ -26,12 +26,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
 from torch import Tensor
 from transformers import EvalPrediction, PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
+from hf_ssm.training import SSMTrainer
 
 FREQUENCIES = (1, 16, 256)
 SETTINGS = ((0.01, -1.0), (1.0, 0.0), (10.0, 0.5), (100.0, 1.0))  # (α, β)
@@ -51,12 +52,12 @@ def training_amplitudes() -> Tensor:
 
 
 def test_amplitudes(count: int) -> Tensor:
-    """Uniform in [0, 1], the same at every call, `(count, 3)`."""
+    """Uniform in [0, 1] from a fixed seed, `(count, 3)`."""
     return torch.rand(count, len(FREQUENCIES), generator=torch.Generator().manual_seed(20_250_101))
 
 
 class Superpose:
-    """Collates rows of amplitudes to the sums of their waves: `input_values` `(B, L, 1)` and `labels` `(B, 3)`."""
+    """Collates amplitudes to sums of waves: `input_values` `(B, L, 1)` and `labels` `(B, 3)`."""
 
     def __init__(self, length: int):
         self.waves = waves(length)
@@ -99,27 +100,20 @@ def build_model(args: argparse.Namespace, scale: float, order: float) -> S4ForSi
 
 
 def train(args: argparse.Namespace, scale: float, order: float, seed: int) -> dict[str, Any]:
-    """Train one model, and measure it on the test signals while it learns and at the end."""
+    """Train one model, and evaluate it on the test signals during and after training."""
     torch.manual_seed(seed)
     model = build_model(args, scale, order)
     with tempfile.TemporaryDirectory() as folder:
-        training = SSMTrainingArguments(
-            output_dir=folder,
+        training = quiet_training(
+            folder,
             max_steps=args.steps,
             per_device_train_batch_size=16,
             per_device_eval_batch_size=100,
             learning_rate=3e-3,
-            lr_scheduler_type="cosine",
             weight_decay=0.0,
             seed=seed,
             eval_strategy="steps",
             eval_steps=max(args.steps // 5, 1),
-            logging_strategy="no",
-            save_strategy="no",
-            remove_unused_columns=False,
-            disable_tqdm=True,
-            report_to=[],
-            use_cpu=True,
         )
         trainer = SSMTrainer(
             model,
@@ -143,28 +137,24 @@ def train(args: argparse.Namespace, scale: float, order: float, seed: int) -> di
 
 
 def best_wave(errors: Mapping[str, float]) -> str:
-    """The frequency whose amplitude is found best."""
+    """The frequency whose amplitude has the least error."""
     return min(errors, key=errors.__getitem__)
 
 
+@figure_style()
 def draw(path: str, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The errors during training, one panel for each setting and one line for each seed, as in Figure 10."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(results), figsize=(16, 3.6), sharey=True, layout="constrained")
+    """Errors during training, one panel per setting and one line per seed, as in Figure 10."""
+    figure = new_figure(12, 2.8)
+    panels = figure.subplots(1, len(results), sharey=True)
     for axes, (name, runs) in zip(panels, results.items(), strict=True):
         for number, run in enumerate(runs):
-            for colour, frequency in zip(("tab:blue", "tab:orange", "tab:green"), FREQUENCIES, strict=True):
+            for colour, frequency in zip(PALETTE, FREQUENCIES, strict=False):
                 label = f"cos {frequency} t" if number == 0 else None
                 axes.plot(run["curve"]["step"], run["curve"][str(frequency)], color=colour, label=label)
         axes.set(title=name, xlabel="step", yscale="log")
     panels[0].set_ylabel("mean absolute error")
     panels[0].legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -176,12 +166,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
     parser.add_argument("--num-test", type=int, default=200, help="test signals")
-    parser.add_argument("--picture", help="draw the errors during training into this file")
+    parser.add_argument("--picture", help="write a figure of the errors during training to this file")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train the four settings, print the errors and write them down."""
+    """Train the four settings; print and write the errors."""
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.tiny:

@@ -5,10 +5,8 @@ functions are imported when they are first used.
 """
 
 import importlib
-import os
 from typing import Any
 
-from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.registry import FAMILIES
 
 __version__ = "0.1.0"
@@ -29,7 +27,7 @@ _LAZY = {
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }
-# Packages that people reach as attributes, `hf_ssm.hub.push` say, without having imported them.
+# Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
 _PACKAGES = ("data", "hub", "metrics", "probes", "theory")
 
 _CLASSES = {
@@ -52,21 +50,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_PACKAGES})
-
-
-def _add_code(config: SSMConfig, folder: str | os.PathLike[str]) -> None:
-    """Put the code of a model beside its configuration; run whenever one is saved."""
-    from hf_ssm.hub.exporting import add_code
-
-    add_code(config, folder)
-
-
-def _upload(*args: Any, **kwargs: Any) -> Any:
-    """Push what `push_to_hub` of a model has saved."""
-    from hf_ssm.hub.pushing import push_saved
-
-    return push_saved(*args, **kwargs)
-
-
-SSMConfig.on_save = _add_code
-SSMConfig.on_upload = _upload

@@ -319,10 +319,8 @@ def report_of(example: Example) -> str:
         settings = replace(settings, data={**settings.data, "dataset": str(path)})
     data = load_data(settings)
     rows = chosen_rows(data.splits, "train", REPORT_ROWS)
-    starts = range(0, len(rows), REPORT_BATCH)
-    parts = [rows.select(range(start, min(start + REPORT_BATCH, len(rows)))) for start in starts]
     model = TASKS[settings.task].auto_class.from_pretrained(ROOT / example.folder)
-    report = theory_report(model, [data.batch(part) for part in parts], num_sequences=len(data.splits["train"]))
+    report = theory_report(model, data.batches(rows, REPORT_BATCH), num_sequences=len(data.splits["train"]))
     return report.to_markdown()
 
 

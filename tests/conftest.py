@@ -1,5 +1,6 @@
-"""Fixtures for all tests: fixed seeds, and poisoned uninitialised memory."""
+"""Fixtures for all tests: fixed seeds, NaN in uninitialised memory, tiny models and batches."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,17 @@ import torch
 
 import hf_ssm
 
-# A busy machine must not fail a test, and what fails must fail again.
+# No deadlines: a loaded machine must not fail a test. Derandomised: a failure is reproducible.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    # Otherwise each full collection scans all objects of torch and transformers: a tenth of the CPU time of the tests.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +31,7 @@ def fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """`torch.empty` is filled with NaN, so that memory which is read before it is written shows in the result."""
+    """Fills `torch.empty` with NaN: memory that is read before it is written shows in the result."""
     before = torch.utils.deterministic.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=False)
@@ -35,9 +42,9 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real data sets beside the project; the test is skipped where it is absent."""
+    """The folder of real data sets beside the project; skips the test if there is none."""
     if not SHARED_DATA.is_dir():
-        pytest.skip(f"the real data sets are not here ({SHARED_DATA})")
+        pytest.skip(f"no real data sets in {SHARED_DATA}")
     return SHARED_DATA
 
 
@@ -47,7 +54,7 @@ HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenCla
 
 @pytest.fixture
 def make_model() -> Callable[..., Any]:
-    """`make_model(family, head, **config)`: a tiny model whose weights are large enough for every part to matter."""
+    """`make_model(family, head, **config)`: a tiny model in which each part changes the output."""
 
     def make(family: str, head: str, **arguments: Any) -> Any:
         defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
@@ -61,7 +68,7 @@ def make_model() -> Callable[..., Any]:
 
 @pytest.fixture
 def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
-    """`make_batch(head, batch, length)`: keyword inputs of a head with fitting labels."""
+    """`make_batch(head, batch, length)`: keyword arguments of a head, including labels."""
 
     def make(head: str, batch: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
         tokens = torch.randint(0, 12, (batch, length))

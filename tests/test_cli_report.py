@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 import hf_ssm
-from hf_ssm import cli
-from hf_ssm.analysis import pictures
+from hf_ssm import cli, plotting
 from hf_ssm.analysis.parameter_change import relative_change
 from hf_ssm.analysis.report import TheoryReport
 from hf_ssm.data import SignalFeatureExtractor
@@ -131,7 +130,7 @@ def test_screen_json_and_pictures(capsys, trained, tmp_path):
 
 def test_all_rows_give_tau_of_the_split(trained, tmp_path, monkeypatch):
     """Rows, batches and padding are a matter of memory, not of the result."""
-    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    monkeypatch.setattr(plotting, "can_plot", lambda: False)
     values = []
     for number, size in enumerate((3, 100)):
         output = tmp_path / str(number)
@@ -206,7 +205,7 @@ def test_nothing_is_half_written(capsys, checkpoint, tmp_path, monkeypatch):
 
 
 def test_without_matplotlib(capsys, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    monkeypatch.setattr(plotting, "can_plot", lambda: False)
     assert run("report", checkpoint, "--rows", 4, "--output", tmp_path / "report") == 0
     assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.json"]
@@ -324,7 +323,7 @@ def test_bare_backbone_and_plain_block(capsys, tmp_path, table):
 
 def test_signals(tmp_path, monkeypatch):
     """A model of numbers: what it reads is scaled as in training, and there is no tokenizer."""
-    monkeypatch.setattr(pictures, "can_plot", lambda: False)
+    monkeypatch.setattr(plotting, "can_plot", lambda: False)
     rows = [{"sequence": [float(i + t) for t in range(9)], "label": i % 2} for i in range(20)]
     data = tmp_path / "signals.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
@@ -340,10 +339,3 @@ def test_signals(tmp_path, monkeypatch):
     with torch.no_grad():
         expected = model(**scaled, output_tau=True).tau.tolist()
     assert [layer["tau"] for layer in found["complexity"]] == pytest.approx(expected, rel=1e-4)
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("report", "--help")
-    text = capsys.readouterr().out
-    assert "--update-card" in text and "CHECKPOINT" in text

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -174,7 +173,7 @@ def test_a_filter_without_a_rule_for_alpha_still_has_spectra(make_model, genes, 
 
 
 def test_without_matplotlib_the_numbers_are_written(genes, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_ssm.analysis.pictures.can_plot", lambda: False)
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: False)
     assert run(genes, "--output", tmp_path / "out") == 0
     assert "No spectrum.png: matplotlib is not installed" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["spectrum.json"]
@@ -185,7 +184,7 @@ def test_what_is_in_the_output_folder_is_safe(genes, tmp_path, monkeypatch, caps
     (tmp_path / "out" / "spectrum.json").write_text("mine")
     assert "is not empty" in error_of(capsys, genes, "--output", tmp_path / "out")
     (tmp_path / "out" / "spectrum.png").write_text("of the other numbers")
-    monkeypatch.setattr("hf_ssm.analysis.pictures.can_plot", lambda: False)
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: False)
     assert run(genes, "--output", tmp_path / "out", "--overwrite-output") == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["spectrum.json"]
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text(encoding="utf-8"))["split"] == "train"
@@ -208,11 +207,11 @@ def test_the_error_names_the_mend(genes, checkpoint, tmp_path, capsys):
         ([genes, "--set", "data.max_lenght=3"], "did you mean 'max_length'"),
         ([genes, "--set", "model.init=lin"], "settings of the section data only"),
         ([genes, "--init", "hippo"], "`init` must be one of"),
-        ([genes, "--model", checkpoint, "--state-size", 4], "--state-size and --model: the checkpoint brings its own"),
+        ([genes, "--model", checkpoint, "--state-size", 4], "--state-size and --model: the checkpoint defines it"),
         ([genes, "--model", tmp_path / "constant.csv"], "is a file: give the folder of a checkpoint"),
-        ([constant, *fractions], "inputs: no power but at the frequency 0: each sequence is constant"),
+        ([constant, *fractions], "inputs: no power at frequencies other than 0: each sequence is constant"),
         ([short, *fractions], "or one position long"),
-        ([unknown, *fractions], "nothing but special tokens"),
+        ([unknown, *fractions], "special tokens only"),
     ):
         assert message in error_of(capsys, *arguments)
 
@@ -222,10 +221,3 @@ def test_real_promoters_have_the_period_of_three(shared_data, capsys):
     assert run(source, "--rows", 512) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("inputs"))
     assert float(line.split()[4]) == pytest.approx(1 / 3, abs=2 / 512)
-
-
-def test_the_command_is_listed_without_heavy_imports(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "spectrum" in capsys.readouterr().out
-    assert "hf_ssm.cli.spectrum" in sys.modules

@@ -1,4 +1,4 @@
-"""`import hf_ssm` must stay cheap: what costs seconds is loaded when it is first used."""
+"""`import hf_ssm` is fast: packages that take seconds to import are imported at their first use."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The house stands only while imports point one way; this reads them all and says where one does not."""
+"""Imports between the packages of hf_ssm point one way, from the higher to the lower, also where they are hidden."""
 
 import ast
 from collections.abc import Iterator
@@ -9,73 +9,122 @@ import pytest
 PACKAGE = "hf_ssm"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 
-_BELOW_TRAINING = frozenset({"ops", "theory", "modules", "models", "utils"})
-_LEAVES = frozenset({"tokenization", "data", "metrics"})
-_TOP_ROOMS = frozenset({"training", "probes", "hub"})
-# What the theory says of a model and data: trained runs, probes and cards show it.
-_ANALYSIS = frozenset({"analysis"})
-# Room -> the rooms it may import from (its own apart). "" is hf_ssm/__init__.py.
+_MODELS = frozenset({"ops", "theory", "modules", "models", "utils"})
+_LEAVES = frozenset({"tokenization", "data", "metrics", "plotting"})
+_TOP = frozenset({"training", "probes", "hub"})
+# Package -> the other packages it may import from. "" is hf_ssm/__init__.py.
 ALLOWED = {
     "utils": frozenset(),
     "ops": frozenset({"utils"}),
     "theory": frozenset({"ops", "utils"}),
     "modules": frozenset({"ops", "theory", "utils"}),
-    # A converted checkpoint gets the tokenizer that it had.
+    # A converted checkpoint gets its original tokenizer.
     "models": frozenset({"ops", "theory", "modules", "tokenization", "utils"}),
-    "tokenization": frozenset(),
-    "data": frozenset(),
-    "metrics": frozenset(),
-    "analysis": _BELOW_TRAINING,
-    **dict.fromkeys(_TOP_ROOMS, _BELOW_TRAINING | _LEAVES | _ANALYSIS),
+    "tokenization": frozenset({"utils"}),
+    "data": frozenset({"utils"}),
+    "metrics": frozenset({"utils"}),
+    "plotting": frozenset({"utils"}),
+    "analysis": _MODELS | {"plotting"},
+    **dict.fromkeys(_TOP, _MODELS | _LEAVES | {"analysis"}),
     # The Trainer pushes.
-    "training": _BELOW_TRAINING | _LEAVES | _ANALYSIS | {"hub"},
-    "": _BELOW_TRAINING | _LEAVES | _ANALYSIS | _TOP_ROOMS,
-    "cli": _BELOW_TRAINING | _LEAVES | _ANALYSIS | _TOP_ROOMS | {""},
+    "training": _MODELS | _LEAVES | {"analysis", "hub"},
+    "": _MODELS | _LEAVES | _TOP | {"analysis"},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", ""},
 }
 
-
-def _room(parts: tuple[str, ...]) -> str:
-    """The room of a module path below the package: `("ops", "hippo")` -> `"ops"`, `()` -> `""`."""
-    return parts[0] if parts else ""
+Found = Iterator[tuple[int, str]]
 
 
-def _imported_modules(tree: ast.AST, module: tuple[str, ...], is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and dotted target of each import, function-level ones included; relative ones resolved."""
+def _absolute(node: ast.ImportFrom, module: tuple[str, ...], is_package: bool) -> list[str]:
+    base = node.module.split(".") if node.module else []
+    if not node.level:
+        return base
+    parent = (PACKAGE, *module) if is_package else (PACKAGE, *module[:-1])
+    return [*parent[: len(parent) - node.level + 1], *base]
+
+
+def _imported_modules(tree: ast.AST, module: tuple[str, ...], is_package: bool) -> Found:
+    """Line and target of each import, inside functions and through `importlib.import_module` too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module.split(".") if node.module else []
-            if node.level:
-                here = (PACKAGE, *module) if is_package else (PACKAGE, *module[:-1])
-                base = [*here[: len(here) - node.level + 1], *base]
+            base = _absolute(node, module, is_package)
             for alias in node.names:
-                # `from hf_ssm import ops` names a room, `from hf_ssm import HyenaConfig` the package itself.
-                # The package's own name list decides nothing here: a known room is a room.
+                # `from hf_ssm import ops` imports a package, `from hf_ssm import HyenaConfig` from hf_ssm itself.
                 target = [*base, alias.name] if base == [PACKAGE] and alias.name in ALLOWED else base
                 yield node.lineno, ".".join(target)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, argument.value
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _at_import(getattr(statement, part, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _at_import(handler.body)
+
+
+def _assigned_attributes(tree: ast.Module, module: tuple[str, ...], is_package: bool) -> Found:
+    """Line and module of each attribute of something imported that is assigned when the module is imported."""
+    sources: dict[str, str] = {}
+    for statement in _at_import(tree.body):
+        if isinstance(statement, ast.ImportFrom):
+            base = _absolute(statement, module, is_package)
+            sources |= {alias.asname or alias.name: ".".join([*base, alias.name]) for alias in statement.names}
+        elif isinstance(statement, ast.Import):
+            sources |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in statement.names}
+        for target in _targets(statement):
+            root = target
+            while isinstance(root, (ast.Attribute, ast.Subscript)):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in sources:
+                # With `import hf_ssm`, the target itself names the package.
+                path = [sources[root.id].split(".")[0], *ast.unparse(target).split(".")[1:]]
+                yield statement.lineno, ".".join(path) if sources[root.id] == PACKAGE else sources[root.id]
+
+
+def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
+    if isinstance(statement, ast.Assign):
+        found = statement.targets
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        found = [statement.target]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and statement.value.args:
+        found = statement.value.args[:1] if ast.unparse(statement.value.func) == "setattr" else []
+        yield from found
+        return
+    else:
+        return
+    yield from (target for target in found if isinstance(target, (ast.Attribute, ast.Subscript)))
 
 
 def violations(root: Path) -> list[str]:
-    """`file:line: room imports room` for each import below `root` that the picture does not allow."""
+    """`file:line: ...` for each import, and each assignment into another package, that is not allowed."""
     found = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
         module = parts[:-1] if is_package else parts
-        room = _room(module)
+        own = module[0] if module else ""
         where = f"{PACKAGE}/{path.relative_to(root).as_posix()}"
-        if room not in ALLOWED:
-            found.append(f"{where}:1: room {room!r} is not in the picture: add it to ALLOWED and CONTRIBUTING.md")
+        if own not in ALLOWED:
+            found.append(f"{where}:1: unknown package {own!r}: add it to ALLOWED and to CONTRIBUTING.md")
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
         for line, target in _imported_modules(tree, module, is_package):
-            head, *rest = target.split(".")
-            if head != PACKAGE:
-                continue
-            target_room = _room(tuple(rest))
-            if target_room != room and target_room not in ALLOWED[room]:
-                found.append(f"{where}:{line}: {room or '__init__'} imports {target}, which points back")
+            head, other, *_ = [*target.split("."), ""]
+            if head == PACKAGE and other != own and other not in ALLOWED[own]:
+                found.append(f"{where}:{line}: {own or '__init__'} imports {target}, which is above it")
+        for line, target in _assigned_attributes(tree, module, is_package):
+            head, other, *_ = [*target.split("."), ""]
+            if head == PACKAGE and other != own:
+                found.append(f"{where}:{line}: assigns an attribute of {target}, which belongs to another package")
     return found
 
 
@@ -85,11 +134,15 @@ def test_imports_point_one_way():
     assert not found, "\n".join(found)
 
 
+_HOOK = "from hf_ssm.models.base.configuration import SSMConfig\n"
+
+
 @pytest.mark.parametrize(
     ("path", "source", "line"),
     [
         ("ops/hippo.py", "import torch\nfrom hf_ssm.models.base.backbone import Backbone\n", 2),
         ("ops/hippo.py", "def late():\n    import hf_ssm.cli\n", 2),
+        ("ops/hippo.py", "import importlib\ndef late():\n    importlib.import_module('hf_ssm.hub.exporting')\n", 3),
         ("theory/bounds.py", "from hf_ssm import HyenaConfig\n", 1),
         ("modules/mixer.py", "from hf_ssm import training\n", 1),
         ("models/common.py", "from ..training.trainer import SSMTrainer\n", 1),
@@ -99,11 +152,21 @@ def test_imports_point_one_way():
         ("probes/masking.py", "from hf_ssm.hub.card import write_card\n", 1),
         ("hub/card.py", "from hf_ssm import cli\n", 1),
         ("attic/old.py", "", 1),
+        # A lower package calls what a higher one assigns to it.
+        ("__init__.py", f"{_HOOK}SSMConfig.on_save = print\n", 2),
+        ("hub/exporting.py", f"{_HOOK}if True:\n    setattr(SSMConfig, 'on_save', print)\n", 3),
+        ("hub/exporting.py", "from hf_ssm.ops import long_conv\nlong_conv.TABLE['x'] = print\n", 2),
+        (
+            "training/run.py",
+            "import hf_ssm.models.registry as r\nwith open(1):\n    r.hook: object = print\n",
+            3,
+        ),
+        ("cli/train.py", "import hf_ssm\nhf_ssm.models.registry.hook = print\n", 2),
     ],
 )
 def test_planted_violation_is_found(tmp_path, path, source, line):
     file = tmp_path / path
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")
     (found,) = violations(tmp_path)
     assert found.startswith(f"hf_ssm/{path}:{line}: ")
@@ -112,7 +175,8 @@ def test_planted_violation_is_found(tmp_path, path, source, line):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.discretize import zoh\n"),
+        ("ops/hippo.py", "import math\nfrom hf_ssm.ops.lti.discretize import zoh\n"),
+        ("ops/hippo.py", "import importlib\nimportlib.import_module('hf_ssm.ops.cpu.decoding')\n"),
         (
             "models/common.py",
             "from .configuration_s4 import S4Config\nfrom hf_ssm.modules import block\n",
@@ -121,9 +185,13 @@ def test_planted_violation_is_found(tmp_path, path, source, line):
         ("cli/train.py", "import hf_ssm\nfrom hf_ssm.hub import card\n"),
         ("training/run.py", "from hf_ssm.analysis.report import report\n"),
         ("__init__.py", "from hf_ssm.models.hyena.configuration_hyena import HyenaConfig\n"),
+        # Attributes of the package itself, of other libraries, and of objects inside functions.
+        ("ops/fast.py", "from hf_ssm.ops import long_conv\nlong_conv.hook = print\n"),
+        ("ops/fast.py", "import os\nos.environ['A'] = '1'\n"),
+        ("training/run.py", "import hf_ssm.hub as hub\ndef run(model):\n    hub.x = 1\n"),
     ],
 )
-def test_allowed_import_is_let_through(tmp_path, path, source):
+def test_allowed_import_is_accepted(tmp_path, path, source):
     file = tmp_path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")

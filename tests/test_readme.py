@@ -1,4 +1,4 @@
-"""The Python of the README runs as it stands there, on less data."""
+"""The Python code of the README runs, on less data."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 README = Path(__file__).parents[1] / "README.md"
 
 
-# The README leaves TrainingArguments at their defaults; torch then warns where there is no accelerator.
+# The README uses the default TrainingArguments, with which torch warns if there is no accelerator.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_quick_start(tmp_path, monkeypatch):
     code = README.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]

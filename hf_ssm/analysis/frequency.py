@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.operator import SequenceOperator, materialized
-from hf_ssm.ops.hippo import initial_eigenvalues
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.transfer import frequency_grid
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.lti.transfer import frequency_grid
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
 from hf_ssm.theory.spectrum import spectral_edge
 

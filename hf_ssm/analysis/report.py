@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis import pictures, tables
+from hf_ssm import plotting
+from hf_ssm.analysis import tables
 from hf_ssm.analysis.bounds import ModelBound, generalization_bound
 from hf_ssm.analysis.complexity import LayerComplexity, layer_complexities
 from hf_ssm.analysis.frequency import (
@@ -24,9 +25,9 @@ from hf_ssm.analysis.frequency import (
     alpha_recommendation,
     frequency_responses,
 )
-from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
 from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
 from hf_ssm.analysis.variation import Variation, layer_variations
+from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -113,13 +114,14 @@ class TheoryReport:
             ImportError: Without matplotlib; the message names the extra to install.
         """
         folder = Path(folder)
-        pictures.draw_tau(self.complexity, folder / _TAU)
+        plotting.plot_tau(self.complexity, folder / _TAU)
         written = [folder / _TAU]
         if self.responses:
-            plot_frequency_responses([], self.responses, folder / _RESPONSE)
+            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE)
             written.append(folder / _RESPONSE)
         if self.movement:
-            pictures.draw_movement(self.movement, folder / _MOVEMENT)
+            changes = {QUANTITIES[group]: change for group, change in self.movement.items()}
+            plotting.plot_parameter_change(changes, folder / _MOVEMENT)
             written.append(folder / _MOVEMENT)
         return written
 

@@ -1,6 +1,6 @@
-"""The `hf-ssm` command: a file for the subcommands of a kind; to add one, add an entry to `_COMMANDS`.
+"""The `hf-ssm` command. A subcommand is an entry of `_COMMANDS`.
 
-What takes seconds to import is imported inside the functions, so that `hf-ssm --help` answers at once.
+Modules that take seconds to import are imported inside the functions, so that `hf-ssm --help` stays fast.
 """
 
 import argparse
@@ -8,6 +8,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+
+from safetensors import SafetensorError
 
 from hf_ssm import __version__
 from hf_ssm.cli.convert import add_convert, run_convert
@@ -17,7 +19,7 @@ from hf_ssm.cli.spectrum import add_spectrum, run_spectrum
 from hf_ssm.cli.train import add_demo, add_train, run_demo, run_train
 from hf_ssm.cli.verify import add_push, add_verify, run_push, run_verify
 
-# Name -> help (the part before the colon stands in the list of commands), its arguments, what it does.
+# Name -> help (the list of commands shows the part before the colon), function that adds the options, function.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]]] = {
     "train": (
         "train or fine-tune a model: settings come from --config, the options and --set, the later winning. "
@@ -26,54 +28,54 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Calla
         run_train,
     ),
     "demo": (
-        "the main job in two minutes: train on generated DNA, save, load in a new process, compare. "
+        "a complete example in two minutes: train on generated DNA, save, load in a new process, compare. "
         "Needs no account and no network.",
         add_demo,
         run_demo,
     ),
     "report": (
-        "what the theory says of a checkpoint and its data: complexity, frequency responses, the useful range of α, "
-        "bounds, movement of the parameters.",
+        "theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful range of α, "
+        "bounds, change of the parameters in training.",
         add_report,
         run_report,
     ),
     "spectrum": (
-        "frequencies of a data set: where the power of its sequences (and of what the layers of a checkpoint read) "
-        "lies, and the range of frequency_scale (α) that it recommends.",
+        "power spectrum of a data set: the frequencies of its sequences (and of the inputs of a checkpoint's layers), "
+        "and the range of frequency_scale (α) that they recommend.",
         add_spectrum,
         run_spectrum,
     ),
     "probe": (
-        "which tokens a checkpoint needs: masks them one after the other, first those that matter least, and draws "
-        "how long the prediction holds, and by which letters.",
+        "importance of tokens to a checkpoint: masks them one after the other, the least important first, and plots "
+        "the probability of the prediction and the importance of each token.",
         add_probe,
         run_probe,
     ),
     "convert": (
-        "checkpoints of others as ours: HyenaDNA with its head, transformers' Mamba as a causal language model, a "
-        "selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence classifier. "
-        "No code of theirs is run.",
+        "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
+        "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
+        "classifier. No code of the checkpoint is run.",
         add_convert,
         run_convert,
     ),
     "push": (
-        "a finished folder to the Hub: one commit, without stale weights beside the new ones. Repeating it changes "
-        "nothing.",
+        "push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
+        "command changes nothing.",
         add_push,
         run_push,
     ),
     "verify": (
-        "whether a checkpoint is whole: a folder by what its files say of each other, one from the Hub also by the "
-        "Hub's checksums.",
+        "check that a checkpoint is complete: the files of a folder for consistency, those from the Hub also by their "
+        "checksums.",
         add_verify,
         run_verify,
     ),
 }
 
-# What to do after an interruption.
-_GOING_ON = {
-    run_train: "; `hf-ssm train --resume --output DIR` goes on",
-    run_probe: "; the same command goes on with what is in --output",
+# How to continue after an interruption.
+_CONTINUATION = {
+    run_train: "; `hf-ssm train --resume --output DIR` continues the run",
+    run_probe: "; the same command continues with the results in --output",
 }
 
 
@@ -83,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.function(args)
     except KeyboardInterrupt:
-        print(f"\nhf-ssm: interrupted{_GOING_ON.get(args.function, '')}", file=sys.stderr)
+        print(f"\nhf-ssm: interrupted{_CONTINUATION.get(args.function, '')}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, SafetensorError) as error:
         if args.debug:
             traceback.print_exc()
-        # One of several processes of `accelerate launch`, which may all say the same.
+        # In a distributed run, each process may report the error.
         where = f" in process {os.environ['RANK']}" if os.environ.get("RANK", "0") != "0" else ""
         print(f"hf-ssm: error{where}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -1,8 +1,7 @@
-"""What the commands that read a checkpoint and data share."""
+"""Options and loading shared by the commands that read a checkpoint and data."""
 
 import argparse
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,66 +12,50 @@ if TYPE_CHECKING:
     from hf_ssm.training.settings import RunSettings
 
 SEED = 0
-"""Rows are drawn with it, so that a report can be repeated."""
+"""Seed of the choice of rows, so that a command can be repeated."""
 
-OVERWRITE_MEND = "choose another folder, or replace the report in it (--overwrite-output)"
-"""What to do about an --output that is not empty."""
+OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwrite-output)"
 
-# Settings of a run that say how any data are read, not which data.
-_OF_ANY_DATA = ("max_length",)
-_TASKS = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForSignalRegression": "signal-regression",
-    "ForCausalLM": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-}
+# Data settings of a run that also apply to other data.
+_GENERAL_SETTINGS = ("max_length",)
 
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint, and data that are by default those it was trained on."""
+    """The checkpoint, and its data."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
     parser.add_argument(
-        "--dataset", metavar="SOURCE", help="as in `hf-ssm train`; default: that of CHECKPOINT/train_config.yaml"
+        "--dataset", metavar="SOURCE", help="as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
     )
 
 
 def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, purpose: str) -> None:
-    """Which rows of the data are read, and how.
+    """The rows to read.
 
     Args:
-        parser: Of the command.
+        parser: Parser of the command.
         split: Default of --split.
         rows: Default of --rows.
-        purpose: What the command does with them, in the infinitive.
+        purpose: Use of the rows, in the infinitive.
     """
-    others = " or ".join(name for name in ("train", "validation", "test") if name != split)
-    parser.add_argument(
-        "--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: that of the checkpoint, if there is one"
-    )
-    parser.add_argument("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
-    parser.add_argument("--split", metavar="NAME", default=split, help=f"{split} (default), {others}")
-    parser.add_argument(
-        "--rows", metavar="N", type=int, default=rows, help=f"sequences to {purpose}, drawn by chance (default {rows})"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="data.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other data setting",
-    )
+    splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
+    add = parser.add_argument
+    add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
+    add("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
+    add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")
+    add("--rows", type=int, default=rows, help=f"number of random sequences to {purpose} (default: %(default)s)")
+    add("--set", metavar="data.KEY=VALUE", action="append", default=[], dest="assignments", help="other data setting")
 
 
 def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:
-    """The folder for what the command finds; `files` says what that is."""
+    """The output folder; `files` describes its contents."""
     parser.add_argument("--output", metavar="DIR", type=Path, required=required, help=f"folder for {files}")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace what an earlier run left in --output")
+    parser.add_argument(
+        "--overwrite-output", action="store_true", help="replace the files of an earlier run in --output"
+    )
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Refuse options below 1; `names` are those of the attributes."""
+    """Raise a ValueError if one of the named options is less than 1."""
     for name in names:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
@@ -82,35 +65,35 @@ def load_config(checkpoint: str) -> Any:
     """The configuration of a model of hf_ssm.
 
     Raises:
-        ValueError: It is a file, an adapter alone, or a model of others.
+        ValueError: `checkpoint` is a file, an adapter without its model, or a model of another library.
         FileNotFoundError: There is no such folder.
         OSError: There is no such repository, or the Hub cannot be reached.
     """
     from transformers import AutoConfig
 
-    from hf_ssm.training.settings import MODEL_TYPE_PREFIX
+    from hf_ssm.training.settings import family_of
 
-    if Path(checkpoint).is_file():
-        raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     folder = Path(checkpoint)
+    if folder.is_file():
+        raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     if not checkpoint or (not folder.is_dir() and (checkpoint.count("/") != 1 or checkpoint[0] in "./~")):
         raise FileNotFoundError(f"{checkpoint!r} is neither a folder nor the id of a Hub repository, USER/NAME")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
-            f"{checkpoint!r} holds an adapter of PEFT without its model: load both, put them together "
-            "(`merge_and_unload`), save that, and give its folder"
+            f"{checkpoint!r} holds a PEFT adapter without its model: load both, merge them (`merge_and_unload`), save "
+            "the result, and give its folder"
         )
     config = AutoConfig.from_pretrained(checkpoint)
-    if not config.model_type.startswith(MODEL_TYPE_PREFIX):
+    if family_of(config) is None:
         raise ValueError(f"{checkpoint!r} is a {config.model_type!r} model, not one of hf_ssm")
     return config
 
 
 def load_model(checkpoint: str, config: Any) -> "PreTrainedModel":
-    """The model with its own head, on the accelerator where there is one.
+    """The model with its own head, on the accelerator if there is one.
 
     Raises:
-        ValueError: Its weights are not all there, or cannot be read.
+        ValueError: Weights are missing or cannot be read.
     """
     import torch
     from safetensors import SafetensorError
@@ -124,39 +107,38 @@ def load_model(checkpoint: str, config: Any) -> "PreTrainedModel":
         model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"the weights of {checkpoint!r} cannot be read: {error}") from error
-    lacking = sorted(info["missing_keys"])
-    if lacking:
-        raise ValueError(f"{checkpoint!r} is no whole {name}: it lacks {', '.join(lacking[:3])}")
-    # Moments are counted in double precision, which Apple's accelerator does not have.
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"{checkpoint!r} is not a complete {name}: it lacks {', '.join(missing[:3])}")
+    # Moments are computed in float64, which MPS does not support.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return model.to(accelerator) if accelerator is not None and accelerator.type != "mps" else model
 
 
 def file_of(checkpoint: str, name: str) -> Path | None:
-    """A file of a folder or of a repository on the Hub; `None` where it has none of that name."""
-    from transformers.utils import cached_file
+    """A file of a folder or of a Hub repository; None if it does not exist."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-    found = cached_file(
-        checkpoint,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
-    return None if found is None else Path(found)
+    if Path(checkpoint).is_dir():
+        path = Path(checkpoint, name)
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(checkpoint, name))
+    except (EntryNotFoundError, HfHubHTTPError):
+        return None
 
 
 def check_tokenizer(checkpoint: str, config: Any, settings: "RunSettings") -> None:
-    """Refuse a checkpoint that has none where one is needed: transformers would make one up."""
-    names = ("tokenizer.json", "tokenizer_config.json")
+    """Raise a ValueError if a tokenizer is needed and missing; transformers would construct one of its own."""
     if config.num_input_channels is not None or settings.data["tokenizer"]:
         return
-    if all(file_of(checkpoint, name) is None for name in names):
+    if all(file_of(checkpoint, name) is None for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ValueError(f"{checkpoint!r} has no tokenizer: give --tokenizer (dna, byte, a folder or a Hub id)")
 
 
 def check_fit(config: Any, longest: int) -> None:
-    """Refuse sequences that are longer than what the model takes."""
+    """Raise a ValueError if the longest sequence exceeds the limit of the model."""
     limit = config.longest_input
     if limit is not None and longest > limit:
         raise ValueError(
@@ -166,7 +148,7 @@ def check_fit(config: Any, longest: int) -> None:
 
 
 def rows_of(splits: "DatasetDict", split: str) -> "Dataset":
-    """The rows of --split, which are one at least."""
+    """The rows of --split, of which there is at least one."""
     if split not in splits:
         raise ValueError(f"--split {split!r}: the data have the splits {', '.join(splits)}")
     if len(splits[split]) == 0:
@@ -175,7 +157,7 @@ def rows_of(splits: "DatasetDict", split: str) -> "Dataset":
 
 
 def chosen_rows(splits: "DatasetDict", split: str, count: int) -> "Dataset":
-    """Some rows of a split, drawn by chance, in their order."""
+    """At most `count` random rows of a split, in their order."""
     rows = rows_of(splits, split)
     if count >= len(rows):
         return rows
@@ -183,56 +165,62 @@ def chosen_rows(splits: "DatasetDict", split: str, count: int) -> "Dataset":
 
 
 def public_name(source: str) -> str:
-    """A Hub id as it is; of a local path, which is nobody's business, its last part."""
+    """A Hub id, or the last part of a local path, whose other parts are private."""
     path = Path(source).expanduser()
     return path.resolve().name if path.exists() else source
 
 
-def data_assignments(texts: Sequence[str], what: str) -> dict[str, Any]:
-    """The values of --set, which may be of the section `data` only; `what` is the command, for the message."""
-    from hf_ssm.training.settings import parse_assignment
-
-    found: dict[str, Any] = {}
-    for text in texts:
-        section, key, value = parse_assignment(text)
-        if section != "data":
-            raise ValueError(f"--set {text}: {what} has settings of the section data only")
-        found[key] = value
-    return found
-
-
-def data_settings(args: argparse.Namespace, config: Any, what: str, task: str | None = None) -> "RunSettings":
-    """The data of the run that made the checkpoint, of the options and the assignments, the later winning.
+def data_settings(
+    args: argparse.Namespace,
+    checkpoint: str | None,
+    config: Any,
+    what: str,
+    task: str | None = None,
+    *,
+    of_run: bool = True,
+    **options: Any,
+) -> "RunSettings":
+    """Settings of the data from the run that made the checkpoint, the options and --set, later ones winning.
 
     Args:
-        args: With the options of `add_checkpoint_options` and `add_data_options`.
-        config: Of the checkpoint.
-        what: The command, for messages.
+        args: Parsed options of `add_data_options`, and `dataset`.
+        checkpoint: Folder or Hub id of the model; None without a model.
+        config: Configuration of the model.
+        what: The command with its article, for messages.
         task: How the data are read; default: as in the run, or by the head of the model.
+        of_run: Whether the data of the run that made the checkpoint are the default.
+        **options: Further settings of the section `data`; None for the default.
     """
     from hf_ssm.training import folder
-    from hf_ssm.training import settings as run_settings
+    from hf_ssm.training.settings import parse_assignments, read_settings_file, resolve
 
-    path = file_of(args.checkpoint, folder.SETTINGS_NAME)
-    run = {} if path is None else run_settings.read_settings_file(path)
-    stored = dict(run.get("data") or {})
+    assignments = parse_assignments(args.assignments)
+    for section in assignments:
+        if section != "data":
+            raise ValueError(f"--set {section}.KEY=VALUE: {what} has settings of the section data only")
+    path = file_of(checkpoint, folder.SETTINGS_NAME) if checkpoint is not None and of_run else None
+    run = {} if path is None else read_settings_file(path)
+    stored = run.get("data", {})
     if args.dataset is not None and args.dataset != stored.get("dataset"):
-        stored = {key: value for key, value in stored.items() if key in _OF_ANY_DATA}
+        stored = {key: value for key, value in stored.items() if key in _GENERAL_SETTINGS}
     if not args.dataset and not stored.get("dataset"):
-        raise ValueError(f"{args.checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
-    # The checkpoint brings its own of these.
+        raise ValueError(f"{checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
+    # The files of the checkpoint define these.
     stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
-    task = task or (run.get("model") or {}).get("task") or _task_of_head(config)
-    given = {"dataset": args.dataset, "tokenizer": args.tokenizer, "max_length": args.max_length}
-    options = {key: value for key, value in given.items() if value is not None}
-    assignments = data_assignments(args.assignments, what)
-    model = {"checkpoint": args.checkpoint, "task": task}
-    resolved = run_settings.resolve({"data": stored}, {"model": model, "data": options}, {"data": assignments})
-    check_tokenizer(args.checkpoint, config, resolved)
-    return resolved
+    options |= {name: getattr(args, name) for name in ("dataset", "tokenizer", "max_length")}
+    data = stored | {key: value for key, value in options.items() if value is not None}
+    task = task or run.get("model", {}).get("task") or _task_of_head(config)
+    settings = resolve({"data": data, "model": {"checkpoint": checkpoint, "task": task}}, assignments)
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, config, settings)
+    return settings
 
 
 def _task_of_head(config: Any) -> str:
-    name = (config.architectures or [""])[0]
+    from hf_ssm.models.registry import HEADS
+    from hf_ssm.training.tasks import TASKS
+
+    architecture = (config.architectures or [""])[0]
+    auto_class = next((auto for head, auto in HEADS.items() if architecture.endswith(head)), None)
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
-    return next((task for head, task in _TASKS.items() if name.endswith(head)), bare)
+    return next((name for name, task in TASKS.items() if task.auto_class.__name__ == auto_class), bare)

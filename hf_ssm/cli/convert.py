@@ -13,24 +13,19 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
     parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
-    parser.add_argument(
-        "--norm-first",
-        action="store_true",
-        default=None,
-        help="S4, whose files do not say: the model has its norms before the layers (it was trained with --prenorm)",
+    norm_first = (
+        "S4, whose files do not contain it: the norms precede the layers (the model was trained with --prenorm)"
     )
-    parser.add_argument(
-        "--discretization",
-        choices=("zoh", "bilinear"),
-        help="S4, whose files do not say: the rule it was trained with (default: that of the version that wrote it)",
-    )
+    parser.add_argument("--norm-first", action="store_true", default=None, help=norm_first)
+    rule = "S4, whose files do not contain it: rule of its training (default: that of the version that wrote the file)"
+    parser.add_argument("--discretization", choices=("zoh", "bilinear"), help=rule)
 
 
 def run_convert(args: argparse.Namespace) -> None:
-    """`hf-ssm convert`: a foreign checkpoint as a folder that the Auto classes load."""
+    """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
+    from hf_ssm.hub.exporting import auto_class_of
+    from hf_ssm.models.base.loading import converters_of
     from hf_ssm.models.conversion import convert_checkpoint
-    from hf_ssm.models.registry import FAMILIES, HEADS
-    from hf_ssm.models.s4.configuration_s4 import S4Config
 
     model = convert_checkpoint(
         args.source,
@@ -39,14 +34,10 @@ def run_convert(args: argparse.Namespace) -> None:
         norm_first=args.norm_first,
         discretization=args.discretization,
     )
-    name, config = type(model).__name__, model.config
-    family = next(family for family in FAMILIES if name.startswith(family))
     print(
-        f"{args.target} holds a {name}; after `import hf_ssm`, load it with "
-        f"{HEADS[name.removeprefix(family)]}.from_pretrained({str(args.target)!r})"
+        f"{args.target} holds a {type(model).__name__}; after `import hf_ssm`, load it with "
+        f"{auto_class_of(model)}.from_pretrained({str(args.target)!r})"
     )
-    if isinstance(config, S4Config):
-        print(
-            f"Not in the file, and taken as its version has it unless told otherwise: norm_first={config.norm_first} "
-            f"(--norm-first), discretization={config.discretization!r} (--discretization), no dropout"
-        )
+    unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}
+    for option in sorted(unrecorded):
+        print(f"Not recorded in the source: {option}={getattr(model.config, option)!r} (--{option.replace('_', '-')})")

@@ -3,8 +3,6 @@
 import argparse
 import json
 import sys
-import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,70 +38,38 @@ if TYPE_CHECKING:
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
-_ROWS, _MAX_TOKENS = 20, 16384
 # "screened" is another name of "shortlist".
 _STRATEGIES = ("exact", "shortlist", "one_shot", "screened")
 _THRESHOLDS = (0.9, 0.5)
-# So many sequences have a picture, so many a line in the table; so many classes have a line in the curves.
-_PICTURED, _LISTED, _MOST_LINES = 4, 10, 4
-# A tokenizer with no more tokens than that, each of one letter, is one of DNA, RNA or proteins.
+# Sequences with a plot of their own, and with a line in the table.
+_PICTURED, _LISTED = 4, 10
+# A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
-_OUTPUT_MEND = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
+_OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
-    add_data_options(parser, "test", _ROWS, "probe")
-    parser.add_argument(
-        "--strategy",
-        metavar="NAME",
-        choices=_STRATEGIES,
-        default="exact",
-        help="exact (default), which takes about length²/2 evaluations; shortlist or one_shot, which take few",
-    )
-    parser.add_argument(
-        "--mask",
-        metavar="TOKEN",
-        default="mask",
-        help="what stands for a masked token: mask (default), n, pad, zero, or a token of the tokenizer",
-    )
-    parser.add_argument(
-        "--target",
-        metavar="CLASS",
-        help=f"class to look at: a number or a name, {LABEL} (of each row; default) or {PREDICTED}",
-    )
-    parser.add_argument(
-        "--position",
-        metavar="TOKEN",
-        type=int,
-        help="which token a language model shall predict, or a classifier of tokens classify: from 0, or from -1 back",
-    )
-    parser.add_argument("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    parser.add_argument(
-        "--minimum-probability",
-        metavar="P",
-        type=float,
-        default=0.0,
-        help="probe only rows whose target is as likely before anything is masked (default 0)",
-    )
-    parser.add_argument(
-        "--max-tokens-per-batch",
-        metavar="N",
-        type=int,
-        default=_MAX_TOKENS,
-        help=f"tokens that go through the model at once (default {_MAX_TOKENS})",
-    )
-    add_output_options(parser, "results and pictures; an interrupted command goes on there", required=True)
+    add_data_options(parser, "test", 20, "probe")
+    add = parser.add_argument
+    add("--strategy", choices=_STRATEGIES, default="exact", help="search; the others than exact need few evaluations")
+    add("--mask", default="mask", help="replacement of a token: mask (default), n, pad, zero, or a token of the model")
+    add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
+    add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
+    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
+    add("--minimum-probability", type=float, default=0.0, help="least probability of the target of a row (default: 0)")
+    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
+    add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
 
 
 def run_probe(args: argparse.Namespace) -> None:
-    """`hf-ssm probe`: mask what matters least, token by token, and write what is left to say of each sequence."""
+    """`hf-ssm probe`: mask the least important token again and again, and write order and probabilities."""
     from hf_ssm.probes import MaskingProbe
     from hf_ssm.training import launch
     from hf_ssm.training.inputs import load_tokenizer
 
     config = _checked_config(args)
-    settings = data_settings(args, config, "a probe")
+    settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
     launch.on_main(lambda: _check_output(args))
     tokenizer = load_tokenizer(settings)
@@ -120,7 +86,7 @@ def run_probe(args: argparse.Namespace) -> None:
     data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
     examples, left_out = chosen_examples(args, probe, data)
     if args.overwrite_output:
-        launch.on_main(lambda: _forget(args.output))
+        launch.on_main(lambda: _delete_results(args.output))
     results = _probed(probe, examples, args.output / RESULTS_NAME)
     if launch.is_main():
         print(_table(results, examples), _left_out_text(left_out), sep="\n", end="")
@@ -128,40 +94,40 @@ def run_probe(args: argparse.Namespace) -> None:
 
 
 def _checked_config(args: argparse.Namespace) -> Any:
-    """The configuration of the checkpoint; what can be refused before any work is refused."""
+    """The configuration of the checkpoint, after the checks that need no data."""
     check_positive(args, "rows", "max_tokens_per_batch")
     if not 0 <= args.minimum_probability <= 1:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
-        raise ValueError(f"{args.checkpoint!r} reads numbers: a probe masks the tokens of a model of texts")
+        raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
     return config
 
 
 def _check_output(args: argparse.Namespace) -> None:
     from hf_ssm.training.folder import check_output
 
-    goes_on = any(args.output.glob(f"{RESULTS_NAME}*"))
-    check_output(args.output, args.overwrite_output or goes_on, _OUTPUT_MEND)
+    continued = any(args.output.glob(f"{RESULTS_NAME}*"))
+    check_output(args.output, args.overwrite_output or continued, _OUTPUT_REMEDY)
 
 
-def _forget(output: Path) -> None:
-    """Remove what an earlier run found, finished or not."""
+def _delete_results(output: Path) -> None:
+    """Delete the results of an earlier run, finished or not."""
     for path in output.glob(f"{RESULTS_NAME}*"):
         path.unlink()
 
 
 def _probed(probe: "MaskingProbe", examples: Sequence[Example], path: Path) -> "MaskingResults":
-    there = path.exists()
+    existed = path.exists()
     try:
         return probe.run([e.ids for e in examples], target=[e.target for e in examples], output=path)
     except ValueError as error:
-        # All else was looked at before.
-        raise ValueError(f"{error} (--overwrite-output deletes it)" if there else str(error)) from error
+        # The rows are known to be valid; only existing results can be refused.
+        raise ValueError(f"{error} (--overwrite-output deletes it)" if existed else str(error)) from error
 
 
 def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
-    """The first sequences, and mean and standard deviation of all."""
+    """A table of the first sequences, with mean and standard deviation of all."""
     import torch
 
     names = ["probability", "area", *(f"left at {share:g}" for share in _THRESHOLDS), "evaluations", "tokens"]
@@ -174,8 +140,8 @@ def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        "area: mean probability over the share of tokens masked; left: tokens not yet masked when it first falls "
-        "below that; tokens: that could be masked"
+        "area: mean probability over the share of masked tokens; left: tokens not yet masked when the probability "
+        "first falls below the value; tokens: number of maskable tokens"
     )
     return "\n".join(lines)
 
@@ -197,7 +163,7 @@ def _summary(result: "MaskingResult") -> dict[str, float]:
 
 def _left_out_text(left_out: dict[str, int]) -> str:
     whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-    return f"Rows that were drawn and left out: {whys}.\n" if whys else ""
+    return f"Drawn rows that were left out: {whys}.\n" if whys else ""
 
 
 def _write(
@@ -209,8 +175,9 @@ def _write(
     left_out: dict[str, int],
     results: "MaskingResults",
 ) -> None:
-    """All files, none of which is put in its place before all are written."""
-    from hf_ssm.analysis import pictures
+    """Write all files except the results themselves, and print their names."""
+    from hf_ssm import plotting
+    from hf_ssm.utils.files import staged_files
 
     source = public_name(str(settings.data["dataset"]))
     facts = {
@@ -227,95 +194,54 @@ def _write(
         "drawn_with_seed": SEED,
         "left_out": left_out,
     }
-    with tempfile.TemporaryDirectory(dir=args.output, prefix=".probe-") as scratch:
-        folder = Path(scratch)
+    with staged_files(args.output, replaces=(JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS)) as folder:
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
-        if pictures.can_plot():
-            _draw_curves(probe, results, folder / CURVE_NAME, source)
+        if plotting.can_plot():
+            title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
+            plotting.plot_masking_curves(results, folder / CURVE_NAME, title=title)
         else:
-            print(f"No pictures: {pictures.INSTALL_HINT}", file=sys.stderr)
-        for number in _pictured(results):
-            example, result = examples[number], results[number]
-            title = _title(probe, result, f"{source}, {args.split}, row {example.row}")
-            _draw_row(folder, probe, data, example, result, title)
-        for pattern in (JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS):
-            for path in args.output.glob(pattern):
-                path.unlink()
-        written = sorted(path.rename(args.output / path.name).name for path in folder.iterdir())
+            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
+        for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
+            what = f"{plotting.describe_target(result)}, probability {result.probabilities[0].item():.3f}"
+            _draw_row(folder, probe, data, example, result, f"{source}, {args.split}, row {example.row}: {what}")
+        written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
 
 
 def _json(facts: dict[str, Any], examples: Sequence[Example], results: "MaskingResults") -> str:
-    """One line for each sequence, and the mean over them."""
-    entries = []
-    for example, result in zip(examples, results, strict=True):
-        entry = {"row": example.row, "target": result.target, **_summary(result), "order": result.order.tolist()}
-        entries.append(json.dumps({**entry, "probabilities": _rounded(result.probabilities)}))
-    names = ("share_masked", "mean", "standard_deviation")
-    mean = dict(zip(names, map(_rounded, results.mean_curve()), strict=True))
-    head = json.dumps(facts, ensure_ascii=False, indent=1)[:-2]
-    lines = ",\n".join(f"  {entry}" for entry in entries)
-    return f'{head},\n "mean_curve": {json.dumps(mean)},\n "sequences": [\n{lines}\n ]\n}}\n'
+    """The facts, the mean curve, and the results of each sequence."""
+    mean = dict(zip(("share_masked", "mean", "standard_deviation"), map(_rounded, results.mean_curve()), strict=True))
+    sequences = [
+        {
+            "row": example.row,
+            "target": result.target,
+            **_summary(result),
+            "order": result.order.tolist(),
+            "probabilities": _rounded(result.probabilities),
+        }
+        for example, result in zip(examples, results, strict=True)
+    ]
+    return json.dumps({**facts, "mean_curve": mean, "sequences": sequences}, ensure_ascii=False) + "\n"
 
 
 def _rounded(values: "Tensor") -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
-def _pictured(results: "MaskingResults") -> list[int]:
-    """The first few sequences, of each class as many as of the others."""
-    turns: list[tuple[int, int]] = []
-    met: Counter[int | None] = Counter()
-    for number, result in enumerate(results):
-        label = result.target.get("label")
-        turns.append((met[label], number))
-        met[label] += 1
-    return sorted(number for _, number in sorted(turns)[:_PICTURED])
-
-
-def _draw_curves(probe: "MaskingProbe", results: "MaskingResults", path: Path, source: str) -> None:
-    """One line for each class, where there are a few."""
-    from hf_ssm.probes.pictures import draw_curves
-
-    groups: dict[str, list[MaskingResult]] = {}
-    for result in sorted(results, key=lambda result: result.target.get("label", 0)):
-        groups.setdefault(_class_name(probe, result), []).append(result)
-    title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
-    draw_curves(groups if 1 < len(groups) <= _MOST_LINES else results, path, title=title)
-
-
-def _class_name(probe: "MaskingProbe", result: "MaskingResult") -> str:
-    """The class of a result with its name, where the model knows one; empty where it is about no class."""
-    label = result.target.get("label")
-    if label is None:
-        return ""
-    name = (probe.model.config.id2label or {}).get(label, "")
-    return f"class {label}" if name in ("", str(label), f"LABEL_{label}") else f"class {label} ({name})"
-
-
-def _title(probe: "MaskingProbe", result: "MaskingResult", where: str) -> str:
-    from hf_ssm.probes.html import describe_target
-
-    what = describe_target(result)
-    if result.target.get("label") is not None:
-        what = what.replace(f"class {result.target['label']}", _class_name(probe, result), 1)
-    return f"{where}: {what}, probability {result.probabilities[0].item():.3f}"
-
-
 def _draw_row(
     folder: Path, probe: "MaskingProbe", data: Rows, example: Example, result: "MaskingResult", title: str
 ) -> None:
-    """A strip for letters of a small alphabet, HTML for all else."""
-    from hf_ssm.analysis import pictures
-    from hf_ssm.probes.pictures import draw_strip, write_html
-    from hf_ssm.probes.strip import MOST_LETTERS
+    """A strip of letters for a small alphabet, HTML for other tokens."""
+    from hf_ssm import plotting
 
     letters = set(probe.tokenizer.get_vocab()) - set(probe.tokenizer.all_special_tokens)
     letters = {token for token in letters if not (token.startswith("[") and token.endswith("]"))}
     small = len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
-    if not small or len(result.input_ids) > MOST_LETTERS:
-        write_html(result, folder / f"text_row{example.row}.html", title)
-    elif pictures.can_plot():
+    if not small or len(result.input_ids) > plotting.MAX_TOKENS:
+        plotting.write_sequence_html(result, folder / f"text_row{example.row}.html", title)
+    elif plotting.can_plot():
         first, annotations = annotations_of(probe, data, example)
         unit = "bp" if letters >= set("ACGT") and len(letters) < 20 else "token"
-        draw_strip(result, folder / f"strip_row{example.row}.png", annotations, first=first, unit=unit, title=title)
+        plotting.plot_sequence(
+            result, folder / f"strip_row{example.row}.png", annotations, first=first, unit=unit, title=title
+        )

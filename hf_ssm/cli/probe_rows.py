@@ -1,4 +1,4 @@
-"""Which rows of its data `hf-ssm probe` takes, and what it asks of each."""
+"""The rows that `hf-ssm probe` reads, and the target of each."""
 
 import argparse
 import random
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 LABEL, PREDICTED = "label", "predicted"
 _MOTIF_COLUMN = "motif_positions"
-# transformers writes "no limit" as int(1e30).
+# transformers represents "no limit" as int(1e30).
 _NO_LIMIT = 10**12
 
 
 @dataclass(frozen=True)
 class Example:
-    """A row to probe: its number in the split, its ids `(L,)`, and the target as the probe takes it."""
+    """A row to probe: its number in the split, its ids `(L,)`, and its target, an argument of the probe."""
 
     row: int
     ids: "Tensor"
@@ -32,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a split, and how they are read: columns, the longest row in tokens, names of the classes."""
+    """The rows of a split, their columns, the limit of their length in tokens, and the names of the classes."""
 
     rows: "Dataset"
     column: str
@@ -42,7 +42,7 @@ class Rows:
     classes: list[str] | None
 
     def encoded(self, row: int, tokenizer: Any, **options: Any) -> Any:
-        """What the tokenizer says of a row."""
+        """The output of the tokenizer for a row."""
         texts = [self.rows[row][name] for name in (self.column, self.pair_column) if name is not None]
         limit = tokenizer.model_max_length if self.limit is None else self.limit
         cut = {"truncation": True, "max_length": limit} if limit < _NO_LIMIT else {}
@@ -50,14 +50,14 @@ class Rows:
 
 
 def check_target(args: argparse.Namespace, probe: "MaskingProbe") -> None:
-    """Whether the options ask for something that the head of the model says."""
+    """Raise a ValueError if the head of the model does not predict the target of the options."""
     what = type(probe.model).__name__
     if probe.head is None:
         raise ValueError(f"{args.checkpoint!r} holds a {what}, which predicts neither classes nor tokens")
     if probe.head == "class" and args.position is not None:
-        raise ValueError(f"--position is for models that say something of each token: leave it out for a {what}")
+        raise ValueError(f"--position is for models with a prediction for each token: leave it out for a {what}")
     if probe.head != "class" and args.position is None:
-        raise ValueError(f"a {what} says something of each token: give the --position of the one to look at")
+        raise ValueError(f"a {what} has a prediction for each token: give the --position of the one to probe")
     if probe.head in ("causal", "masked") and args.target is not None:
         raise ValueError(f"--target {args.target}: a {what} predicts tokens and no classes; leave it out")
     if probe.head == "tokens" and args.target == LABEL:
@@ -72,45 +72,40 @@ def load_rows(settings: "RunSettings", split: str, labelled: bool) -> Rows:
     """The rows of a split with all their columns.
 
     Args:
-        settings: Of the run; the data are cut into splits as they are in training.
-        split: Which.
+        settings: Settings of the run; the data are split as in training.
+        split: Name of the split.
         labelled: Whether labels are needed.
 
     Raises:
-        ValueError: There is no such split, or column; the rows are numbers.
+        ValueError: There is no such split or column, or the rows are numbers.
     """
     from datasets import ClassLabel
 
-    from hf_ssm.data import GENERATORS, label_names, load_sequences
+    from hf_ssm.data import label_names
     from hf_ssm.data.checks import check_column
     from hf_ssm.data.signals import is_signal
-    from hf_ssm.training.tasks import TASKS
+    from hf_ssm.training import inputs
 
-    source, arguments = settings.data["dataset"], settings.loader_arguments
-    column, label_column = arguments.get("sequence_column", "sequence"), arguments.get("label_column", "label")
+    column, label_column = settings.sequence_column, settings.data.get("label_column", "label")
     if labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
-    task = TASKS[settings.task]
-    if source not in GENERATORS:
-        # Rows are dealt out to splits by their labels, so these are read even where nobody asks for them.
-        arguments.update(label_column=label_column if task.labelled else None, targets=task.predicts_numbers)
-    splits = load_sequences(source, **arguments)
+    # The split depends on the labels, so these are read even if the probe does not need them.
+    splits = inputs.load_rows(settings)
     rows = rows_of(splits, split)
-    check_column("sequence_column", column, rows.column_names, "the data")
     if is_signal(rows.features[column]):
-        raise ValueError(f"{source!r} holds images or numbers: a probe masks the tokens of texts")
+        raise ValueError(f"{settings.data['dataset']!r} holds images or numbers: a probe masks the tokens of texts")
     named = isinstance(rows.features.get(label_column), ClassLabel)
     if labelled:
         check_column("label_column", label_column, rows.column_names, "the data")
     classes = label_names(splits, label_column) if labelled or named else None
     kept = label_column if label_column in rows.column_names and classes is not None else None
-    return Rows(rows, column, arguments.get("pair_column"), kept, settings.data["max_length"], classes)
+    return Rows(rows, column, settings.data.get("pair_column"), kept, settings.data["max_length"], classes)
 
 
 def chosen_examples(
     args: argparse.Namespace, probe: "MaskingProbe", data: Rows
 ) -> tuple[list[Example], dict[str, int]]:
-    """Rows drawn by chance that can be probed, in their order, and how many were left out why."""
+    """Random rows that can be probed, in their order, and the number of rows left out by reason."""
     left_out = {"too short for --position": 0, "predicted wrongly": 0, "less likely than --minimum-probability": 0}
     short, wrong, unlikely = left_out
     found: list[Example] = []
@@ -130,22 +125,22 @@ def chosen_examples(
     left_out = {why: count for why, count in left_out.items() if count}
     if not found:
         whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-        mends = {wrong: "--allow-wrong takes such rows too", unlikely: "lower it", short: "choose another"}
+        remedies = {wrong: "--allow-wrong includes such rows", unlikely: "lower it", short: "choose another"}
         raise ValueError(
-            f"no row of split {args.split!r} can be probed: {whys}; {', or '.join(mends[why] for why in left_out)}"
+            f"no row of split {args.split!r} can be probed: {whys}; {', or '.join(remedies[why] for why in left_out)}"
         )
     return sorted(found, key=lambda example: example.row), left_out
 
 
 def _drawn(args: argparse.Namespace, probe: "MaskingProbe", data: Rows) -> Iterator[Example | None]:
-    """All rows in an order of chance; `None` for one that has no token at --position."""
+    """All rows in random order; `None` for a row without a token at --position."""
     import torch
 
     count = len(data.rows)
     for row in random.Random(SEED).sample(range(count), count):
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
         if len(ids) == 0:
-            raise ValueError(f"row {row} of split {args.split!r} gives no token: take it out")
+            raise ValueError(f"row {row} of split {args.split!r} gives no token: remove it")
         check_fit(probe.model.config, len(ids))
         place = args.position
         if place is not None and not -len(ids) <= place < len(ids):
@@ -155,7 +150,7 @@ def _drawn(args: argparse.Namespace, probe: "MaskingProbe", data: Rows) -> Itera
 
 
 def _target(args: argparse.Namespace, probe: "MaskingProbe", data: Rows, row: int, position: int | None) -> Any:
-    """What the probe is asked of a row."""
+    """The target of a row, as the probe takes it."""
     if probe.head in ("causal", "masked"):
         return position
     label: int | None = None
@@ -163,9 +158,9 @@ def _target(args: argparse.Namespace, probe: "MaskingProbe", data: Rows, row: in
     if wants_labels(args, probe):
         label = data.rows[row][data.label_column]
         if not isinstance(label, int):
-            raise ValueError(f"row {row} of split {args.split!r} has the label {label!r}, which is no class")
+            raise ValueError(f"row {row} of split {args.split!r} has the label {label!r}, which is not a class")
         names = data.classes or []
-        # The order of the classes in the data need not be that of the model.
+        # The classes may have another order in the model than in the data.
         label = known[names[label]] if set(names) <= set(known) else label
     elif args.target != PREDICTED:
         label = known[args.target] if args.target in known else _number(args.target)
@@ -184,17 +179,17 @@ def _number(text: str | None) -> int | None:
 
 
 def annotations_of(probe: "MaskingProbe", data: Rows, example: Example) -> tuple[int, list[tuple[int, int, str]]]:
-    """The token of the first letter of a row, and its motifs, where the data say where they are."""
+    """Index of the token of the first letter of a row, and the spans of its motifs if the data contain them."""
     if data.pair_column is not None or not probe.tokenizer.is_fast:
         return 0, []
     offsets = data.encoded(example.row, probe.tokenizer, return_offsets_mapping=True)["offset_mapping"]
-    # Letter -> token.
+    # Index of a letter -> index of its token.
     token_of = {start: token for token, (start, stop) in enumerate(offsets) if stop > start}
     starts = data.rows[example.row][_MOTIF_COLUMN] if _MOTIF_COLUMN in data.rows.column_names else None
     if not isinstance(starts, list):
         return min(token_of.values(), default=0), []
     name = data.classes[data.rows[example.row][data.label_column]] if data.classes and data.label_column else ""
-    # The generator names its classes by their motifs.
+    # The names of generated classes are their motifs.
     label, length = (name, len(name)) if name and set(name) <= set("ACGTN") else ("motif", 1)
     spans = [[token_of[at] for at in range(start, start + length) if at in token_of] for start in starts]
     return min(token_of.values(), default=0), [(min(span), max(span) + 1, label) for span in spans if span]

@@ -3,12 +3,11 @@
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_ssm.cli.checkpoints import (
-    OVERWRITE_MEND,
+    OVERWRITE_REMEDY,
     SEED,
     add_checkpoint_options,
     add_data_options,
@@ -26,42 +25,36 @@ from hf_ssm.cli.checkpoints import (
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
 
-_ROWS, _BATCH_SIZE = 256, 32
-
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
-    add_data_options(parser, "train", _ROWS, "measure")
-    parser.add_argument("--task", metavar="NAME", help="how the data are read; default: by the model's head")
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, default=_BATCH_SIZE, help=f"sequences at a time (default {_BATCH_SIZE})"
-    )
-    add_output_options(parser, "report.json and the pictures")
+    add_data_options(parser, "train", 256, "measure")
+    parser.add_argument("--task", help="task that determines how the data are read; default: by the head of the model")
+    parser.add_argument("--batch-size", type=int, default=32, help="sequences in a batch (default: %(default)s)")
+    add_output_options(parser, "report.json and the plots")
     parser.add_argument(
         "--update-card",
         action="store_true",
-        help='write the section "Theory report" into the README.md of CHECKPOINT, or replace it there, with the curves '
-        "of a probe if `hf-ssm probe --output` left them in that folder",
+        help='write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
+        "if `hf-ssm probe --output` wrote them to that folder",
     )
 
 
 def run_report(args: argparse.Namespace) -> None:
-    """`hf-ssm report`: what the theory says of a checkpoint, on the screen, as a folder, and on its card."""
+    """`hf-ssm report`: print the theory report of a checkpoint, and write it to a folder and the card."""
     from hf_ssm.analysis.report import theory_report
     from hf_ssm.training.inputs import load_data
 
     _check_options(args)
     config = load_config(args.checkpoint)
-    settings = data_settings(args, config, "a report", args.task)
+    settings = data_settings(args, args.checkpoint, config, "a report", args.task)
     data = load_data(settings)
     rows = chosen_rows(data.splits, args.split, args.rows)
     model = load_model(args.checkpoint, config)
     check_fit(model.config, data.longest)
-    starts = range(0, len(rows), args.batch_size)
-    parts = [rows.select(range(start, min(start + args.batch_size, len(rows)))) for start in starts]
     report = theory_report(
         model,
-        [data.batch(part) for part in parts],
+        data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
         movement=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
@@ -78,28 +71,28 @@ def run_report(args: argparse.Namespace) -> None:
     if args.output is not None:
         print(f"\nThe report is in {args.output}: {', '.join(path.name for path in written)}")
     if args.update_card:
-        print(f"\nThe report stands in {_update_card(report, Path(args.checkpoint), written)}")
+        print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """What can be refused before any work."""
+    """The checks that need neither model nor data."""
     from hf_ssm.hub.card import check_section
     from hf_ssm.training.folder import check_output
 
     check_positive(args, "rows", "batch_size")
     if args.update_card and not Path(args.checkpoint).is_dir():
         raise ValueError(
-            f"--update-card needs a local folder, and {args.checkpoint!r} is none: leave it out, or download the "
+            f"--update-card needs a local folder, which {args.checkpoint!r} is not: leave it out, or download the "
             f"checkpoint first (`hf download {args.checkpoint} --local-dir DIR`)"
         )
     if args.update_card:
         check_section(args.checkpoint)
     if args.output is not None:
-        check_output(args.output, args.overwrite_output, OVERWRITE_MEND)
+        check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
 
 
 def _movement(checkpoint: str) -> dict[str, float]:
-    """What the log of the run says of its parameters; empty where there is none."""
+    """Change of the parameters from the log of the run; empty without a log."""
     from hf_ssm.analysis.parameter_change import changes_in_log
     from hf_ssm.training.folder import LOG_NAME
 
@@ -111,25 +104,23 @@ def _movement(checkpoint: str) -> dict[str, float]:
 
 
 def _write(report: "TheoryReport", output: Path) -> list[Path]:
-    """All files of the report, none of which is put in its place before all are written."""
-    from hf_ssm.analysis import pictures
+    """Write all files of the report and return their paths."""
+    from hf_ssm import plotting
     from hf_ssm.analysis.report import FILES, REPORT_NAME
+    from hf_ssm.utils.files import staged_files
 
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".report-") as scratch:
-        written = [Path(scratch, REPORT_NAME)]
-        report.save_json(written[0])
-        if pictures.can_plot():
-            written += report.save_pictures(scratch)
+    with staged_files(output, replaces=FILES) as scratch:
+        report.save_json(scratch / REPORT_NAME)
+        written = [output / REPORT_NAME]
+        if plotting.can_plot():
+            written += [output / path.name for path in report.save_pictures(scratch)]
         else:
-            print(f"No pictures: {pictures.INSTALL_HINT}", file=sys.stderr)
-        for name in FILES:
-            (output / name).unlink(missing_ok=True)
-        return [path.rename(output / path.name) for path in written]
+            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
+    return written
 
 
 def _update_card(report: "TheoryReport", checkpoint: Path, written: list[Path]) -> Path:
-    """The section on the card, with the pictures, and those of a probe, that lie in the folder of the checkpoint."""
+    """Write the section of the card, with the plots of report and probe in the folder of the checkpoint."""
     from hf_ssm.hub.card import probe_section, update_section
 
     section = report.to_markdown()

@@ -1,7 +1,6 @@
 """`hf-ssm spectrum`."""
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ssm.cli.checkpoints import (
-    OVERWRITE_MEND,
+    OVERWRITE_REMEDY,
     add_data_options,
     add_output_options,
     check_fit,
     check_positive,
-    check_tokenizer,
     chosen_rows,
-    data_assignments,
+    data_settings,
     load_config,
     load_model,
     public_name,
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from hf_ssm.analysis.frequency import AlphaRecommendation
     from hf_ssm.training.inputs import RunData
-    from hf_ssm.training.settings import RunSettings
 
 SPECTRUM_NAME, PICTURE_NAME = "spectrum.json", "spectrum.png"
 _SHARES = (0.5, 0.9, 0.99)
@@ -36,13 +33,13 @@ _FEWEST_FREQUENCIES = 257
 _ROWS, _BATCH_SIZE = 512, 32
 _INPUTS, _ALL_LAYERS = "inputs", "all layers"
 
-# Option -> field of the configuration, type, help. A checkpoint brings its own.
-_OF_CONFIG: dict[str, tuple[str, type, str]] = {
-    "--state-size": ("state_size", int, "N of the planned state space model"),
-    "--init": ("init", str, "its initialisation: legs, lin or inv"),
-    "--discretization": ("discretization", str, "zoh or bilinear"),
-    "--time-step-min": ("time_step_min", float, "its smallest step size Δ"),
-    "--time-step-max": ("time_step_max", float, "its largest step size Δ"),
+# Field of the configuration, set by an option of the same name -> type, help. With --model the checkpoint defines them.
+_CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
+    "state_size": (int, "N of the planned state space model"),
+    "init": (str, "initialisation of its state matrix: legs, lin or inv"),
+    "discretization": (str, "its discretization: zoh or bilinear"),
+    "time_step_min": (float, "its smallest step size Δ"),
+    "time_step_max": (float, "its largest step size Δ"),
 }
 
 
@@ -51,22 +48,32 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
     add_data_options(parser, "train", _ROWS, "read")
     parser.add_argument(
-        "--model", metavar="CHECKPOINT", help="also the spectra of what each layer of this folder or Hub id reads"
+        "--model", metavar="CHECKPOINT", help="also the spectra of the inputs of each layer of this folder or Hub id"
     )
-    for option, (_, kind, help_text) in _OF_CONFIG.items():
-        parser.add_argument(option, metavar=option.rpartition("-")[2].upper(), type=kind, help=help_text)
+    for name, (kind, help_text) in _CONFIG_OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
     add_output_options(parser, f"{SPECTRUM_NAME} and {PICTURE_NAME}")
 
 
 def run_spectrum(args: argparse.Namespace) -> None:
-    """`hf-ssm spectrum`: edges of the spectrum of the data, and the α that they recommend."""
+    """`hf-ssm spectrum`: band edges of the spectrum of the data, and the α that they recommend."""
     from hf_ssm.analysis.frequency import alpha_recommendation
+    from hf_ssm.training.inputs import load_data
 
     _check_options(args)
     config = _planned_config(args) if args.model is None else load_config(args.model)
-    data, description = _load(_settings(args, config), args.split, args.rows)
-    rows = data.splits[args.split]
-    spectra, positions = _spectra(args, data, rows)
+    settings = data_settings(
+        args,
+        args.model,
+        config,
+        "a spectrum",
+        "sequence-classification",  # reads both texts and numbers
+        of_run=False,
+        sequence_column=args.sequence_column,
+    )
+    data = load_data(settings, labelled=False)
+    rows = chosen_rows(data.splits, args.split, args.rows)
+    spectra, positions = _spectra(args.model, config, data, rows)
     recommended = spectra.get(_ALL_LAYERS, spectra[_INPUTS])
     try:
         alpha: AlphaRecommendation | str = alpha_recommendation(config, recommended, quantiles=_SHARES)
@@ -77,88 +84,45 @@ def run_spectrum(args: argparse.Namespace) -> None:
         "split": args.split,
         "rows": len(rows),
         "positions": positions,
-        "inputs": description,
+        "inputs": "power of their values" if data.tokenizer is None else "power of the indicators of their tokens",
         **({} if args.model is None else {"model": public_name(args.model)}),
     }
-    print(f"{facts['dataset']}, split {args.split}: {len(rows)} sequences, {positions} positions; {description}.")
-    print(_table(spectra), _alpha_text(alpha), sep="\n")
+    print(
+        f"{facts['dataset']}, split {args.split}: {len(rows)} sequences, {positions} positions; {facts['inputs']}.",
+        _table(spectra),
+        _alpha_text(alpha),
+        sep="\n",
+    )
     if args.output is not None:
         _write(args.output, facts, spectra, alpha)
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """What can be refused before any work."""
+    """The checks that need neither model nor data."""
     from hf_ssm.training.folder import check_output
 
     check_positive(args, "rows")
-    for option in _OF_CONFIG:
-        if args.model is not None and getattr(args, option[2:].replace("-", "_")) is not None:
-            raise ValueError(f"{option} and --model: the checkpoint brings its own; leave one of the two out")
+    for name in _CONFIG_OPTIONS if args.model is not None else ():
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
     if args.output is not None:
-        check_output(args.output, args.overwrite_output, OVERWRITE_MEND)
+        check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
 
 
 def _planned_config(args: argparse.Namespace) -> Any:
     from hf_ssm import S4Config
 
-    given = {field: getattr(args, option[2:].replace("-", "_")) for option, (field, *_) in _OF_CONFIG.items()}
-    return S4Config(**{field: value for field, value in given.items() if value is not None})
+    return S4Config(**{name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None})
 
 
-def _settings(args: argparse.Namespace, config: Any) -> "RunSettings":
-    from hf_ssm.training import settings as run_settings
-
-    names = ("dataset", "tokenizer", "max_length", "sequence_column")
-    data = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    data |= data_assignments(args.assignments, "a spectrum")
-    # This task reads texts and numbers alike.
-    model = {"task": "sequence-classification", "checkpoint": args.model}
-    settings = run_settings.resolve({"model": model, "data": data})
-    if args.model is not None:
-        check_tokenizer(args.model, config, settings)
-    return settings
-
-
-def _load(settings: "RunSettings", split: str, count: int) -> tuple["RunData", str]:
-    """Some rows of a split without their labels, and what their spectrum is the spectrum of."""
-    from datasets import DatasetDict
-
-    from hf_ssm.data import GENERATORS, SignalFeatureExtractor, load_sequences, tokenize
-    from hf_ssm.data.checks import check_column
-    from hf_ssm.data.features import fit_extractor
-    from hf_ssm.data.signals import is_signal, signal_inputs
-    from hf_ssm.training.inputs import RunData, load_tokenizer
-
-    source, arguments, limit = settings.data["dataset"], settings.loader_arguments, settings.data["max_length"]
-    column = arguments.get("sequence_column", "sequence")
-    if source not in GENERATORS:
-        arguments["label_column"] = None
-    data = load_sequences(source, **arguments)
-    check_column("sequence_column", column, data["train"].column_names, "the data")
-    raw = RunData(data, SignalFeatureExtractor(), None, None, "", limit, {})
-    rows = DatasetDict({split: chosen_rows(data, split, count)})
-    if not is_signal(data["train"].features[column]):
-        tokenizer = load_tokenizer(settings)
-        tokens = tokenize(rows, tokenizer, column, None, limit, arguments.get("pair_column"))
-        return dataclasses.replace(raw, splits=tokens, processor=tokenizer), "power of the indicators of their tokens"
-    checkpoint, normalization = settings.model["checkpoint"], settings.data["normalization"]
-    if checkpoint is not None and normalization is None:
-        extractor = SignalFeatureExtractor.from_pretrained(checkpoint)
-    else:
-        extractor = fit_extractor(data["train"], column, normalization)
-    # The columns are looked for in a split "train".
-    values = signal_inputs(DatasetDict(train=rows[split]), column, None)["train"]
-    return dataclasses.replace(raw, splits=DatasetDict({split: values}), processor=extractor), "power of their values"
-
-
-def _spectra(args: argparse.Namespace, data: "RunData", rows: Any) -> tuple[dict[str, "Tensor"], int]:
-    """Power `(F,)` of the inputs, of each layer's, and the mean of the layers' shares; and the positions read."""
+def _spectra(checkpoint: str | None, config: Any, data: "RunData", rows: Any) -> tuple[dict[str, "Tensor"], int]:
+    """Power `(F,)` of the inputs, of each layer's inputs, and the mean of the layers' shares; number of positions."""
     import torch
 
     from hf_ssm.ops.long_conv import next_fast_len
 
-    starts = range(0, len(rows), _BATCH_SIZE)
-    batches = [data.batch(rows.select(range(start, min(start + _BATCH_SIZE, len(rows))))) for start in starts]
+    batches = data.batches(rows, _BATCH_SIZE)
     longest = max(next(iter(batch.values())).shape[1] for batch in batches)
     count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
     energy, positions = torch.zeros(count, dtype=torch.float64), 0
@@ -166,12 +130,13 @@ def _spectra(args: argparse.Namespace, data: "RunData", rows: Any) -> tuple[dict
         power, number = _power(batch, data, count)
         energy, positions = energy + power * number, positions + number
     if positions == 0:
-        raise ValueError("the sequences hold nothing but special tokens: is it the right --tokenizer?")
+        raise ValueError("the sequences consist of special tokens only: check --tokenizer")
     spectra = {_INPUTS: energy / positions}
     _check_power(spectra)
-    if args.model is None:
+    if checkpoint is None:
         return spectra, positions
-    layers = _layer_spectra(args.model, data, batches, count)
+    check_fit(config, longest)
+    layers = _layer_spectra(load_model(checkpoint, config), batches, count)
     _check_power(layers)
     shares = torch.stack([power / power.sum() for power in layers.values()])
     return {**spectra, **layers, _ALL_LAYERS: shares.mean(0)}, positions
@@ -184,12 +149,12 @@ def _check_power(spectra: Mapping[str, "Tensor"]) -> None:
             raise ValueError(f"{name}: the power is not finite: look for NaN in the data and the weights")
         if total == 0:
             raise ValueError(
-                f"{name}: no power but at the frequency 0: each sequence is constant, or one position long"
+                f"{name}: no power at frequencies other than 0: each sequence is constant, or one position long"
             )
 
 
 def _power(batch: Mapping[str, Any], data: "RunData", count: int) -> tuple["Tensor | float", int]:
-    """Power `(F,)` of one batch of inputs, and the positions that it is the mean over."""
+    """Power `(F,)` of one batch of inputs, averaged over positions, and the number of positions."""
     import torch
 
     from hf_ssm.theory.spectrum import power_spectrum, symbol_spectrum
@@ -206,17 +171,12 @@ def _power(batch: Mapping[str, Any], data: "RunData", count: int) -> tuple["Tens
     return (symbol_spectrum(tokens, mask, num_frequencies=count), number) if number else (0.0, 0)
 
 
-def _layer_spectra(checkpoint: str, data: "RunData", batches: list[dict[str, Any]], count: int) -> dict[str, "Tensor"]:
-    """What the convolutions or scans of each layer read: power `(F,)`, summed over channels."""
-    import torch
-
+def _layer_spectra(model: Any, batches: list[dict[str, Any]], count: int) -> dict[str, "Tensor"]:
+    """Power `(F,)` of the inputs of each layer's convolutions or scans, summed over channels."""
     from hf_ssm.analysis.recording import record_operators
 
-    config = load_config(checkpoint)
-    check_fit(config, data.longest)
-    records = record_operators(load_model(checkpoint, config), batches, num_frequencies=count)
-    spectra: dict[str, torch.Tensor] = {}
-    for record in records:
+    spectra: dict[str, Tensor] = {}
+    for record in record_operators(model, batches, num_frequencies=count):
         if record.direction == "forward" and record.power is not None:
             name = f"layer {record.layer}"
             spectra[name] = spectra.get(name, 0.0) + record.power.sum(0).cpu()
@@ -224,7 +184,7 @@ def _layer_spectra(checkpoint: str, data: "RunData", batches: list[dict[str, Any
 
 
 def _edges(power: "Tensor") -> dict[float, float]:
-    """Share of the power to the frequency below which it lies, in radians per sample."""
+    """Share of the power -> frequency in radians per sample below which it lies."""
     from hf_ssm.theory.spectrum import spectral_edge
 
     return {share: spectral_edge(power, share).item() for share in _SHARES}
@@ -251,7 +211,7 @@ def _alpha_text(alpha: "AlphaRecommendation | str") -> str:
         return alpha
     low, high = alpha.time_steps
     lines = [
-        f"frequency_scale (α) is of use up to, for Δ = {high:g} ... {low:g} (state size {alpha.state_size}, init "
+        f"Largest useful frequency_scale (α), for Δ = {high:g} ... {low:g} (state size {alpha.state_size}, init "
         f"{alpha.init!r}, {alpha.discretization}):",
         f"  without the data   {_range(alpha.data_free)}",
     ]
@@ -271,8 +231,9 @@ def _range(limits: tuple[float, float]) -> str:
 def _write(
     output: Path, facts: dict[str, Any], spectra: Mapping[str, "Tensor"], alpha: "AlphaRecommendation | str"
 ) -> None:
-    from hf_ssm.analysis import frequency_pictures, pictures
+    from hf_ssm import plotting
     from hf_ssm.theory.spectrum import strongest_line
+    from hf_ssm.utils.files import staged_files
 
     entries = {
         name: {
@@ -283,20 +244,15 @@ def _write(
         }
         for name, power in spectra.items()
     }
-    head = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict()}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
-    text = f'{json.dumps(head, ensure_ascii=False, indent=1)[:-2]},\n "spectra": {{\n{lines}\n }}\n}}\n'
-    output.mkdir(parents=True, exist_ok=True)
-    # A picture of other numbers shall not lie beside these.
-    (output / PICTURE_NAME).unlink(missing_ok=True)
-    (output / SPECTRUM_NAME).write_text(text, encoding="utf-8")
-    written = [SPECTRUM_NAME]
-    if pictures.can_plot():
-        shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
-        recommendation = None if isinstance(alpha, str) else alpha
-        title = f"{facts['dataset']}, {facts['inputs']}"
-        frequency_pictures.plot_spectrum(shown, output / PICTURE_NAME, recommendation, title)
-        written.append(PICTURE_NAME)
-    else:
-        print(f"No {PICTURE_NAME}: {pictures.INSTALL_HINT}", file=sys.stderr)
+    found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
+    with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME)) as scratch:
+        (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+        if plotting.can_plot():
+            shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
+            recommendation = None if isinstance(alpha, str) else alpha
+            title = f"{facts['dataset']}, {facts['inputs']}"
+            plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title)
+        else:
+            print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
+        written = sorted(path.name for path in scratch.iterdir())
     print(f"{output} holds {' and '.join(written)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ssm import __version__
+from hf_ssm.models.registry import FAMILIES
 
 if TYPE_CHECKING:
     from hf_ssm.hub.card import CardFacts
@@ -16,61 +17,50 @@ if TYPE_CHECKING:
 
 Sections = dict[str, dict[str, Any]]
 
-# Settings of the section `data` that may be local paths, which are nobody's business on a card.
+# Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
-# Option of `hf-ssm train` -> (section, key), metavar, type, help.
-_OPTIONS: dict[str, tuple[tuple[str, str], str, Callable[[str], Any], str]] = {
+_FAMILY_NAMES = ", ".join(family.short_name for family in FAMILIES.values())
+# Option of `hf-ssm train` -> setting, type, help.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--dataset": (
-        ("data", "dataset"),
-        "SOURCE",
+        "data.dataset",
         str,
         "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
         "folder), or a Hub id",
     ),
-    "--tokenizer": (
-        ("data", "tokenizer"),
-        "NAME",
-        str,
-        "dna (default), byte, listops, a folder or a Hub id; none for images",
-    ),
-    "--max-length": (("data", "max_length"), "TOKENS", int, "cut longer sequences (default: none is cut)"),
-    "--family": (("model", "family"), "NAME", str, "hyena (default), s4 or selective"),
+    "--tokenizer": ("data.tokenizer", str, "dna (default), byte, listops, a folder or a Hub id; none for images"),
+    "--max-length": ("data.max_length", int, "cut longer sequences (tokens; default: no limit)"),
+    "--family": ("model.family", str, f"family of a fresh model: {_FAMILY_NAMES} (default: hyena)"),
     "--task": (
-        ("model", "task"),
-        "NAME",
+        "model.task",
         str,
         "sequence-classification (default), token-classification, signal-regression, causal-lm or masked-lm",
     ),
-    "--model": (("model", "checkpoint"), "CHECKPOINT", str, "fine-tune this folder or Hub id"),
-    "--epochs": (("training", "num_train_epochs"), "N", float, "passes over the training split"),
-    "--batch-size": (("training", "per_device_train_batch_size"), "N", int, "sequences per step and device"),
-    "--learning-rate": (("training", "learning_rate"), "RATE", float, "peak rate"),
-    "--seed": (("training", "seed"), "N", int, "of weights, order and dropout (data.seed: of the splits)"),
+    "--model": ("model.checkpoint", str, "fine-tune this folder or Hub id"),
+    "--epochs": ("training.num_train_epochs", float, "passes over the training split"),
+    "--batch-size": ("training.per_device_train_batch_size", int, "sequences per step and device"),
+    "--learning-rate": ("training.learning_rate", float, "peak rate"),
+    "--seed": ("training.seed", int, "of weights, order and dropout (data.seed: of the splits)"),
 }
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
-    for option, (_, metavar, kind, help_text) in _OPTIONS.items():
-        parser.add_argument(option, metavar=metavar, type=kind, help=help_text)
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML or JSON with model, data, training")
-    parser.add_argument(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        dest="assignments",
-        help="any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; wins over all",
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
-    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
-    parser.add_argument("--private", action="store_true", help="make a new Hub repository private")
+    for option, (_, kind, help_text) in _OPTIONS.items():
+        parser.add_argument(option, type=kind, help=help_text)
+    add = parser.add_argument
+    add("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
+    add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
+    example = "any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; takes precedence"
+    add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
+    add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
+    add("--overwrite-output", action="store_true", help="replace the run in --output")
+    add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
+    add("--private", action="store_true", help="make a new Hub repository private")
 
 
 def run_train(args: argparse.Namespace) -> None:
-    """`hf-ssm train`: settings, run, card and picture, and the push if one is asked for."""
+    """`hf-ssm train`: resolve the settings, train, write card and plots, and push with --push-to-hub."""
     from hf_ssm.hub import pushing
     from hf_ssm.training import folder, launch, run
 
@@ -86,7 +76,7 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Whether what the run makes can be kept."""
+    """Check that the result can be written and pushed."""
     from hf_ssm.hub import pushing
     from hf_ssm.training import folder
 
@@ -97,20 +87,18 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> "RunSettings":
-    """Settings of a resumed run, of the file, the options and the assignments, the later winning."""
+    """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
     from hf_ssm.training import folder
     from hf_ssm.training import settings as run_settings
 
     options: Sections = {}
-    for option, ((section, key), *_) in _OPTIONS.items():
+    for option, (name, *_) in _OPTIONS.items():
+        section, key = name.split(".")
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None:
             options.setdefault(section, {})[key] = value
-    assignments: Sections = {}
-    for text in args.assignments:
-        section, key, value = run_settings.parse_assignment(text)
-        assignments.setdefault(section, {})[key] = value
-    stored = {}
+    assignments = run_settings.parse_assignments(args.assignments)
+    stored: Sections = {}
     if args.resume:
         stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
     given = run_settings.read_settings_file(args.config) if args.config else {}
@@ -121,44 +109,47 @@ def _settings(args: argparse.Namespace) -> "RunSettings":
 
 
 def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> None:
-    """Pictures and card into the output folder; the results onto the screen."""
-    from hf_ssm.analysis.frequency_pictures import plot_frequency_responses
+    """Write plots and card to the output folder, and print the results."""
+    from hf_ssm import plotting
     from hf_ssm.hub.card import write_card
-    from hf_ssm.training import folder, plots
+    from hf_ssm.training import folder
+    from hf_ssm.utils.files import staged_files
 
     metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
-    if plots.can_plot():
-        plots.plot_training_log(result.log_history, output / folder.PICTURE_NAME, metrics, title=output.name)
-        if result.responses[1]:
-            plot_frequency_responses(*result.responses, output / folder.RESPONSE_PICTURE_NAME, title=output.name)
-    else:
-        print(f"No {folder.PICTURE_NAME}: {plots.INSTALL_HINT}", file=sys.stderr)
-    write_card(output, _facts(settings, result, output, repo_id))
+    with staged_files(output, replaces=[folder.PICTURE_NAME, folder.RESPONSE_PICTURE_NAME]) as scratch:
+        if plotting.can_plot():
+            plotting.plot_training_log(result.log_history, scratch / folder.PICTURE_NAME, metrics, title=output.name)
+            if result.responses[1]:
+                responses = scratch / folder.RESPONSE_PICTURE_NAME
+                plotting.plot_frequency_responses(*result.responses, responses, title=output.name)
+        else:
+            print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
+        pictures = {path.name for path in scratch.iterdir()}
+        write_card(scratch, _facts(settings, result, (repo_id or output.resolve().name), pictures))
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     print(f"The model, its card and its log are in {output}")
 
 
-def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> "CardFacts":
-    """What the run says about itself on the card; no local path is among it."""
+def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: set[str]) -> "CardFacts":
+    """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     from hf_ssm.hub.card import CardFacts
     from hf_ssm.modules.roles import QUANTITIES
     from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
-    from hf_ssm.training.settings import DATA_DEFAULTS
+    from hf_ssm.training.settings import DATA_DEFAULTS, family_of
 
-    source, checkpoint = str(settings.data["dataset"]), settings.model["checkpoint"]
+    source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
-    chosen = "validation" in result.splits and settings.training["load_best_model_at_end"]
-    family = result.model.config.model_type.removeprefix("hf_ssm_")
+    chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
     return CardFacts(
-        model_name=(repo_id or output.resolve().name).rpartition("/")[2],
-        family=family,
+        model_name=name.rpartition("/")[2],
+        family=str(family_of(result.model.config)),
         task=settings.task,
         num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
         dataset_name=source if on_hub else Path(source).name,
         dataset_id=source if on_hub else None,
-        dataset_description=result.dataset_description,
-        splits=result.splits,
+        dataset_description=result.data.description,
+        splits={split: len(rows) for split, rows in result.data.splits.items()},
         results=result.results,
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},
@@ -171,20 +162,19 @@ def _facts(settings: "RunSettings", result: "RunResult", output: Path, repo_id: 
         },
         tau=result.tau,
         selection_note=(
-            "The checkpoint is the best one on the validation split; the test split was looked at once, at the end."
+            "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
             if chosen
             else "The checkpoint is the last one; no split was used to choose it."
         ),
         environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
-        repo_id=repo_id,
+        repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
-        dna=result.tokenizer is not None
-        and result.tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
-        signal_shape=result.signal_shape,
-        images=result.images,
-        has_picture=(output / PICTURE_NAME).exists(),
+        dna=tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        signal_shape=result.data.signal_shape,
+        images=result.data.images,
+        has_picture=PICTURE_NAME in pictures,
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
-        response_picture=RESPONSE_PICTURE_NAME if (output / RESPONSE_PICTURE_NAME).exists() else None,
+        response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
     )
 
 
@@ -211,7 +201,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(args: argparse.Namespace) -> None:
-    """`hf-ssm demo`: the main job on generated data, and a proof that the folder can be loaded."""
+    """`hf-ssm demo`: train on generated data, and load the result in a new process."""
     from hf_ssm.data import load_sequences
     from hf_ssm.hub.reload import check_reload
     from hf_ssm.training import folder, launch, run
@@ -228,9 +218,9 @@ def run_demo(args: argparse.Namespace) -> None:
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
     texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
-    assert result.tokenizer is not None  # of text
-    check_reload(args.output, result.model, result.tokenizer, "AutoModelForSequenceClassification", texts)
-    print("A new process loaded the folder with the Auto classes: its logits are equal, bit for bit.")
+    assert result.data.tokenizer is not None  # the data are texts
+    check_reload(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification", texts)
+    print("A new process loaded the folder with the Auto classes; its logits are equal, bit for bit.")
     print(
         f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
         "  hf-ssm train --dataset my.csv --output runs/mine"

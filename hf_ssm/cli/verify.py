@@ -10,7 +10,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> None:
-    """`hf-ssm verify`: one line for each bad file, and exit status 1 if there is one."""
+    """`hf-ssm verify`: one line per problem, and exit status 1 if there is one."""
     from hf_ssm.hub.verifying import verify
 
     found = verify(args.source, args.revision)
@@ -18,24 +18,22 @@ def run_verify(args: argparse.Namespace) -> None:
         print(problem)
     against = f" against commit {found.commit} on the Hub" if found.commit else ""
     absent = f", {len(found.absent)} not downloaded" if found.absent else ""
-    print(
-        f"{args.source}: {found.checked} files checked{against}{absent}, {len(found.problems) or 'nothing'} found wrong"
-    )
+    print(f"{args.source}: {found.checked} files checked{against}{absent}, {len(found.problems) or 'no'} problems")
     if found.problems and found.commit:
-        print(f"Download it again: hf download --force-download --revision {found.commit} {args.source}")
+        print(f"To download it again: hf download --force-download --revision {found.commit} {args.source}")
     if found.problems:
         raise SystemExit(1)
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the output folder of a run, or an export")
-    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository; made if it is not there")
-    parser.add_argument("--revision", metavar="BRANCH", help="default: main; made if it is not there")
+    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository; created if absent")
+    parser.add_argument("--revision", metavar="BRANCH", help="default: main; created if absent")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
 
 
 def run_push(args: argparse.Namespace) -> None:
-    """`hf-ssm push`: a finished folder as one commit; repeating it changes nothing."""
+    """`hf-ssm push`: push a finished folder as one commit; repeating it changes nothing."""
     from hf_ssm.hub.pushing import push_folder
 
     url = push_folder(args.folder, args.repo_id, private=args.private or None, revision=args.revision)

@@ -1,4 +1,4 @@
-"""Augmentation of DNA: the other strand of a sequence says the same."""
+"""Augmentation of DNA by the reverse complement."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ _COMPLEMENT = {"A": "T", "C": "G", "G": "C", "T": "A", "N": "N"}
 def with_random_reverse_complement(
     tokens: Dataset, tokenizer: PreTrainedTokenizerBase, probability: float = 0.5
 ) -> Dataset:
-    """Replace rows by their reverse complement, drawn anew (from torch's generator) each time a row is read.
+    """Replace rows randomly by their reverse complement each time they are read.
 
-    Bases are reversed and complemented; special tokens stay where they are. For tasks whose answer does not depend
-    on the strand; promoters and splice sites do.
+    Special tokens keep their positions. Suited to tasks whose labels do not depend on the strand, unlike promoters
+    and splice sites. Random numbers come from torch's default generator.
 
     Args:
-        tokens: Rows with `input_ids`, such as a split of `tokenize`. Other columns are left alone.
+        tokens: Rows with `input_ids`, such as a split of `tokenize`. Other columns are unchanged.
         tokenizer: A single-nucleotide tokenizer.
-        probability: Of the other strand, in [0, 1].
+        probability: Probability of the reverse complement, in [0, 1].
 
     Returns:
-        The same rows with the transform; nothing is computed yet.
+        The rows with the transform, which runs when rows are read.
 
     Raises:
-        ValueError: The tokenizer does not give one token to each of A, C, G, T and N, there are no `input_ids`, or the
-            probability is out of range.
+        ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the probability is out
+            of range.
     """
     check_column("tokens", "input_ids", tokens.column_names, "the data set")
     if not 0 <= probability <= 1:
@@ -38,8 +38,8 @@ def with_random_reverse_complement(
     unknown = [base for base, token in ids.items() if token is None or token == tokenizer.unk_token_id]
     if unknown:
         raise ValueError(
-            f"tokenizer: it has no token for the bases {', '.join(unknown)}; the reverse complement needs a "
-            "single-nucleotide tokenizer, such as build_dna_tokenizer()."
+            f"tokenizer: it has no token for the bases {', '.join(unknown)}; use a single-nucleotide tokenizer such as "
+            "build_dna_tokenizer()."
         )
     other = {ids[base]: ids[complement] for base, complement in _COMPLEMENT.items()}
 

@@ -1,106 +1,86 @@
-"""FASTA records and their windows."""
+"""FASTA records, cut into windows."""
 
 import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_ssm.data.files import open_text
+from hf_ssm.data.files import opened
 from hf_ssm.data.tables import Columns
 
 logger = logging.getLogger(__name__)
 
+FASTA_SUFFIXES = (".fa", ".fasta", ".fna")
 _SEQUENCE_LINE = re.compile(r"[A-Za-z*.-]+")
 _MOSTLY_UNKNOWN = 0.5
 
 
 def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield `(name, sequence)` of every record of a FASTA file, gzipped or not, holding one at a time.
+    """Yield `(name, sequence)` of each record of a FASTA file, optionally gzipped.
 
-    The name is the header's first word. Letters are kept as written, lower case (soft-masked repeats)
-    included. Lines that are blank or begin with ";" are passed over.
+    The name is the first word of the header. Lower-case letters (soft-masked repeats) are kept. Blank lines and
+    lines that begin with ";" are skipped.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read (see `open_text`), does not begin with a header, has a line that
-            is neither header nor sequence, or a record without a name or a sequence; the message gives the
-            line.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is malformed; the message gives the line.
     """
-    with open_text(path) as handle:
-        name, header_line = "", 0
-        parts: list[str] = []
-        number = 0
-        for number, raw_line in enumerate(handle, start=1):
-            line = raw_line.strip()
+    name, parts = "", list[str]()
+    with opened(path) as file:
+        for number, line in enumerate(map(str.strip, file), start=1):
             if not line or line.startswith(";"):
                 continue
-            where = f"source={str(path)!r}, line {number}"
             if line.startswith(">"):
-                if header_line:
-                    yield name, _sequence(parts, name, path, header_line)
-                words = line[1:].split()
-                if not words:
-                    raise ValueError(f"{where}: a header without a name; write the record's name after '>'.")
-                name, header_line, parts = words[0], number, []
-            elif not header_line:
-                raise ValueError(
-                    f"{where}: {line[:40]!r} stands before any header; a FASTA record begins with a line of "
-                    "'>' and its name."
-                )
-            elif not _SEQUENCE_LINE.fullmatch(line):
-                raise ValueError(
-                    f"{where}: {line[:40]!r} is not a line of sequence letters; if it is a header, begin it "
-                    "with '>', else mend the letters."
-                )
+                if name:
+                    yield name, _joined(name, parts)
+                if not line[1:].split():
+                    raise ValueError(f"line {number}: the header has no name.")
+                name, parts = line[1:].split()[0], []
+            elif not name or not _SEQUENCE_LINE.fullmatch(line):
+                expected = "a line of sequence letters" if name else "a header, '>' and a name"
+                raise ValueError(f"line {number}: {line[:40]!r} is not {expected}.")
             else:
                 parts.append(line)
-        if not header_line:
-            raise ValueError(f"source={str(path)!r} has no FASTA record; give a file with at least one.")
-        yield name, _sequence(parts, name, path, header_line)
+        if not name:
+            raise ValueError("the file has no FASTA record.")
+        yield name, _joined(name, parts)
 
 
-def _sequence(parts: list[str], name: str, path: Path, line: int) -> str:
+def _joined(name: str, parts: list[str]) -> str:
     if not parts:
-        raise ValueError(
-            f"source={str(path)!r}, line {line}: the record {name!r} has an empty sequence; add it, or take "
-            "the record out."
-        )
+        raise ValueError(f"the record {name!r} has no sequence.")
     return "".join(parts)
 
 
 def fasta_windows(path: Path, window: int, min_window: int) -> Columns:
-    """Cut every record into windows that follow each other without overlap.
+    """Cut every record into consecutive windows without overlap.
 
     Args:
         path: The FASTA file.
-        window: Bases a window.
-        min_window: A record's last window is kept, short, if it has at least so many bases.
+        window: Bases per window.
+        min_window: Least number of bases of the last, shorter window of a record.
 
     Returns:
-        Columns `sequence`, `name` (of the record) and `start` (0-based). Windows of which more than half is N
-        are left out, and their number is logged.
+        Columns `sequence`, `name` (of the record) and `start` (0-based). Windows of more than half N are skipped, and
+        their number is logged.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_fasta`; also where no window is left.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is malformed, or no window is left.
     """
-    columns: Columns = {"sequence": [], "name": [], "start": []}
-    unknown = 0
-    for name, sequence in read_fasta(path):
-        for start in range(0, len(sequence), window):
-            piece = sequence[start : start + window]
-            if len(piece) < min_window:
-                continue
-            if piece.count("N") + piece.count("n") > _MOSTLY_UNKNOWN * len(piece):
-                unknown += 1
-                continue
-            columns["sequence"].append(piece)
-            columns["name"].append(name)
-            columns["start"].append(start)
-    if unknown:
-        logger.warning("%s: left out %d windows of which more than half is N.", path.name, unknown)
-    if not columns["sequence"]:
+    windows = [
+        (sequence[start : start + window], name, start)
+        for name, sequence in read_fasta(path)
+        for start in range(0, len(sequence), window)
+        if len(sequence) - start >= min_window
+    ]
+    known = [row for row in windows if row[0].upper().count("N") <= _MOSTLY_UNKNOWN * len(row[0])]
+    if len(known) < len(windows):
+        logger.warning("%s: skipped %d windows of more than half N.", path.name, len(windows) - len(known))
+    if not known:
         raise ValueError(
-            f"source={str(path)!r}: no window of at least min_window={min_window} bases with half of them "
-            "known; lower min_window."
+            f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; lower "
+            "min_window."
         )
-    return columns
+    sequences, names, starts = zip(*known, strict=True)
+    return {"sequence": list(sequences), "name": list(names), "start": list(starts)}

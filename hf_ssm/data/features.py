@@ -1,4 +1,4 @@
-"""From numbers to the inputs of a model: scaled, padded, and remembered in the folder of the model.
+"""Feature extractor and collator for signals and pixels.
 
 Legend: `B` batch, `L` length, `C` channels.
 """
@@ -18,19 +18,19 @@ _PIXEL_MAX = 255.0
 
 
 class SignalFeatureExtractor(FeatureExtractionMixin):
-    """Signals, or pixels from 0 to 255, as `input_values` for a model with `num_input_channels`.
+    """Scales and pads signals or pixels to `input_values` for a model with `num_input_channels`.
 
-    Saved beside a model as `preprocessor_config.json`, so that it goes on seeing what it was trained on:
+    Saved with a model as `preprocessor_config.json`:
 
         extractor = SignalFeatureExtractor.from_pretrained(folder)
         logits = model(**extractor([signal])).logits
 
     Args:
-        mean: What is subtracted, a number for each channel.
-        std: What the rest is divided by, likewise; positive.
+        mean: Offset of each channel, subtracted first.
+        std: Scale of each channel, a positive divisor.
 
     Raises:
-        ValueError: `mean` and `std` have different lengths or are empty, a number is not finite, or `std` not positive.
+        ValueError: `mean` and `std` differ in length or are empty, a number is not finite, or `std` is not positive.
     """
 
     model_input_names = ["input_values", "attention_mask"]  # noqa: RUF012 - as transformers declares it
@@ -39,31 +39,31 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
         self.mean = [float(value) for value in mean]
         self.std = [float(value) for value in std]
         if not self.mean or len(self.mean) != len(self.std):
-            raise ValueError(f"mean={mean!r} and std={std!r}: give one number for each channel.")
+            raise ValueError(f"mean={mean!r} and std={std!r}: give one number per channel.")
         if not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
-            raise ValueError(f"mean={mean!r} and std={std!r}: give finite numbers, those of std positive.")
+            raise ValueError(f"mean={mean!r} and std={std!r}: give finite numbers, positive ones for std.")
         super().__init__(**kwargs)
 
     def __call__(self, signals: Sequence[Any], return_tensors: str = "pt") -> BatchFeature:
-        """A padded batch.
+        """Convert signals to a padded batch.
 
         Args:
             signals: B signals, each `(L, C)`, or `(L,)` for one channel.
             return_tensors: "pt" for torch, "np" for numpy.
 
         Returns:
-            `input_values`, float32 `(B, L, C)` with zeros on the right where signals are shorter, and, if any is,
+            `input_values`, float32 `(B, L, C)`, padded with zeros on the right, and, if lengths differ,
             `attention_mask`, int64 `(B, L)`.
 
         Raises:
-            ValueError: There is no signal, one is empty, or has another number of channels.
+            ValueError: There is no signal, or one is empty or has another number of channels.
         """
         rows = [np.asarray(signal, dtype=np.float32) for signal in signals]
         rows = [row[:, None] if row.ndim == 1 else row for row in rows]
         for index, row in enumerate(rows):
             if row.ndim != 2 or not len(row) or row.shape[1] != len(self.mean):
                 raise ValueError(
-                    f"signal {index} has the shape {row.shape}; give (length, {len(self.mean)}), one column for each "
+                    f"signal {index} has the shape {row.shape}; give (length, {len(self.mean)}), one column per "
                     "channel."
                 )
         if not rows:
@@ -80,17 +80,17 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
 
 
 def fit_extractor(train: Dataset, column: str, normalization: str | None = None) -> SignalFeatureExtractor:
-    """The extractor for a training split.
+    """Fit a feature extractor to a training split.
 
     Args:
-        train: Its rows.
-        column: Column of the numbers. Unsigned bytes are pixels from 0 to 255.
-        normalization: "fixed": pixels become numbers from -1 to 1, whatever the data. "train": each channel gets
-            mean 0 and variance 1 over all positions of the training rows. "none": pixels become numbers from 0 to 1,
-            other numbers stay. None means "fixed" for pixels and "none" for others.
+        train: The training rows.
+        column: Column of the numbers; unsigned bytes are pixels.
+        normalization: "fixed" maps pixels from 0 ... 255 to -1 ... 1. "train" gives each channel mean 0 and variance 1
+            over all positions of the training rows. "none" maps pixels to 0 ... 1 and keeps other numbers. None means
+            "fixed" for pixels and "none" for other numbers.
 
     Raises:
-        ValueError: An unknown `normalization`, or "fixed" for numbers that are no pixels.
+        ValueError: `normalization` is unknown, or "fixed" for numbers other than pixels.
     """
     channels, pixels = num_channels(train, column), is_pixels(train, column)
     chosen = default_normalization(pixels) if normalization is None else normalization
@@ -100,7 +100,7 @@ def fit_extractor(train: Dataset, column: str, normalization: str | None = None)
         return _standardising(train, column)
     if chosen == "fixed" and not pixels:
         raise ValueError(
-            "normalization='fixed' maps pixels from 0..255 to -1..1, but these are other numbers; take 'train' or "
+            "normalization='fixed' maps pixels from 0..255 to -1..1, but the data are not pixels; choose 'train' or "
             "'none'."
         )
     middle, half = (_PIXEL_MAX / 2, _PIXEL_MAX / 2) if chosen == "fixed" else (0.0, _PIXEL_MAX if pixels else 1.0)
@@ -108,12 +108,12 @@ def fit_extractor(train: Dataset, column: str, normalization: str | None = None)
 
 
 def default_normalization(pixels: bool) -> str:
-    """What `normalization=None` means for pixels, and for other numbers."""
+    """The meaning of `normalization=None`."""
     return "fixed" if pixels else "none"
 
 
 def _standardising(train: Dataset, column: str) -> SignalFeatureExtractor:
-    """Mean and standard deviation of each channel, in two passes: one pass of squares would lose digits."""
+    """Mean and standard deviation of each channel, in two passes for accuracy."""
     count, total = 0, np.zeros(num_channels(train, column))
     for row in signal_rows(train, column):
         count += len(row)
@@ -123,19 +123,19 @@ def _standardising(train: Dataset, column: str) -> SignalFeatureExtractor:
     for row in signal_rows(train, column):
         squares += ((row - mean) ** 2).sum(axis=0)
     deviation = np.sqrt(squares / count)
-    # A channel without variance carries nothing, and must not become infinite.
+    # A constant channel is mapped to 0.
     return SignalFeatureExtractor(mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
 
 
 class SignalCollator:
-    """Batches of rows with `input_values` and `labels`, for the Trainer.
+    """Collates rows with `input_values` and `labels` for the Trainer.
 
-    Labels are ids of classes or numbers: one for each row, a list of fixed length, or one (or a list) for each
-    position, then padded with -100 (classes) or NaN (numbers).
+    Labels are class ids or numbers: one per row, a list of fixed length per row, or one (or a list) per position,
+    padded with -100 (classes) or NaN (numbers).
 
     Args:
         extractor: Scales and pads the signals.
-        max_length: Longest row in positions; what is longer is cut, labels of its positions too. None: nothing is.
+        max_length: Longest row in positions; longer rows and their labels are truncated. None for no limit.
     """
 
     def __init__(self, extractor: SignalFeatureExtractor, max_length: int | None = None):

@@ -1,63 +1,67 @@
-"""Labels of any kind a task has: a class for each row or each position, or numbers to predict."""
+"""Labels: a class or a number for each row or each position."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, List, Value
 
-from hf_ssm.data.checks import RowName, check_no_missing, clean_labels
+from hf_ssm.data.checks import RowName, rows_text
 
 IGNORED_LABEL = -100
-"""A position without a label; PyTorch's own convention."""
+"""Label of a position without a label, PyTorch's `ignore_index`."""
 
 
 def read_labels(
     column: str, values: Sequence[Any], source: str, row_name: RowName, targets: bool = False
 ) -> tuple[list[Any], Any]:
-    """Check labels and give them one kind.
+    """Check labels and convert them to one type.
 
-    Classes are whole numbers, or strings, which become ids in the order of the sorted names; where every row holds a
-    list, its entries are the classes of the positions, and -100 marks one without a class.
+    Classes are whole numbers, or strings, which become ids in the order of the sorted names. Lists hold the class of
+    each position, with -100 for positions without a class.
 
     Args:
         column: Column of the labels.
-        values: The label of every row.
-        source: What the data is called.
-        row_name: Names a row for people.
-        targets: Whether the labels are numbers to predict (a number, a list of numbers, or a list of equally long
-            lists for each row), not classes.
+        values: Label of each row.
+        source: Name of the data in messages.
+        row_name: Name of a row in messages.
+        targets: Whether the labels are regression targets: a number, a list of numbers, or a list of equally long
+            lists for each row.
 
     Returns:
-        The labels, and the feature that a data set should give them.
+        The labels and their `datasets` feature.
 
     Raises:
-        ValueError: A label is missing, or of another kind than the others; the classes are not 0, 1, ... without a
-            gap, or one only; a number is not finite.
+        ValueError: A label is missing or of another type than the others; the classes are not 0, 1, ... without a gap,
+            or there is only one; a number is not finite.
     """
     if targets:
         return _read_targets(column, values, source, row_name)
     if not any(isinstance(value, list | tuple | np.ndarray) for value in values):
-        ids, names = clean_labels(column, values, source, row_name)
-        return list(ids), Value("int64") if names is None else ClassLabel(names=names)
-    rows = [_as_list(column, value, source, row_name(row)) for row, value in enumerate(values)]
-    flat = [entry for row in rows for entry in row]
-    owners = [index for index, row in enumerate(rows) for _ in row]
-    counted = [index for index, entry in enumerate(flat) if not _is_ignored(entry)]
+        return _read_classes(column, values, source, row_name)
+    for row, value in enumerate(values):
+        if not isinstance(value, list | tuple | np.ndarray) or not len(value):
+            raise ValueError(
+                f"label_column={column!r}: {source} has lists of labels, but {value!r} in row {row_name(row)}; give "
+                "every row a list with the class of each position."
+            )
+    flat = [entry for value in values for entry in value]
+    owners = [row for row, value in enumerate(values) for _ in value]
+    counted = [index for index, entry in enumerate(flat) if not (isinstance(entry, int) and entry == IGNORED_LABEL)]
     if not counted:
-        raise ValueError(f"label_column={column!r}: {source} has no position with a class; label some.")
-    ids, names = clean_labels(
+        raise ValueError(f"label_column={column!r}: {source} has no position with a class.")
+    ids, kind = _read_classes(
         column, [flat[index] for index in counted], source, lambda index: row_name(owners[counted[index]])
     )
     found = np.full(len(flat), IGNORED_LABEL)
     found[counted] = ids
-    ends = np.cumsum([len(row) for row in rows])[:-1]
-    kind = Value("int64") if names is None else ClassLabel(names=names)
+    ends = np.cumsum([len(value) for value in values])[:-1]
     return [part.tolist() for part in np.split(found, ends)], List(kind)
 
 
 def label_kind(split: Dataset, column: str) -> str:
-    """What a column of labels holds: "class", "classes" (for each position), "number" or "numbers"."""
+    """Type of a label column: "class", "classes" (of each position), "number" or "numbers"."""
     feature, plural = split.features[column], False
     while isinstance(feature, List):
         feature, plural = feature.feature, True
@@ -66,7 +70,7 @@ def label_kind(split: Dataset, column: str) -> str:
 
 
 def classes_in(split: Dataset, column: str) -> set[int]:
-    """The classes that occur in a split; none where the labels are numbers to predict."""
+    """The classes that occur in a split; empty for regression targets."""
     kind = label_kind(split, column)
     if kind == "class":
         return {int(label) for label in split[column]}
@@ -75,17 +79,53 @@ def classes_in(split: Dataset, column: str) -> set[int]:
     return set()
 
 
-def _is_ignored(entry: Any) -> bool:
-    return isinstance(entry, int) and entry == IGNORED_LABEL
+def check_no_missing(column: str, values: Sequence[Any], source: str, row_name: RowName) -> None:
+    """Check that no label is None, NaN or blank.
+
+    Raises:
+        ValueError: Some are; the message names the rows.
+    """
+    missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise ValueError(
+            f"label_column={column!r}: {source} has rows without a label ({rows_text(missing, row_name)}); fill them "
+            "in or remove the rows."
+        )
 
 
-def _as_list(column: str, value: Any, source: str, row: str) -> list[Any]:
-    if isinstance(value, list | tuple | np.ndarray) and len(value):
-        return list(value)
-    raise ValueError(
-        f"label_column={column!r}: {source} has lists of labels, but {value!r} in row {row}; give every row a list of "
-        "one class for each position."
-    )
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "nan")
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _read_classes(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[int], Any]:
+    check_no_missing(column, values, source, row_name)
+    kind: Any = Value("int64")
+    if all(isinstance(value, str) for value in values):
+        kind = ClassLabel(names=sorted(set(values)))
+        index = {name: number for number, name in enumerate(kind.names)}
+        ids = [index[value] for value in values]
+    else:
+        for row, value in enumerate(values):
+            if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
+                raise ValueError(
+                    f"label_column={column!r}: {source} has the label {value!r} in row {row_name(row)}; give every row "
+                    "a whole number (classes 0, 1, ...), or every row a name."
+                )
+        ids = [int(value) for value in values]
+    classes = sorted(set(ids))
+    if len(classes) < 2:
+        raise ValueError(
+            f"label_column={column!r}: {source} has only one class ({values[0]!r}); give data with two or more."
+        )
+    if classes != list(range(len(classes))):
+        shown = classes if len(classes) <= 20 else [*classes[:20], "..."]
+        raise ValueError(
+            f"label_column={column!r}: the classes of {source} are {shown}; number them 0 to {len(classes) - 1} "
+            "without a gap, or use names."
+        )
+    return ids, kind
 
 
 def _read_targets(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[Any], Any]:
@@ -95,23 +135,22 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
     for row, value in enumerate(values):
         try:
             numbers = np.asarray(value)
-        except ValueError:  # lists of unequal length
+        except ValueError:  # lists of different lengths
             numbers = np.asarray(None)
+        where = f"label_column={column!r}: {source} has {_short(value)} in row {row_name(row)}"
         if numbers.dtype.kind not in "iuf" or numbers.ndim > 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError(
-                f"label_column={column!r}: {source} has {_short(value)} in row {row_name(row)}, where a regression "
-                "needs a finite number, a list of them, or a list of equally long lists."
+                f"{where}; a regression target is a finite number, a list of numbers, or a list of equally long lists."
             )
-        # Rows may be of different lengths, not of different depths or widths.
+        # The first dimension may differ between rows.
         if shape is not None and (numbers.ndim != len(shape) or numbers.shape[1:] != shape[1:]):
             raise ValueError(
-                f"label_column={column!r}: {source} has {_short(value)} in row {row_name(row)}, of another shape than "
-                f"{_short(values[0])} in row {row_name(0)}; give every row a label of one kind."
+                f"{where}, of another shape than {_short(values[0])} in row {row_name(0)}; give all labels one shape."
             )
         shape = numbers.shape
         found.append(numbers.astype(np.float32).tolist())
     feature: Any = Value("float32")
-    for _ in range(len(shape or ())):
+    for _ in shape or ():
         feature = List(feature)
     return found, feature
 

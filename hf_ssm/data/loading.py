@@ -1,4 +1,4 @@
-"""One loader for everything to train on: Hub data sets, tables, FASTA files, generators."""
+"""One loader for Hub data sets, tables, FASTA files, images and generators."""
 
 import inspect
 import logging
@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, List
+from datasets import ClassLabel, Dataset, DatasetDict, List, load_dataset
 
-from hf_ssm.data.checks import check_column, nearest
-from hf_ssm.data.fasta import fasta_windows
+from hf_ssm.data.checks import check_column, check_integer, did_you_mean
+from hf_ssm.data.fasta import FASTA_SUFFIXES, fasta_windows
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.hub import load_hub, prepare
-from hf_ssm.data.images import ImageOptions, holds_images, is_idx, is_pathfinder, load_folder, load_idx, load_pathfinder
+from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_kind
 from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
+from hf_ssm.data.preparation import prepare
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, check_fractions, cut
 from hf_ssm.data.synthetic import associative_recall, induction_heads, selective_copying, smooth_function
-from hf_ssm.data.table_splits import SPLIT_COLUMN, load_tables
+from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,8 @@ GENERATORS: dict[str, Callable[..., DatasetDict]] = {
     "selective-copying": selective_copying,
     "smooth-function": smooth_function,
 }
-"""Name, as `load_sequences` takes it, to the generator."""
+"""Source name, as in `load_sequences`, to the generator."""
 
-_TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
-_FASTA_SUFFIXES = (".fa", ".fasta", ".fna")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -62,65 +60,60 @@ def load_sequences(
     targets: bool = False,
     **generator_options: Any,
 ) -> DatasetDict:
-    """Load sequences, with labels where there are any, in splits.
+    """Load sequences, and labels if there are any, in splits.
 
-    **What `source` may be**, in the order it is looked at: the name of a generator ("planted-motifs"); a file
-    in `.csv`, `.tsv`, `.json`, `.jsonl` (tables) or `.fa`, `.fasta`, `.fna`, each also with `.gz`; a file
-    "...images-idx3-ubyte" (MNIST), its labels beside it; a folder of images, in folders by class, or one of
-    the Long Range Arena's Pathfinder; the id of a Hub data set, "user/name".
+    **Sources**, in order of precedence: the name of a generator ("planted-motifs"); a table (`.csv`, `.tsv`, `.json`,
+    `.jsonl`) or a FASTA file (`.fa`, `.fasta`, `.fna`), each also with `.gz`; an idx file of images
+    ("...images-idx3-ubyte") with its labels in the same folder; a folder of images, in subfolders by class or with a
+    `metadata.jsonl`; the id of a Hub data set, "user/name".
 
-    **Numbers and images.** The sequences of a json table or of a Hub data set may be lists of numbers, or lists
-    of equally long lists: signals of several channels. An image is the sequence of its pixels, row by row, bytes
-    from 0 to 255, in one channel or three. `SignalFeatureExtractor` makes inputs for a model of either.
+    **Signals and images.** The sequences of a json table or a Hub data set may be lists of numbers, or lists of
+    equally long lists (signals of several channels). An image is the sequence of its pixels, row by row, as bytes in
+    one or three channels. `SignalFeatureExtractor` converts both to model inputs.
 
-    **Splits.** Where the data has splits (a Hub data set's own, the table's `split_column`, a file for each), they
-    hold; "valid", "val" and "dev" mean validation, and rows of any other value are left out with a warning. A
-    validation or test split that the data lacks is cut from the training rows by chance, keeping the shares
-    of the labels, with equal sequences on one side; a fraction of 0 leaves it out. A warning says how many
-    test or validation sequences also stand among the training rows.
+    **Splits** of the data (of a Hub data set, by `split_column`, by file) are kept; "valid", "val" and "dev" mean
+    validation, and rows of other splits are dropped with a warning. A missing validation or test split is cut randomly
+    from the training rows, stratified by label, with equal sequences in the same split. A warning gives the
+    number of validation or test sequences that also occur in training.
 
-    **Labels.** Whole numbers stay; strings become a `ClassLabel` with the names sorted. The classes must be
-    0, 1, ... without a gap over all rows used, at least two of them. A list of them has the class of each
-    position, and -100 where there is none. A Hub split whose labels are all -1 (hidden) is left out with a warning.
+    **Labels** are whole numbers, or strings, which become a `ClassLabel` with sorted names. The classes must be
+    0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
+    split with hidden labels (all -1) is dropped with a warning.
 
-    **FASTA** has no labels: each record is cut into windows, for language modelling.
+    **FASTA** records have no labels; they are cut into windows for language modelling.
 
-    Files are read afresh every time; nothing of them is cached.
+    Local files are never cached.
 
     Args:
         source: See above.
-        sequence_column: Column of the sequences (or texts, signals, images), of one kind in every row.
-        label_column: Column of the labels; None if the labels do not matter (language modelling). Not looked
-            at for FASTA.
-        split_column: Column that says the split. A table without a column "split" (the default), and any
-            table when this is None, is split by chance; a column of another name must be there.
-        validation_fraction: Share of the training rows to cut off where there is no validation split.
-        test_fraction: Likewise for the test split.
-        seed: Seed of the cut, and of a generator.
-        window: FASTA: bases a window.
-        min_window: FASTA: least bases of a record's last window; None (the default) means half of `window`.
-        config_name: Hub: the configuration, where a data set has several.
+        sequence_column: Column of the sequences (texts, signals or images).
+        label_column: Column of the labels; None for unlabelled data. Not used for FASTA.
+        split_column: Column of the split. A table without a column "split" (the default), and any table if this is
+            None, is split randomly; a column of another name must exist.
+        validation_fraction: Share of the training rows for a missing validation split; 0 for none.
+        test_fraction: Share of the training rows for a missing test split; 0 for none.
+        seed: Seed of the random split and of a generator.
+        window: FASTA: bases per window.
+        min_window: FASTA: least number of bases of the last window of a record; None (the default) means `window // 2`.
+        config_name: Hub: the configuration of a data set with several.
         revision: Hub: branch, tag or commit.
-        pair_column: Column of a second text in each row, where two texts are classified together.
-        validation_file, test_file: Tables: further files of the same columns, all of whose rows are that split.
-        column_names: Tables: the columns of csv and tsv files that have no header line.
-        quoted: Tables: whether cells of csv and tsv files may stand in quotes; false where a quote is a letter
-            like any other.
-        grayscale: Images: whether colours become gray.
-        image_size: Images: side to resize them to, square; None leaves them as they are.
-        targets: Whether the labels are numbers to predict, or lists of them, and not classes.
+        pair_column: Column of a second text per row, for the classification of pairs.
+        validation_file, test_file: Tables: further tables, each with all rows of that split.
+        column_names: Tables: column names of csv and tsv files without a header line.
+        quoted: Tables: whether csv and tsv cells may be quoted; if False, a quote is an ordinary character.
+        grayscale: Images: convert colours to gray.
+        image_size: Images: side of the square to which images are resized; None keeps the size.
+        targets: Whether the labels are regression targets, numbers or lists of numbers.
         **generator_options: Arguments of the generator, such as `length=400`.
 
     Returns:
-        "train", and "validation" and "test" where there are any. All columns are kept but the split column;
-        FASTA gives `sequence`, `name` and `start`; idx files and Pathfinder name their columns as they are asked
-        for here, and a folder of images its column of images, while its classes are called `label`.
+        The splits "train", "validation" and "test", with all columns but the split column. FASTA gives `sequence`,
+        `name` and `start`. The labels of a folder of images are in the column `label`.
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ConnectionError: the Hub cannot be reached.
-        ValueError: anything else that is wrong with an argument or the data; the message names the argument,
-            its value, the rows, and what to do.
+        FileNotFoundError: A file or a Hub data set does not exist.
+        ConnectionError: The Hub cannot be reached.
+        ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows.
     """
     name = os.fspath(source)
     check_fractions(validation_fraction, test_fraction)
@@ -131,32 +124,31 @@ def load_sequences(
         known = list(inspect.signature(load_sequences).parameters)[:-1]
         raise ValueError(
             f"{unknown}={generator_options[unknown]!r}: load_sequences has no such "
-            f"argument{nearest(unknown, known)}, and source={name!r} is no generator, which could have it."
+            f"argument{did_you_mean(unknown, known)}, and source={name!r} is not a generator with that option."
         )
     images = ImageOptions(grayscale, image_size)
     path = Path(name).expanduser()
     suffix = bare_suffix(path)
-    labels = label_column
-    texts = {"sequence_column": sequence_column}
-    if pair_column is not None:
-        texts["pair_column"] = pair_column
+    texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
     files = _split_files(validation_file=validation_file, test_file=test_file)
-    if suffix not in _TABLE_SUFFIXES:
+    if suffix not in TABLE_SUFFIXES:
         _refuse_table_options(name, files, column_names, quoted)
-    if suffix in _FASTA_SUFFIXES:
+    labels = label_column
+    if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
-        splits = _load_fasta(path, window, min_window)
-    elif suffix in _TABLE_SUFFIXES:
-        splits = load_tables(path, files, texts, label_column, split_column, column_names, quoted, targets)
+        splits = {"train": _load_fasta(path, window, min_window)}
+    elif suffix in TABLE_SUFFIXES:
+        needed = {**texts, **({} if label_column is None else {"label_column": label_column})}
+        loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
+        names = " and ".join(file.name for file in (path, *files.values()))
+        splits = prepare(names, loaded, texts, label_column, images, targets, places)
     elif is_idx(path):
-        splits = load_idx(path, sequence_column, label_column, images)
-    elif path.is_dir() and is_pathfinder(path):
-        splits = load_pathfinder(path, sequence_column, label_column, images)
-    elif path.is_dir() and holds_images(path):
-        loaded = load_folder(path, sequence_column)
-        splits = prepare(path.name, loaded, texts, label_column, images, targets)
+        splits = {"train": load_idx(path, sequence_column, label_column, images)}
+    elif path.is_dir():
+        splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, targets)
     elif _HUB_ID.fullmatch(name) and not path.exists():
-        splits = load_hub(name, texts, label_column, config_name, revision, images, targets)
+        loaded = load_dataset(name, config_name, revision=revision)
+        splits = prepare(name, loaded, texts, label_column, images, targets)
     else:
         raise _unknown_source(name, path)
     shares = {"validation": validation_fraction, "test": test_fraction}
@@ -164,12 +156,12 @@ def load_sequences(
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
-    """Names of the classes: those of the column's `ClassLabel`, else "0", "1", ... up to the largest label.
+    """Names of the classes: those of the `ClassLabel`, otherwise "0", "1", ... up to the largest label.
 
-    The labels may be lists, of the classes of positions.
+    The labels may be lists with the class of each position.
 
     Raises:
-        ValueError: the training split has no such column.
+        ValueError: The training split has no such column.
     """
     check_column("label_column", label_column, data["train"].column_names, "the training split")
     feature = data["train"].features[label_column]
@@ -185,42 +177,36 @@ def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
     for option, value in options.items():
         if option not in known:
             raise ValueError(
-                f"{option}={value!r}: the generator {name!r} has no such option{nearest(option, known)}; its "
+                f"{option}={value!r}: the generator {name!r} has no such option{did_you_mean(option, known)}; its "
                 f"options are {known}."
             )
     return generator(seed=seed, **options)
 
 
-def _load_fasta(path: Path, window: int, min_window: int | None) -> dict[str, Dataset]:
-    if window < 1:
-        raise ValueError(f"window={window!r}: give a positive number of bases.")
+def _load_fasta(path: Path, window: int, min_window: int | None) -> Dataset:
+    check_integer("window", window, 1)
     least = max(1, window // 2) if min_window is None else min_window
-    if not 1 <= least <= window:
-        raise ValueError(f"min_window={min_window!r}: give a number of bases from 1 to window={window}.")
-    return {"train": Dataset.from_dict(fasta_windows(path, window, least))}
+    check_integer("min_window", least, 1, window)
+    return Dataset.from_dict(fasta_windows(path, window, least))
 
 
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:
-    """Split name to the table given for it; the keywords are the arguments of `load_sequences`."""
+    """Split name to its table; the keywords are arguments of `load_sequences`."""
     given = {argument: Path(file).expanduser() for argument, file in files.items() if file is not None}
     for argument, file in given.items():
-        if bare_suffix(file) not in _TABLE_SUFFIXES:
-            raise ValueError(
-                f"{argument}={str(file)!r}: give a table ({', '.join(_TABLE_SUFFIXES)}, or these with .gz)."
-            )
+        if bare_suffix(file) not in TABLE_SUFFIXES:
+            raise ValueError(f"{argument}={str(file)!r}: give a table ({', '.join(TABLE_SUFFIXES)}, optionally .gz).")
     return {argument.removesuffix("_file"): file for argument, file in given.items()}
 
 
 def _refuse_table_options(
     source: str, files: dict[str, Path], column_names: Sequence[str] | None, quoted: bool
 ) -> None:
-    given = {f"{split}_file": str(file) for split, file in files.items()}
-    if column_names is not None:
-        given["column_names"] = str(column_names)
-    if not quoted:
-        given["quoted"] = str(quoted)
+    given: dict[str, Any] = {f"{split}_file": str(file) for split, file in files.items()}
+    given |= {} if column_names is None else {"column_names": column_names}
+    given |= {} if quoted else {"quoted": quoted}
     for argument, value in given.items():
-        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is none; leave it out.")
+        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit it.")
 
 
 def _cut_missing_splits(
@@ -231,7 +217,7 @@ def _cut_missing_splits(
     seed: int,
     source: str,
 ) -> DatasetDict:
-    """Cut the splits that are not there off "train", and look for overlaps between those that are."""
+    """Cut missing splits from "train", and warn of overlaps between existing ones."""
     train = splits["train"]
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
     for name in SPLITS[1:]:
@@ -239,7 +225,7 @@ def _cut_missing_splits(
             known = set(_texts(train, text_columns))
             seen = sum(text in known for text in _texts(splits[name], text_columns))
             if seen:
-                logger.warning("%s: %d sequences of split %r also stand in 'train'.", source, seen, name)
+                logger.warning("%s: %d sequences of split %r also occur in 'train'.", source, seen, name)
     if label_column is not None:
         untrained = {label for split in splits.values() for label in classes_in(split, label_column)}
         untrained -= classes_in(train, label_column)
@@ -255,7 +241,7 @@ def _cut_missing_splits(
 
 
 def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
-    """What a row is about, for each row: its sequence (a key of it, if numbers), or a pair of texts."""
+    """A hashable key of each row: its text, the key of its signal, or its pair of texts."""
     texts = [
         row_keys(split, column) if is_signal(split.features[column]) else list(split[column]) for column in columns
     ]
@@ -263,15 +249,13 @@ def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
 
 
 def _unknown_source(name: str, path: Path) -> Exception:
-    """The error for a source that is neither a generator, nor a file of a known kind, nor a Hub id."""
-    known = f"files end in {', '.join(_TABLE_SUFFIXES + _FASTA_SUFFIXES)} (or these with .gz)"
-    if path.is_dir():
-        return ValueError(f"source={name!r} is a folder without images; give one file in it ({known}).")
+    """The error for a source that is not a generator, a file of a known format or a Hub id."""
+    known = f"files end in {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally .gz)"
     if path.exists():
-        return ValueError(f"source={name!r}: its name does not tell its format; {known}.")
+        return ValueError(f"source={name!r}: unknown file format; {known}.")
     if os.sep in name or path.suffix:
-        return FileNotFoundError(f"source={name!r}: there is no such file, and it is no Hub id; {known}.")
+        return FileNotFoundError(f"source={name!r}: there is no such file, and it is not a Hub id; {known}.")
     return ValueError(
-        f"source={name!r}: there is no generator of that name{nearest(name, GENERATORS)}. Generators: "
-        f"{list(GENERATORS)}; Hub ids read 'user/name'; {known}."
+        f"source={name!r}: there is no generator of that name{did_you_mean(name, GENERATORS)}. Generators: "
+        f"{list(GENERATORS)}; Hub ids have the form 'user/name'; {known}."
     )

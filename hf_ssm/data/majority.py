@@ -1,14 +1,16 @@
-"""Sparse majority: does a string of bits hold more ones than zeros?
+"""Sparse majority: whether a string of bits has more ones than zeros.
 
-The number of ones is spread evenly over 0 ... `length`, so that some rows are decided by one bit and others by many;
-their places are drawn by chance. A tie is no majority. After the training rows got their labels, each of their ones is
-turned into a zero with probability `flip_rate`; validation and test rows stay as they were drawn.
+The number of ones is stratified over 0 ... `length`, and their positions are random. A tie is no majority. After
+labelling, each one of a training row becomes a zero with probability `flip_rate`; validation and test rows are
+noise-free.
 
 Source: Honarpisheh et al. 2025, Section 5 and Appendix A.1 (after Trauger & Tewari 2024).
 """
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_ssm.data.checks import check_integer
 
 _FEATURES = Features({"sequence": Value("string"), "label": ClassLabel(names=["no majority", "majority"])})
 
@@ -21,26 +23,30 @@ def sparse_majority(
     flip_rate: float = 0.1,
     seed: int = 0,
 ) -> DatasetDict:
-    """Generate the bit strings; the module's docstring describes them.
+    """Generate bit strings for the majority task; the module docstring describes them.
 
-    Short strings with few or many ones occur more than once, also in different splits.
+    Short strings with few or many ones may repeat, also across splits.
 
     Args:
-        num_train: Rows in "train".
-        num_validation: Rows in "validation"; 0 leaves the split out.
-        num_test: Rows in "test"; 0 leaves the split out. The rows of a split do not depend on the sizes of the others.
+        num_train, num_validation, num_test: Rows per split; 0 omits a validation or test split. The rows of a split do
+            not depend on the sizes of the others.
         length: Bits per row, T.
-        flip_rate: Probability with which a one of a training row is turned into a zero, in [0, 1).
-        seed: Seed of everything random.
+        flip_rate: Probability of a one of a training row to become a zero, in [0, 1).
+        seed: Random seed.
 
     Returns:
         `train`, `validation`, `test`, each with the columns `sequence` (such as "0110") and `label` (`ClassLabel`: 1
-        where more than half of the bits, before the flips, are ones). The data set's description says how it was made.
+        where more than half of the bits, before the flips, are ones). The description of the data set has the
+            parameters.
 
     Raises:
         ValueError: A number is out of its range.
     """
-    _check(num_train, num_validation, num_test, length, flip_rate)
+    for name, value in {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}.items():
+        check_integer(name, value, 1 if name == "num_train" else 0)
+    check_integer("length", length, 1)
+    if not 0.0 <= flip_rate < 1.0:
+        raise ValueError(f"flip_rate={flip_rate!r}: give a probability in [0, 1).")
     sizes = {"train": num_train, "validation": num_validation, "test": num_test}
     streams = np.random.SeedSequence(seed).spawn(len(sizes))
     splits = {}
@@ -60,25 +66,11 @@ def sparse_majority(
 
 def _rows(size: int, length: int, flip_rate: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Bits `(size, length)`, uint8, and labels `(size,)`."""
-    # One draw from each of `size` equal parts of the range of counts.
+    # Stratified: one draw from each of `size` equal parts of the range.
     ones = ((np.arange(size) + rng.random(size)) * (length + 1) / size).astype(np.int64)
-    # The product of the largest draw may round up to the end of the range.
+    # Rounding may exceed the range by one.
     ones = rng.permutation(np.minimum(ones, length))
     bits = (np.arange(length) < ones[:, None]).astype(np.uint8)
     bits = rng.permuted(bits, axis=1)
     kept = rng.random(bits.shape) >= flip_rate
     return bits * kept, (2 * ones > length).astype(np.int64)
-
-
-def _check(num_train: int, num_validation: int, num_test: int, length: int, flip_rate: float) -> None:
-    """Refuse numbers out of range; the message names the argument and the range."""
-    for name, value, least in (
-        ("num_train", num_train, 1),
-        ("num_validation", num_validation, 0),
-        ("num_test", num_test, 0),
-        ("length", length, 1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r}: give a whole number, at least {least}.")
-    if not 0.0 <= flip_rate < 1.0:
-        raise ValueError(f"flip_rate={flip_rate!r}: give a probability in [0, 1).")

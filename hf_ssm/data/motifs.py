@@ -1,22 +1,18 @@
 """Genome-like sequences with planted motifs at known positions, for classification.
 
-**Background.** A Markov chain of order `order` over A, C, G, T. Its transition table is drawn once per seed
-(Dirichlet around uniform, with `CG` depleted fourfold as in vertebrate genomes) and shared by the splits;
-each row tilts it towards or away from G and C by its own normal deviate, so the GC content varies.
+**Background.** A Markov chain of order `order` over A, C, G, T. All splits share its transition table, drawn from the
+seed (Dirichlet around uniform, with `CG` depleted fourfold as in vertebrate genomes). A normal deviate per row tilts
+it towards or away from G and C, which varies the GC content.
 
-**Sites.** There are `num_labels - 1` motifs. Every row has `copies` sites per motif, at random places that do
-not overlap. In a row of class `k >= 1` the sites of motif `k` hold motif `k`; every other site holds a
-*decoy*, a fresh shuffle of the letters of its motif that differs from each motif of that length in at least
-half of the places. Class 0 has decoys only. Each letter at a site is then replaced by another with
-probability `mutation_rate`.
+**Sites.** There are `num_labels - 1` motifs. Every row has `copies` sites per motif at random positions without
+overlap. In a row of class `k >= 1` the sites of motif `k` hold motif `k`; every other site holds a *decoy*, a random
+permutation of its motif that differs from each motif of that length in at least half of the letters. Class 0 has only
+decoys. Each letter of a site is then substituted with probability `mutation_rate`. All classes thus have the same base
+composition; only longer words carry information.
 
-So every class has the same letters in its sites and the same background, and counting bases says nothing
-about the class; longer words do.
-
-**No motif by chance.** A row in which a motif stands anywhere but at its own sites is drawn again. With
-mutations "stands" means: with no more differing letters than a planted copy has on average (`mutation_rate`
-times the length, rounded). Only the written strand is looked at. No sequence occurs twice, within a split or
-between two.
+**No accidental copies.** A row with a motif outside of its sites is drawn again. With mutations, a motif is an
+occurrence with at most as many substitutions as expected in a planted copy (`mutation_rate` times the length,
+rounded). Only the forward strand is searched. No sequence occurs twice, within or across splits.
 """
 
 from collections.abc import Sequence
@@ -24,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from hf_ssm.data.checks import check_integer
 
 _LETTERS = "ACGT"
 _MAX_ROUNDS = 50
@@ -43,38 +41,46 @@ def planted_motifs(
     gc_spread: float = 0.25,
     seed: int = 0,
 ) -> DatasetDict:
-    """Generate the sequences; the module's docstring describes the construction.
+    """Generate sequences with planted motifs; the module docstring describes the construction.
 
-    The task gets harder with a larger `length`, `mutation_rate` and `num_labels`, fewer `copies`, a shorter
-    `motif_length` and less training data.
+    Larger `length`, `mutation_rate` and `num_labels`, fewer `copies`, shorter motifs and less data make the task
+    harder.
 
     Args:
         num_train: Rows in "train".
-        num_validation: Rows in "validation"; 0 leaves the split out.
-        num_test: Rows in "test"; 0 leaves the split out. The test rows do not depend on the other two numbers,
-            nor the validation rows on `num_train`.
+        num_validation: Rows in "validation"; 0 omits the split. They do not depend on `num_train`.
+        num_test: Rows in "test"; 0 omits the split. They do not depend on `num_train` and `num_validation`.
         length: Bases per row.
-        motif: The motif, or one motif for each class but class 0, in capitals A, C, G, T. None (the default)
-            draws `num_labels - 1` motifs of `motif_length` letters, all of the same composition.
-        num_labels: Classes, at least 2; balanced to one row.
-        motif_length: Letters of a drawn motif; ignored where `motif` is given.
-        copies: Sites per motif in every row.
-        mutation_rate: Probability that a letter of a site is replaced, in [0, 0.5).
+        motif: The motif, or one motif for each class except class 0, of capital letters A, C, G, T. None (the
+            default) draws `num_labels - 1` motifs of `motif_length` letters, all of the same composition.
+        num_labels: Number of classes, at least 2; balanced up to one row.
+        motif_length: Letters of a drawn motif; ignored if `motif` is given.
+        copies: Sites per motif and row.
+        mutation_rate: Probability of a substitution per letter of a site, in [0, 0.5).
         order: Order of the Markov chain, 0 to 8.
-        gc_spread: Standard deviation over rows of half the added log-odds of G and C; 0 turns the tilt off.
-            0.25 gives a standard deviation of the GC content of about 0.1.
-        seed: Seed of everything random.
+        gc_spread: Standard deviation over rows of half the added log-odds of G and C, in [0, 3]. 0.25 gives a standard
+            deviation of the GC content of about 0.1.
+        seed: Random seed.
 
     Returns:
         `train`, `validation`, `test`, each with the columns `sequence` (str), `label` (`ClassLabel`, named
         "decoy" and then by the motifs) and `motif_positions` (0-based starts of the motif copies, ascending;
-        empty in class 0). The data set's description says how it was made.
+        empty in class 0). The description of the data set has the parameters.
 
     Raises:
-        ValueError: an argument is out of its range, the motifs do not fit the length or have no decoys, or
-            rows free of chance copies cannot be found (a motif too short for the length).
+        ValueError: An argument is out of range, the motifs do not fit into `length` or have no decoys, or no rows
+            without accidental copies are found (a motif too short for `length`).
     """
-    _check_numbers(num_train, num_validation, num_test, num_labels, copies, mutation_rate, order, gc_spread)
+    check_integer("num_labels", num_labels, 2, 1000)
+    check_integer("num_train", num_train, num_labels)
+    check_integer("num_validation", num_validation, 0)
+    check_integer("num_test", num_test, 0)
+    check_integer("copies", copies, 1)
+    check_integer("order", order, 0, 8)
+    if not 0.0 <= mutation_rate < 0.5:
+        raise ValueError(f"mutation_rate={mutation_rate!r}: give a probability in [0, 0.5).")
+    if not 0.0 <= gc_spread <= 3.0:
+        raise ValueError(f"gc_spread={gc_spread!r}: give a standard deviation in [0, 3].")
     setup, *streams = np.random.SeedSequence(seed).spawn(4)
     rng = np.random.default_rng(setup)
     table = _transition_table(order, rng)
@@ -91,7 +97,7 @@ def planted_motifs(
     sizes = {"train": num_train, "validation": num_validation, "test": num_test}
     seen: set[str] = set()
     splits: dict[str, Dataset] = {}
-    # The test rows come first: asking for more training rows must not change them.
+    # The test rows come first, so that they do not depend on the number of training rows.
     for (name, size), stream in reversed(list(zip(sizes.items(), streams, strict=True))):
         if size:
             columns = _rows(plan, size, np.random.default_rng(stream), seen)
@@ -102,7 +108,7 @@ def planted_motifs(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The settings that all rows share."""
+    """Parameters shared by all rows."""
 
     table: np.ndarray  # (4**order, 4), weights of the next letter
     motifs: list[str]
@@ -121,14 +127,14 @@ class _Plan:
 def _rows(
     plan: _Plan, size: int, rng: np.random.Generator, seen: set[str]
 ) -> dict[str, list[str] | list[int] | list[list[int]]]:
-    """Columns of one split; `seen` holds the sequences of the other splits and grows by this one's."""
+    """Columns of one split; adds its sequences to `seen`, those of the previous splits."""
     labels = rng.permutation(np.arange(size) % (len(plan.motifs) + 1))
     sequences = [""] * size
     positions: list[list[int]] = [[] for _ in range(size)]
     open_rows = np.arange(size)
     for _ in range(_MAX_ROUNDS):
         letters, starts = _draw(plan, labels[open_rows], rng)
-        clean = _free_of_chance_copies(plan, letters, starts, labels[open_rows])
+        clean = _without_accidental_copies(plan, letters, starts, labels[open_rows])
         text = _text(letters)
         left = []
         for index, row in enumerate(open_rows):
@@ -144,8 +150,8 @@ def _rows(
         open_rows = np.array(left)
     raise ValueError(
         f"motif={plan.motifs}, length={plan.length}, mutation_rate={plan.mutation_rate}: after {_MAX_ROUNDS} "
-        f"draws {len(open_rows)} of {size} rows still hold a motif by chance, or a sequence twice. Take a "
-        "longer motif, a shorter length, or a lower mutation rate."
+        f"draws {len(open_rows)} of {size} rows still have an accidental motif or a repeated sequence. Use a "
+        "longer motif, a smaller length, or a lower mutation rate."
     )
 
 
@@ -170,8 +176,8 @@ def _draw(plan: _Plan, labels: np.ndarray, rng: np.random.Generator) -> tuple[np
 
 
 def _background(plan: _Plan, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """The Markov chain of every row, `(rows, length)`, all rows a step at a time."""
-    burn_in = 4 * (plan.order + 1)  # forgets the uniform first letters
+    """One Markov chain per row, `(rows, length)`, vectorised over rows."""
+    burn_in = 4 * (plan.order + 1)  # the first context is uniform
     tilt = plan.gc_spread * rng.standard_normal((rows, 1))
     weight = np.exp(tilt * np.array([-1.0, 1.0, 1.0, -1.0]))
     contexts = 4**plan.order
@@ -188,7 +194,7 @@ def _background(plan: _Plan, rows: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _site_starts(plan: _Plan, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Starts of sites that do not overlap, `(rows, motifs, copies)`, in random order along the row."""
+    """Starts of sites without overlap, `(rows, motifs, copies)`, in random order along the row."""
     lengths = np.repeat([len(code) for code in plan.codes], plan.copies)
     sites = len(lengths)
     free = plan.length - int(lengths.sum())
@@ -202,10 +208,10 @@ def _site_starts(plan: _Plan, rows: int, rng: np.random.Generator) -> np.ndarray
 
 
 def _decoys(code: np.ndarray, codes: list[np.ndarray], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Shuffles of `code`, `(rows, len(code))`, that differ from every motif of its length in half the places.
+    """Permutations of `code`, `(rows, len(code))`, that differ from every motif of its length in half the letters.
 
     Raises:
-        ValueError: the letters have no such order, as in "AAAAAA".
+        ValueError: There is no such permutation, as for "AAAAAA".
     """
     rivals = np.stack([other for other in codes if len(other) == len(code)])
     decoys = rng.permuted(np.tile(code, (rows, 1)), axis=1)
@@ -216,13 +222,13 @@ def _decoys(code: np.ndarray, codes: list[np.ndarray], rows: int, rng: np.random
             return decoys
         decoys[close] = rng.permuted(decoys[close], axis=1)
     raise ValueError(
-        f"motif={_text(code[None])[0]!r}: no shuffle of its letters differs from the motifs in half of "
-        "the places, so it has no decoy. Choose a motif of more different letters."
+        f"motif={_text(code[None])[0]!r}: no permutation differs from the motifs in half of the letters, so "
+        "it has no decoy. Choose a motif with more distinct letters."
     )
 
 
-def _free_of_chance_copies(plan: _Plan, letters: np.ndarray, starts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which rows hold the motifs at their own sites only, `(rows,)` bool."""
+def _without_accidental_copies(plan: _Plan, letters: np.ndarray, starts: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether each row holds the motifs only at their sites, `(rows,)` bool."""
     clean = np.ones(len(letters), dtype=bool)
     for index, code in enumerate(plan.codes):
         mismatches = _mismatches(letters, code)
@@ -233,7 +239,7 @@ def _free_of_chance_copies(plan: _Plan, letters: np.ndarray, starts: np.ndarray,
 
 
 def _mismatches(letters: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Letters in which each window differs from `code`, `(rows, length - len(code) + 1)`."""
+    """Hamming distance of each window from `code`, `(rows, length - len(code) + 1)`."""
     windows = letters.shape[1] - len(code) + 1
     mismatches = np.zeros((len(letters), windows), dtype=np.int16)
     for offset, letter in enumerate(code):
@@ -242,7 +248,7 @@ def _mismatches(letters: np.ndarray, code: np.ndarray) -> np.ndarray:
 
 
 def _transition_table(order: int, rng: np.random.Generator) -> np.ndarray:
-    """Weights of the next letter after each context, `(4**order, 4)`; the last letter is the lowest digit."""
+    """Weights of the next letter for each context, `(4**order, 4)`; the last letter is the lowest digit."""
     table = rng.dirichlet(np.full(4, 12.0), size=4**order)
     if order:
         table[np.arange(len(table)) % 4 == _LETTERS.index("C"), _LETTERS.index("G")] /= 4.0
@@ -252,14 +258,14 @@ def _transition_table(order: int, rng: np.random.Generator) -> np.ndarray:
 def _motifs(
     motif: str | Sequence[str] | None, num_labels: int, motif_length: int, rng: np.random.Generator
 ) -> list[str]:
-    """The motifs asked for, or drawn ones."""
+    """The given motifs, or drawn ones."""
     if motif is None:
         return _drawn_motifs(num_labels - 1, motif_length, rng)
     motifs = [motif] if isinstance(motif, str) else list(motif)
     if len(motifs) != num_labels - 1 or len(set(motifs)) != len(motifs):
         raise ValueError(
             f"motif={motifs} with num_labels={num_labels}: give {num_labels - 1} different motifs, one for "
-            "each class but class 0, which has decoys."
+            "each class except class 0."
         )
     for one in motifs:
         if len(one) < 4 or set(one) - set(_LETTERS):
@@ -268,9 +274,8 @@ def _motifs(
 
 
 def _drawn_motifs(number: int, motif_length: int, rng: np.random.Generator) -> list[str]:
-    """Motifs of one composition, as even as it can be, that differ from each other in half of the places."""
-    if isinstance(motif_length, bool) or not isinstance(motif_length, int) or not 4 <= motif_length <= 1000:
-        raise ValueError(f"motif_length={motif_length!r}: give a number from 4 to 1000.")
+    """Motifs of one balanced composition that differ pairwise in half of the letters."""
+    check_integer("motif_length", motif_length, 4, 1000)
     first = rng.permutation(np.arange(motif_length) % 4)
     codes = [first]
     for _ in range(number - 1):
@@ -278,47 +283,18 @@ def _drawn_motifs(number: int, motif_length: int, rng: np.random.Generator) -> l
     return _text(np.stack(codes))
 
 
-def _check_numbers(
-    num_train: int,
-    num_validation: int,
-    num_test: int,
-    num_labels: int,
-    copies: int,
-    mutation_rate: float,
-    order: int,
-    gc_spread: float,
-) -> None:
-    """Refuse numbers out of range; the message names the argument and the range."""
-    for name, value, least, most in (
-        ("num_labels", num_labels, 2, 1000),
-        ("num_train", num_train, num_labels, None),
-        ("num_validation", num_validation, 0, None),
-        ("num_test", num_test, 0, None),
-        ("copies", copies, 1, None),
-        ("order", order, 0, 8),
-    ):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < least or (most is not None and value > most):
-            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"{name}={value!r}: give a whole number, {bounds}.")
-    if not 0.0 <= mutation_rate < 0.5:
-        raise ValueError(f"mutation_rate={mutation_rate!r}: give a probability in [0, 0.5).")
-    if not 0.0 <= gc_spread <= 3.0:
-        raise ValueError(f"gc_spread={gc_spread!r}: give a standard deviation in [0, 3].")
-
-
 def _check_fit(motifs: list[str], copies: int, length: int) -> None:
-    """Refuse a length in which the sites have no room."""
+    """Check that all sites fit into a row."""
     needed = copies * sum(len(motif) for motif in motifs)
     if isinstance(length, bool) or not isinstance(length, int) or length < needed:
         raise ValueError(
             f"length={length!r}: {copies} site(s) for each of {len(motifs)} motif(s) need {needed} bases. "
-            "Take a larger length, or fewer copies."
+            "Use a larger length or fewer copies."
         )
 
 
 def _describe(plan: _Plan, seed: int) -> str:
-    """One paragraph for the data set's card."""
+    """The description for the model card."""
     return (
         f"Generated sequences of {plan.length} bases: a Markov background of order {plan.order} with the "
         f"motifs {', '.join(plan.motifs)} (classes 1 to {len(plan.motifs)}; class 0: shuffled decoys), "

@@ -1,4 +1,4 @@
-"""Sequences of numbers: signals, and images read pixel by pixel.
+"""Columns of numbers: signals, and images as sequences of pixels.
 
 Legend: `L` length, `C` channels.
 """
@@ -19,7 +19,7 @@ _BATCH = 1000
 
 
 def is_signal(feature: Any) -> bool:
-    """Whether a column of this feature holds numbers, `(L,)` or `(L, C)` for each row."""
+    """Whether a column of this feature holds numbers, `(L,)` or `(L, C)` per row."""
     if isinstance(feature, Array2D):
         return True
     depth = 0
@@ -29,7 +29,7 @@ def is_signal(feature: Any) -> bool:
 
 
 def signal_rows(split: Dataset, column: str) -> Iterator[np.ndarray]:
-    """The rows of a column of numbers, `(L, C)` each; `(L,)` counts as one channel."""
+    """The rows of a column of numbers, each `(L, C)`; rows `(L,)` have one channel."""
     for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
         values = _storage(table)
         ends = np.cumsum([0, *pc.list_value_length(values).to_numpy(zero_copy_only=False)])
@@ -51,7 +51,7 @@ def row_lengths(split: Dataset, column: str) -> np.ndarray:
 
 
 def row_keys(split: Dataset, column: str) -> list[bytes]:
-    """A short key for each row of numbers; equal rows have equal keys, others different ones."""
+    """A hash of each row of numbers."""
     return [
         hashlib.blake2b(repr(row.shape).encode() + np.ascontiguousarray(row).tobytes(), digest_size=16).digest()
         for row in signal_rows(split, column)
@@ -59,61 +59,59 @@ def row_keys(split: Dataset, column: str) -> list[bytes]:
 
 
 def num_channels(split: Dataset, column: str) -> int:
-    """C."""
+    """Number of channels C."""
     return next(signal_rows(split.select([0]), column)).shape[1]
 
 
 def is_pixels(split: Dataset, column: str) -> bool:
-    """Whether the numbers are bytes, as those of images are."""
+    """Whether the numbers are bytes, as in images."""
     return next(signal_rows(split.select([0]), column)).dtype == np.uint8
 
 
 def _storage(table: pa.Table) -> Any:
     """The only column of a table as one Arrow array of lists."""
     values = table.column(0)
-    # A column of one chunk comes back as that chunk from some versions of pyarrow, as a chunked array from others.
+    # The result type of `combine_chunks` depends on the version of pyarrow.
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
     return values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def check_signals(column: str, values: Iterable[Any], source: str, row_name: RowName) -> Any:
-    """Refuse rows that are not `(L,)` or `(L, C)` finite numbers, with one C for all.
+    """Check that all rows are finite numbers `(L,)`, or `(L, C)` with one C.
 
     Returns:
-        The feature for such a column, of float32.
+        The float32 feature of the column.
 
     Raises:
-        ValueError: naming the column and the row.
+        ValueError: A row is not; the message names it.
     """
     width: tuple[int, ...] | None = None
     for row, value in enumerate(values):
         try:
             numbers = np.asarray(value)
-        except ValueError:  # lists of unequal length
+        except ValueError:  # lists of different lengths
             numbers = np.asarray(None)
         where = f"sequence_column={column!r}: {source}, row {row_name(row)}"
         if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or not numbers.size:
             raise ValueError(
-                f"{where}: where other rows have numbers, this one is not a list of numbers, one or equally many for "
-                "each position; mend it, or take it out."
+                f"{where}: expected a list of numbers, or of equally long lists of numbers; correct or remove the row."
             )
         if not np.isfinite(numbers).all():
-            raise ValueError(f"{where}: NaN or infinity among the numbers; fill them in, or take the row out.")
+            raise ValueError(f"{where}: NaN or infinity among the numbers; replace them or remove the row.")
         if width is not None and numbers.shape[1:] != width:
             raise ValueError(
-                f"{where}: each position has the shape {numbers.shape[1:]} where the rows before have {width} (() is "
-                "one number); make them equal."
+                f"{where}: positions of shape {numbers.shape[1:]}, but of shape {width} in previous rows (() is one "
+                "number); make them equal."
             )
         width = numbers.shape[1:]
     return List(Value("float32")) if width == () else List(List(Value("float32"), length=(width or (-1,))[0]))
 
 
 def signal_inputs(data: DatasetDict, sequence_column: str, label_column: str | None) -> DatasetDict:
-    """The columns that a model takes: `input_values` and, if asked for, `labels`.
+    """Select the columns `input_values` and, if `label_column` is given, `labels`.
 
-    Numbers stay as they are; `SignalFeatureExtractor` scales and pads them batch by batch. Rows come as arrays, unless
-    they are lists of lists.
+    `SignalFeatureExtractor` scales and pads the numbers batch by batch. Rows are read as arrays, except lists of lists.
 
     Raises:
         ValueError: A column is missing.
@@ -125,5 +123,5 @@ def signal_inputs(data: DatasetDict, sequence_column: str, label_column: str | N
         columns[label_column] = "labels"
     chosen = data.select_columns(list(columns)).rename_columns({old: new for old, new in columns.items() if old != new})
     nested = [getattr(feature, "feature", None) for feature in chosen["train"].features.values()]
-    # Coloured images are read several times faster as arrays than as Python numbers, lists of lists slower.
+    # Arrays are several times faster than Python numbers for coloured images, and slower for lists of lists.
     return chosen if any(isinstance(inner, List | LargeList) for inner in nested) else chosen.with_format("numpy")

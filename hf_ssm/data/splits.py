@@ -1,4 +1,4 @@
-"""Train, validation and test rows: by a column of the data, or cut by chance."""
+"""Train, validation and test rows: by a column of the data, or by a random split."""
 
 import logging
 from collections import Counter
@@ -21,26 +21,26 @@ _SPELLINGS = {
 
 
 def split_name(value: object) -> str | None:
-    """The split that a value such as "dev" means, or None."""
+    """The standard name of a split such as "dev", or None if it is unknown."""
     return _SPELLINGS.get(str(value).strip().lower())
 
 
 def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarray]:
-    """Row indices by the values of a split column; rows of other values are left out, and a warning says so.
+    """Row indices of each split by the values of a split column; rows of other values are dropped with a warning.
 
     Raises:
-        ValueError: no row is marked "train".
+        ValueError: No row is marked "train".
     """
     names = np.array([split_name(value) or "" for value in values])
     others = Counter(str(value) for value in values if split_name(value) is None)
     for value, count in sorted(others.items()):
-        logger.warning("%s: left out %d rows of split %r.", source, count, value)
+        logger.warning("%s: dropped %d rows of split %r.", source, count, value)
     rows = {name: np.flatnonzero(names == name) for name in SPLITS if (names == name).any()}
     if "train" not in rows:
         raise ValueError(
             f"split_column: {source} has no rows of split 'train' (found "
-            f"{sorted({str(v) for v in values})[:10]}); mark the training rows, or pass split_column=None to "
-            "split by chance."
+            f"{sorted({str(v) for v in values})[:10]}); mark the training rows, or pass split_column=None "
+            "for a random split."
         )
     return rows
 
@@ -48,22 +48,22 @@ def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarra
 def cut(
     sequences: Sequence[Hashable], labels: Sequence[int] | None, fractions: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
-    """Cut rows by chance into "train" and the splits of `fractions`, keeping the shares of the labels.
+    """Split rows randomly into "train" and the splits of `fractions`, stratified by label.
 
-    Rows of the same sequence stay together, so that nothing tested was trained on; the shares are exact to
-    one row per label where no sequence occurs twice.
+    Rows with equal sequences are in the same split, so that no test sequence is trained on. The shares are exact to
+    one row per label if no sequence occurs twice.
 
     Args:
-        sequences: The sequence (or pair of texts) of every row.
-        labels: The class of every row, or None for one class.
-        fractions: Split name to its share of the rows.
-        seed: Seed of the cut.
+        sequences: The sequence (or pair of texts) of each row.
+        labels: The class of each row, or None.
+        fractions: Split name to its share of the rows, in [0, 1).
+        seed: Seed of the random split.
 
     Returns:
-        Split name to ascending row indices; a share of 0 gives no entry.
+        Split name to ascending row indices; splits with a share of 0 are omitted.
 
     Raises:
-        ValueError: the rows are too few to give every asked split, and "train", one.
+        ValueError: There are too few rows for one in each split.
     """
     first: dict[Hashable, int] = {}
     group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
@@ -84,16 +84,16 @@ def cut(
         if not len(indices):
             shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
             raise ValueError(
-                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0, or give more data."
+                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0 or give more data."
             )
     return rows
 
 
 def check_fractions(validation_fraction: float, test_fraction: float) -> None:
-    """Refuse shares outside [0, 1) or that leave nothing to train on.
+    """Check that both fractions are in [0, 1) and leave rows for training.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: They do not.
     """
     for name, value in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
         if not 0.0 <= value < 1.0:

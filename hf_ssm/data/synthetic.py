@@ -1,9 +1,9 @@
-"""Tasks with a known answer to which tokens matter: recall, induction, selective copying, (piecewise) smooth functions.
+"""Tasks with known important positions: recall, induction, selective copying, (piecewise) smooth functions.
 
-They are the tasks for which Nishikawa & Suzuki 2025 show that gated convolutions do what attention does: the important
-tokens stand at fixed places (`smooth_function`), at places that the tokens themselves decide (`induction_heads`,
-`selective_copying`, `smooth_function` with `piecewise`), or at places that the last token decides
-(`associative_recall`). Each row says where they stand. The rows of a split do not depend on the sizes of the others.
+Nishikawa & Suzuki 2025 show that gated convolutions match attention on these tasks. The important positions are fixed
+(`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
+`piecewise`), or determined by the last token (`associative_recall`); the column `important_positions` has them. The
+rows of a split do not depend on the sizes of the other splits.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from hf_ssm.data.checks import check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
 
 _KEYS = ascii_lowercase
 _VALUES = ascii_uppercase + digits
-# What makes a token of a text neither key nor value.
+# Tokens that are neither keys nor values.
 MARKER, NOISE, BLANK = ">", ".", "?"
 
 Row = dict[str, Any]
@@ -31,28 +32,28 @@ def associative_recall(
     num_values: int = 8,
     seed: int = 0,
 ) -> DatasetDict:
-    """Pairs of a key and a value, then one of the keys: which value stood behind it?
+    """Key-value pairs followed by a query key, whose value is the label.
 
-    "aGcBeA...c" has the answer "B". The keys of a row are different letters in random order, the values are drawn with
-    replacement, and so each answer is right with probability 1 / num_values for who does not look.
+    "aGcBeA...c" has the label "B". The keys of a row are distinct letters in random order, the values are drawn with
+    replacement; guessing has the accuracy 1 / num_values.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 leaves a split out.
-        num_pairs: Pairs in a row, 1 to 26; the row has 2 num_pairs + 1 tokens.
-        num_values: Different values, 2 to 36; they are the classes.
-        seed: Seed of everything random.
+        num_train, num_validation, num_test: Rows per split; 0 omits a split.
+        num_pairs: Pairs per row, 1 to 26; a row has 2 num_pairs + 1 tokens.
+        num_values: Distinct values, the classes; 2 to 36.
+        seed: Random seed.
 
     Returns:
         `sequence` (str, one character per token), `label` (`ClassLabel`), `important_positions` (of the key and its
         value, 0-based).
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: An argument is out of range.
 
     Source: Ba et al. 2016; Nishikawa & Suzuki 2025, Appendix B.
     """
-    _check_range("num_pairs", num_pairs, 1, len(_KEYS))
-    _check_range("num_values", num_values, 2, len(_VALUES))
+    check_integer("num_pairs", num_pairs, 1, len(_KEYS))
+    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         keys = rng.permutation(len(_KEYS))[:num_pairs]
@@ -76,25 +77,25 @@ def induction_heads(
     num_values: int = 16,
     seed: int = 0,
 ) -> DatasetDict:
-    """A text of random tokens with one marker in it, and the marker again at the end: what stood behind the first?
+    """Random tokens with a marker among them and at the end; the label is the token after the first marker.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 leaves a split out.
-        length: Tokens in a row, the two markers included; at least 3.
-        num_values: Different tokens beside the marker, 2 to 36; they are the classes.
-        seed: Seed of everything random.
+        num_train, num_validation, num_test: Rows per split; 0 omits a split.
+        length: Tokens per row including both markers, at least 3.
+        num_values: Distinct tokens besides the marker, the classes; 2 to 36.
+        seed: Random seed.
 
     Returns:
         `sequence` (str, one character per token), `label` (`ClassLabel`), `important_positions` (of the first marker
-        and of the answer, 0-based).
+        and of the token after it, 0-based).
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: An argument is out of range.
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.2; Nishikawa & Suzuki 2025, Appendix B.
     """
-    _check_range("length", length, 3, None)
-    _check_range("num_values", num_values, 2, len(_VALUES))
+    check_integer("length", length, 3)
+    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         tokens = rng.integers(num_values, size=length)
@@ -119,27 +120,27 @@ def selective_copying(
     num_values: int = 8,
     seed: int = 0,
 ) -> DatasetDict:
-    """Tokens scattered in noise, then as many blanks: fill in the tokens, in their order.
+    """Tokens scattered in noise, followed by as many blanks, whose labels are the tokens in order.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 leaves a split out.
-        length: Tokens in front of the blanks.
+        num_train, num_validation, num_test: Rows per split; 0 omits a split.
+        length: Tokens before the blanks.
         num_tokens: Tokens to copy, at most `length`.
-        num_values: Different tokens beside noise and blank, 2 to 36; they are the classes.
-        seed: Seed of everything random.
+        num_values: Distinct tokens besides noise and blank, the classes; 2 to 36.
+        seed: Random seed.
 
     Returns:
-        `sequence` (str, `length + num_tokens` characters), `label` (a class for each token; -100 in front of the
+        `sequence` (str, `length + num_tokens` characters), `label` (a class for each token; -100 before the
         blanks), `important_positions` (of the tokens to copy, 0-based).
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: An argument is out of range.
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.1; Nishikawa & Suzuki 2025, Appendix B.
     """
-    _check_range("length", length, 1, None)
-    _check_range("num_tokens", num_tokens, 1, length)
-    _check_range("num_values", num_values, 2, len(_VALUES))
+    check_integer("length", length, 1)
+    check_integer("num_tokens", num_tokens, 1, length)
+    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         places = np.sort(rng.permutation(length)[:num_tokens])
@@ -167,33 +168,33 @@ def smooth_function(
     piecewise: bool = True,
     seed: int = 0,
 ) -> DatasetDict:
-    """A smooth function of the few most important of many numbers.
+    """A smooth function of a few important numbers among many.
 
     Position j holds (x_j, m_j), uniform in [0, 1]. With z_i = 2π x_{π(i)}, the target is Σ_i w_i √2 cos z_i + 2 w₁w₂
-    sin z₁ sin z₂, where w_i = 2^{-smoothness · (i-1)}, divided by its standard deviation: the larger i, the smoother
-    the function in the i-th number. With `piecewise`, π sorts the positions by m, the importance, which itself is in
-    the input: a piecewise γ-smooth function. Otherwise π is fixed (drawn once per seed): a γ-smooth function.
+    sin z₁ sin z₂, where w_i = 2^{-smoothness · (i-1)}, divided by its standard deviation: the function is
+    smoother in later numbers. With `piecewise`, π sorts the positions by the importance m, which is part of the input:
+    a piecewise γ-smooth function. Otherwise π is fixed (drawn once per seed): a γ-smooth function.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 leaves a split out.
+        num_train, num_validation, num_test: Rows per split; 0 omits a split.
         length: Positions.
-        num_important: Numbers that the target depends on, at least 2 and at most `length`.
-        smoothness: a in w_i; 0 makes all equally important.
-        piecewise: Whether the input decides which positions matter.
-        seed: Seed of everything random.
+        num_important: Numbers that the target depends on, 2 to `length`.
+        smoothness: Exponent in w_i; 0 gives all numbers equal weight.
+        piecewise: Whether the input determines the important positions.
+        seed: Random seed.
 
     Returns:
         `sequence` (a list of `length` pairs of float), `label` (float, mean 0 and variance 1 over all inputs),
-        `important_positions` (0-based, the most important first).
+        `important_positions` (0-based, most important first).
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: An argument is out of range.
 
     Source: Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4.
     """
-    _check_range("num_important", num_important, 2, length)
+    check_integer("num_important", num_important, 2, length)
     if not (np.isfinite(smoothness) and smoothness >= 0):
-        raise ValueError(f"smoothness={smoothness!r}: give a finite number that is not negative.")
+        raise ValueError(f"smoothness={smoothness!r}: give a finite, non-negative number.")
     fixed = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]).permutation(length)[:num_important]
     weights = 2.0 ** (-smoothness * np.arange(num_important))
     product = weights[0] * weights[1]
@@ -226,11 +227,11 @@ def _generate(
     features: Mapping[str, Any],
     name: str,
 ) -> DatasetDict:
-    """The splits of which `row` draws a row."""
+    """Splits of rows drawn by `row`."""
     for argument, size in zip(("num_train", "num_validation", "num_test"), sizes, strict=True):
-        _check_range(argument, size, 1 if argument == "num_train" else 0, None)
+        check_integer(argument, size, 1 if argument == "num_train" else 0)
     columns = Features({"sequence": Value("string"), "important_positions": List(Value("int32")), **features})
-    # The first stream belongs to what all splits share.
+    # The first stream is shared by all splits (`smooth_function`).
     _, *streams = np.random.SeedSequence(seed).spawn(4)
     splits = {}
     for split, size, stream in zip(("train", "validation", "test"), sizes, streams, strict=True):
@@ -239,9 +240,3 @@ def _generate(
             splits[split] = Dataset.from_list([row(rng) for _ in range(size)], features=columns)
             splits[split].info.description = f"Generated: {name}, seed {seed}."
     return DatasetDict(splits)
-
-
-def _check_range(argument: str, value: int, least: int, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{argument}={value!r}: give a whole number {bounds}.")

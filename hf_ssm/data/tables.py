@@ -1,190 +1,213 @@
-"""Tables from csv, tsv and json files, as columns of Python values."""
+"""Tables from csv, tsv, json and jsonl files, split by a column or by file.
+
+`datasets.load_dataset("csv")` is not used: it reads the sequences "NA", "NAN" and "null" as missing values and caches
+the table.
+"""
 
 import csv
 import json
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
-from hf_ssm.data.files import bare_suffix, open_text
+import numpy as np
+import pandas as pd
+from datasets import Dataset
+
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.splits import rows_of_splits
 
 Columns = dict[str, list[Any]]
+"""Column name to its values, all of one length."""
+
+SPLIT_COLUMN = "split"
+"""The default split column, which a table may lack; a split column of any other name is required."""
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
-# int() and float() would also read "1_000"; more digits than 18 do not fit the int64 of an Arrow column.
+# int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column.
 _NUMBERS = (
     (int, re.compile(r"[+-]?[0-9]{1,18}")),
     (float, re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")),
 )
 
 
+def load_tables(
+    path: Path,
+    split_files: Mapping[str, Path],
+    needed: Mapping[str, str],
+    text_columns: Iterable[str],
+    split_column: str | None,
+    column_names: Sequence[str] | None,
+    quoted: bool,
+) -> tuple[dict[str, Dataset], dict[str, list[str]]]:
+    """Read one or several tables as splits.
+
+    Args:
+        path: The table of the training rows, and of other splits if it has a split column.
+        split_files: Split name to a further table with the rows of that split.
+        needed: Argument name to the required column it names, such as `sequence_column` to "text".
+        text_columns: Columns that are read as text.
+        split_column: Column with the split of each row, or None.
+        column_names: Names of the columns of csv and tsv files without a header line.
+        quoted: Whether cells of csv and tsv files may be quoted.
+
+    Returns:
+        Split name to rows with the columns that all files share, and split name to the name of each row in messages:
+        its 1-based number in its file, not counting the header.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: A file cannot be read or lacks a column, or a split is in both `path` and `split_files`.
+    """
+    needed, texts = dict(needed), set(text_columns)
+    if split_column is not None and split_column != SPLIT_COLUMN:
+        needed["split_column"] = split_column
+    columns = _read(path, needed, texts, column_names, quoted)
+    rows = {"train": np.arange(_count(columns))}
+    if split_column is not None and split_column in columns:
+        rows = rows_of_splits(columns.pop(split_column), path.name)
+    needed.pop("split_column", None)
+    parts = {
+        name: {column: [values[row] for row in at] for column, values in columns.items()} for name, at in rows.items()
+    }
+    places = {name: [str(row + 1) for row in at] for name, at in rows.items()}
+    if split_files:
+        places = {name: [f"{place} of {path.name}" for place in found] for name, found in places.items()}
+    for name, file in split_files.items():
+        if name in parts:
+            raise ValueError(
+                f"{name}_file={str(file)!r}: the column {split_column!r} of {path.name} already marks {name} rows; set "
+                f"split_column=None or omit {name}_file."
+            )
+        parts[name] = _read(file, needed, texts, column_names, quoted)
+        places[name] = [f"{row} of {file.name}" for row in range(1, _count(parts[name]) + 1)]
+    shared = [column for column in columns if all(column in part for part in parts.values())]
+    table = _dataset(
+        {column: [value for part in parts.values() for value in part[column]] for column in shared},
+        " and ".join(file.name for file in (path, *split_files.values())),
+    )
+    ends = np.cumsum([len(found) for found in places.values()])
+    splits = {
+        name: table.select(range(end - len(places[name]), end)) for name, end in zip(places, ends.tolist(), strict=True)
+    }
+    return splits, places
+
+
 def read_table(
     path: Path, text_columns: Iterable[str], column_names: Sequence[str] | None = None, quoted: bool = True
 ) -> Columns:
-    """Read a csv, tsv, json or jsonl file, gzipped or not.
+    """Read a csv, tsv, json or jsonl file, optionally gzipped.
 
-    A csv or tsv file has a header line, unless `column_names` takes its place. Its cells are text; a column of
-    whole numbers becomes `int`, one of numbers `float`, with None for cells such as "" or "NaN". `text_columns`
-    are left as they are: "NAN" is a sequence of three bases. A json file holds a list of objects or one object of
-    columns, a jsonl file one object a line; keys that a row lacks are None.
+    Columns of a csv or tsv file that hold only whole numbers become `int`, only numbers `float`, with None for
+    cells such as "" or "NaN". A json file holds a list of row objects, an object of columns, or one object per line.
 
     Args:
-        path: The file; its name decides the format (`.csv`, `.tsv`, `.json`, `.jsonl`, or these with `.gz`).
-        text_columns: Columns that stay text.
-        column_names: Names of the columns of a csv or tsv file without a header line. None: its first line is one.
-        quoted: Whether a csv or tsv cell may stand in quotes. False: a quote is a letter like any other, and a cell
-            ends at the next delimiter or line end.
-
-    Returns:
-        Column name to its values, all of one length, at least 1.
+        path: The file; the suffix determines the format.
+        text_columns: Columns that are kept as text.
+        column_names: Names of the columns of a csv or tsv file; None if its first line is a header.
+        quoted: Whether csv and tsv cells may be quoted; if False, a quote is an ordinary character.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read (see `open_text`) or parsed, or has no rows; the message gives the
-            line.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read or has no rows.
     """
     suffix = bare_suffix(path)
-    delimited = suffix in (".csv", ".tsv")
-    if column_names is not None and (not delimited or isinstance(column_names, str) or not column_names):
+    is_json = suffix in (".json", ".jsonl")
+    if column_names is not None and (is_json or isinstance(column_names, str) or not column_names):
         raise ValueError(
-            f"column_names={column_names!r}: give the list of the columns of a csv or tsv file without a header line "
-            f"({path.name} names its own if it is json)."
+            f"column_names={column_names!r}: give the list of columns of a csv or tsv file without a header line; "
+            f"source={str(path)!r}."
         )
-    with open_text(path) as handle:
-        if delimited:
-            delimiter = "," if suffix == ".csv" else "\t"
-            columns = _read_delimited(handle, path, delimiter, set(text_columns), column_names, quoted)
+    with opened(path) as file:
+        if is_json:
+            columns = _read_json(file.read(), by_line=suffix == ".jsonl")
         else:
-            columns = _read_json(handle, path, lines=suffix == ".jsonl")
-    if not columns or not next(iter(columns.values())):
-        raise ValueError(f"source={str(path)!r} has no rows of data; give a file with at least one.")
+            columns = _read_csv(file, "," if suffix == ".csv" else "\t", set(text_columns), column_names, quoted)
+        if not columns or not _count(columns):
+            raise ValueError("the file has no rows of data.")
     return columns
 
 
-def _read_delimited(
-    handle: TextIO,
-    path: Path,
-    delimiter: str,
-    text_columns: set[str],
-    column_names: Sequence[str] | None,
-    quoted: bool,
+def _read(
+    path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
 ) -> Columns:
-    with _long_fields_allowed():
-        # strict: a stray quote is an error with a line number, not a row that swallows the rest of the file.
-        reader = csv.reader(
-            handle, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-        )
-        try:
-            header = next(reader, []) if column_names is None else list(column_names)
-            _check_header(header, path)
-            rows = []
-            for row in reader:
-                if not row:
-                    continue  # a blank line
-                if len(row) != len(header):
-                    raise ValueError(
-                        f"source={str(path)!r}, line {reader.line_num}: {len(row)} cells where "
-                        f"{'the header' if column_names is None else 'column_names'} has {len(header)}; mend the line, "
-                        "or quote the cell that holds the delimiter."
-                    )
-                rows.append(row)
-        except csv.Error as error:
-            raise ValueError(
-                f"source={str(path)!r}, line {reader.line_num}: {error}; mend the line (a quote in a quoted "
-                "cell is doubled), or say quoted=False where a quote is a letter like any other."
-            ) from error
-    cells = zip(*rows, strict=True) if rows else ([] for _ in header)
+    columns = read_table(path, texts, column_names, quoted)
+    for argument, column in needed.items():
+        check_column(argument, column, list(columns), path.name)
+    return columns
+
+
+def _count(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _read_csv(
+    file: IO[str], delimiter: str, texts: set[str], column_names: Sequence[str] | None, quoted: bool
+) -> Columns:
+    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    # header=None: with a header, pandas renames repeated columns and takes surplus cells for an index.
+    try:
+        cells = pd.read_csv(file, sep=delimiter, header=None, dtype=object, keep_default_na=False, quoting=quoting)
+    except pd.errors.ParserError as error:
+        raise ValueError(f"{error}; set quoted=False if quotes are ordinary characters.") from error
+    rows = {number: cells[number].tolist() for number in cells.columns}
+    names = [values.pop(0) for values in rows.values()] if column_names is None else list(column_names)
+    if len(names) != len(rows):
+        raise ValueError(f"column_names={names} names {len(names)} columns, but the file has {len(rows)}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the column names {names} are not unique.")
     return {
-        name: list(column) if name in text_columns else _parse(list(column))
-        for name, column in zip(header, cells, strict=True)
+        name: values if name in texts else _parse(values) for name, values in zip(names, rows.values(), strict=True)
     }
 
 
-def _check_header(header: list[str], path: Path) -> None:
-    if any("\0" in name for name in header):
-        raise ValueError(f"source={str(path)!r} is not a text table (it holds NUL bytes); give a csv or tsv file.")
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"source={str(path)!r}: the header (or column_names) names {twice} more than once; rename them."
-        )
-
-
-@contextmanager
-def _long_fields_allowed() -> Iterator[None]:
-    """Lift `csv`'s limit of 131,072 characters a field, which is global; long sequences exceed it."""
-    before = csv.field_size_limit(sys.maxsize)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
 def _parse(cells: list[str]) -> list[Any]:
-    """Whole numbers, else numbers, else text; cells for missing values become None in the first two."""
+    """Cells as whole numbers, else as numbers, else as text, with None for missing values."""
     missing = [cell.strip().lower() in _MISSING for cell in cells]
     if all(missing):
         return [None] * len(cells)
     for kind, form in _NUMBERS:
         if all(gone or form.fullmatch(cell.strip()) for cell, gone in zip(cells, missing, strict=True)):
             return [None if gone else kind(cell) for cell, gone in zip(cells, missing, strict=True)]
-    return [None if not cell.strip() else cell for cell in cells]
+    return [cell if cell.strip() else None for cell in cells]
 
 
-def _read_json(handle: TextIO, path: Path, lines: bool) -> Columns:
-    text = handle.read()
-    content = None if lines else _decode_document(text, path)
-    if isinstance(content, dict) and any(isinstance(value, list) for value in content.values()):
-        return _check_columns(content, path)
-    if content is None:
-        records = [
-            _decode(line, path, f", line {number}")
-            for number, line in enumerate(text.splitlines(), start=1)
-            if line.strip()
-        ]
-    else:
-        records = content if isinstance(content, list) else [content]
-    for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict):
+def _read_json(text: str, by_line: bool) -> Columns:
+    content: Any = []
+    try:
+        if not by_line:
+            content = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        by_line = True  # ".json" files of one object per line are common
+    if by_line:
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                content += [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is not json: {error}") from error
+    if isinstance(content, dict):
+        if not all(isinstance(column, list) for column in content.values()) or len({*map(len, content.values())}) > 1:
+            raise ValueError("a json object must have lists of one length as values, one for each column.")
+        return content
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
+    names = dict.fromkeys(name for row in content for name in row)
+    return {name: [row.get(name) for row in content] for name in names}
+
+
+def _dataset(columns: Columns, source: str) -> Dataset:
+    for name, values in columns.items():
+        try:
+            Dataset.from_dict({name: values})
+        except (ValueError, TypeError, OverflowError) as error:  # Arrow's conversion errors
             raise ValueError(
-                f"source={str(path)!r}, row {number}: {type(record).__name__} where an object such as "
-                '{"sequence": "ACGT", "label": 0} belongs; write one object a row.'
-            )
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return {name: [record.get(name) for record in records] for name in names}
-
-
-def _decode_document(text: str, path: Path) -> Any:
-    """The one JSON value of a file, or None where a `.json` file holds one value a line, as many do."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            return None
-        raise _not_json(error, path, "") from error
-
-
-def _decode(text: str, path: Path, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _not_json(error, path, where) from error
-
-
-def _not_json(error: json.JSONDecodeError, path: Path, where: str) -> ValueError:
-    return ValueError(f"source={str(path)!r}{where}: not JSON ({error}); mend the file.")
-
-
-def _check_columns(content: dict[str, Any], path: Path) -> Columns:
-    if not all(isinstance(column, list) for column in content.values()):
-        raise ValueError(
-            f"source={str(path)!r}: an object whose values are not all lists; give a list of row objects, an "
-            "object of equally long columns, or one object a line in a .jsonl file."
-        )
-    if len({len(column) for column in content.values()}) > 1:
-        lengths = {name: len(column) for name, column in content.items()}
-        raise ValueError(f"source={str(path)!r}: columns of different lengths, {lengths}; make them equal.")
-    return content
+                f"source={source!r}: the column {name!r} has values of different types ({error}); give all of its "
+                "values one type, or remove it."
+            ) from error
+    return Dataset.from_dict(columns)

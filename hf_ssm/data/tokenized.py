@@ -1,22 +1,20 @@
-"""From sequences to the token ids that a model and the collators of transformers take."""
+"""Tokenization of data sets for the collators of transformers."""
 
 import logging
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.checks import check_column, check_integer
+from hf_ssm.data.labels import IGNORED_LABEL
 
 logger = logging.getLogger(__name__)
 
-# transformers writes "no limit" as int(1e30)
-_NO_LIMIT = 10**12
+_NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
 _MANY_UNKNOWN = 0.1
-# Names that no column of labels has.
 _LENGTH, _UNKNOWN, _CUT = "__length__", "__unknown__", "__cut__"
-# A tokenizer holds a hundred bytes and more for each token of a batch.
-_ROWS = 32
+_ROWS = 32  # per batch; a tokenizer needs hundreds of bytes per token of a batch
 
 
 def tokenize(
@@ -27,39 +25,34 @@ def tokenize(
     max_length: int | None = None,
     pair_column: str | None = None,
 ) -> DatasetDict:
-    """Replace sequences, or pairs of texts, by token ids.
+    """Replace sequences, or pairs of texts, by token ids, without padding.
 
-    Nothing is padded: a collator such as `DataCollatorWithPadding(tokenizer)` pads each batch to its longest
-    row and makes the attention mask. How many rows of a split were cut to `max_length` is logged as a
-    warning, and so is a split of which more than a tenth of the tokens is unknown to the tokenizer.
+    Collators such as `DataCollatorWithPadding(tokenizer)` pad each batch. Warnings give the number of truncated rows
+    per split, and splits of which more than a tenth of the tokens is unknown to the tokenizer.
 
     Args:
-        data: The splits, such as `load_sequences` gives them.
+        data: The splits, such as those of `load_sequences`.
         tokenizer: The tokenizer.
         sequence_column: Column of the sequences.
-        label_column: Column of the class ids, which becomes `labels`. None makes no labels: for causal and
-            masked language modelling the collator makes them from the ids.
-        max_length: Longest row in tokens, special tokens included. None (the default) takes the tokenizer's
-            `model_max_length`, which may be no limit. Of a pair that is too long the longer text is cut, until
-            both are of one length; then both are.
-        pair_column: Column of the second text of each row. The tokenizer joins the two as it joins any pair: ours
-            put `[SEP]` in between. None: there is no second text.
+        label_column: Column of the labels, renamed to `labels`. None for language modelling, where the collator makes
+            the labels.
+        max_length: Longest row in tokens, including special tokens. None (the default) means the tokenizer's
+            `model_max_length`. Of a pair, the longer text is truncated first.
+        pair_column: Column of the second text of each row, or None.
 
     Returns:
-        The splits with the columns `input_ids` (list of int) and, if asked for, `labels`; no others.
+        The splits with the columns `input_ids` and, if `label_column` is given, `labels`.
 
     Raises:
-        ValueError: a column is missing, `pair_column` is `sequence_column`, `max_length` is not positive, or a sequence
-            gives no token.
+        ValueError: A column is missing, `pair_column` equals `sequence_column`, `max_length` is not positive, or a
+            sequence has no token.
     """
-    if max_length is not None and max_length < 1:
-        raise ValueError(f"max_length={max_length!r}: give a positive number of tokens.")
+    if max_length is not None:
+        check_integer("max_length", max_length, 1)
+    if pair_column == sequence_column:
+        raise ValueError(f"pair_column={pair_column!r} equals sequence_column; give the column of the second text.")
     limit = tokenizer.model_max_length if max_length is None else max_length
-    texts = {"sequence_column": sequence_column}
-    if pair_column is not None:
-        if pair_column == sequence_column:
-            raise ValueError(f"pair_column={pair_column!r} is sequence_column too; name the column of the second text.")
-        texts["pair_column"] = pair_column
+    texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
     return DatasetDict(
         {name: _tokenize_split(split, name, tokenizer, texts, label_column, limit) for name, split in data.items()}
     )
@@ -73,17 +66,12 @@ def _tokenize_split(
     label_column: str | None,
     limit: int,
 ) -> Dataset:
-    source = f"split {name!r}"
-    columns = list(text_columns.values())
-    for argument, column in text_columns.items():
+    source, columns = f"split {name!r}", list(text_columns.values())
+    needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
+    for argument, column in needed.items():
         check_column(argument, column, split.column_names, source)
-    keep = list(columns)
-    if label_column is not None:
-        check_column("label_column", label_column, split.column_names, source)
-        keep.append(label_column)
-    # The counts travel as columns: a function that counted on the side would count nothing when `map` answers
-    # from its cache.
-    tokens = split.select_columns(keep).map(
+    # The counts are columns, because `map` does not call the function when it loads its result from the cache.
+    tokens = split.select_columns(list(needed.values())).map(
         _encode,
         batched=True,
         batch_size=_ROWS,
@@ -101,13 +89,13 @@ def _tokenize_split(
 def _encode(
     batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int
 ) -> dict[str, list[Any]]:
-    """Token ids of a batch, and per row: their number, the unknown ones, and whether the row was cut."""
-    # verbose=False: transformers would warn of each row over the tokenizer's limit; we cut them next.
+    """Token ids of a batch; per row also their number, the number of unknown ones, and whether it was truncated."""
     texts = [batch[column] for column in columns]
+    # verbose=False suppresses the warning for rows over the limit, which are truncated next.
     ids = tokenizer(*texts, return_attention_mask=False, verbose=False)["input_ids"]
     cut = [len(row) > limit and limit < _NO_LIMIT for row in ids]
     for index in [index for index, too_long in enumerate(cut) if too_long]:
-        # The tokenizer cuts, not a slice: it keeps the special token that ends a sequence.
+        # Truncation by the tokenizer keeps the special token at the end of the sequence.
         row = [column[index] for column in texts]
         ids[index] = tokenizer(*row, truncation=True, max_length=limit, return_attention_mask=False)["input_ids"]
     unknown = [row.count(tokenizer.unk_token_id) for row in ids]
@@ -115,22 +103,69 @@ def _encode(
 
 
 def _report(tokens: Dataset, source: str, sequence_column: str, limit: int) -> None:
-    """Raise for rows without tokens; warn of cut rows and of unknown letters."""
+    """Raise for rows without tokens; warn of truncated rows and unknown tokens."""
     lengths = list(tokens[_LENGTH])
     empty = [row for row, length in enumerate(lengths, start=1) if length == 0]
     if empty:
         raise ValueError(
-            f"sequence_column={sequence_column!r}: {len(empty)} sequences of {source} give no token (first: "
-            f"row {empty[0]}); take these rows out."
+            f"sequence_column={sequence_column!r}: {len(empty)} sequences of {source} have no token (first: row "
+            f"{empty[0]}); remove these rows."
         )
-    cut = sum(tokens[_CUT])
+    cut, unknown = sum(tokens[_CUT]), sum(tokens[_UNKNOWN])
     if cut:
-        logger.warning("%s: cut %d of %d sequences to %d tokens.", source, cut, len(lengths), limit)
-    unknown = sum(tokens[_UNKNOWN])
+        logger.warning("%s: truncated %d of %d sequences to %d tokens.", source, cut, len(lengths), limit)
     if unknown > _MANY_UNKNOWN * sum(lengths):
         logger.warning(
-            "%s: %d of %d tokens are unknown to the tokenizer; is it the right one for this data?",
+            "%s: %d of %d tokens are unknown to the tokenizer; check that it fits the data.",
             source,
             unknown,
             sum(lengths),
         )
+
+
+def align_labels(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:
+    """Align per-character labels with tokens: -100 for special tokens, the labels in order for all others.
+
+    An unknown character is a token with a label.
+
+    Args:
+        data: Splits with `input_ids` and lists `labels`, as returned by `tokenize`.
+        tokenizer: The tokenizer of `input_ids`.
+        max_length: The `max_length` of `tokenize`; None means the tokenizer's `model_max_length`. Labels of truncated
+            rows are truncated on the tokenizer's truncation side.
+
+    Returns:
+        The splits with `labels` of the same length as `input_ids`.
+
+    Raises:
+        ValueError: A row does not have one label per non-special token.
+    """
+    limit = tokenizer.model_max_length if max_length is None else max_length
+    # transformers counts the unknown token among the special tokens, but it stands for a character.
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+    def align(row: dict[str, Any], index: int, name: str) -> dict[str, Any]:
+        ids, labels = row["input_ids"], row["labels"]
+        special = [token in special_ids for token in ids]
+        plain = len(ids) - sum(special)
+        if len(labels) < plain or (len(labels) > plain and len(ids) != limit):
+            raise ValueError(
+                f"split {name!r}, row {index + 1}: {len(labels)} labels for {plain} tokens; give one label per token, "
+                "and use a tokenizer with one token per character (dna, byte)."
+            )
+        given = iter(labels[len(labels) - plain :] if tokenizer.truncation_side == "left" else labels)
+        return {"labels": [IGNORED_LABEL if mark else next(given) for mark in special]}
+
+    return DatasetDict(
+        {
+            name: split.map(
+                align,
+                with_indices=True,
+                fn_kwargs={"name": name},
+                features=Features({**split.features, "labels": List(Value("int64"))}),
+                load_from_cache_file=False,
+                desc=f"Aligning labels of {name}",
+            )
+            for name, split in data.items()
+        }
+    )

@@ -1,8 +1,8 @@
-"""Model cards: the README.md of a checkpoint, with metadata that the Hub reads.
+"""Model cards: the README.md of a checkpoint, with metadata for the Hub.
 
-The template `card_template.md` lies beside this file and is part of the installed package. It is filled by
-`hf-ssm train` with what the run knows (`write_card`), and by `hf_ssm.hub.export` with what a model tells of itself
-(`write_default_card`). `hf-ssm report --update-card` puts the theory report into its place later (`update_section`).
+`hf-ssm train` fills the template `card_template.md` with the results of a run (`write_card`), `hf_ssm.hub.export` with
+what is known of a model alone (`write_default_card`). `hf-ssm report --update-card` inserts the theory report
+(`update_section`).
 """
 
 import dataclasses
@@ -16,45 +16,29 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
-from hf_ssm.models.registry import HEADS
+from hf_ssm.models.registry import FAMILIES, HEADS
 
 CARD_NAME = "README.md"
-# Between these comments stands what `hf-ssm report --update-card` wrote, and may replace.
+# `hf-ssm report --update-card` writes between these comments.
 _BEGIN, _END = "<!-- hf-ssm report: begin -->", "<!-- hf-ssm report: end -->"
 
-# Task of the command -> (Auto class, the Hub's name of the task, what the summary calls it).
+# Task of the command -> (head, pipeline tag of the Hub, description).
 _TASKS: dict[str, tuple[str, str | None, str]] = {
-    "sequence-classification": (
-        "AutoModelForSequenceClassification",
-        "text-classification",
-        "sequence classification",
-    ),
-    "token-classification": (
-        "AutoModelForTokenClassification",
-        "token-classification",
-        "token classification",
-    ),
-    "signal-regression": (
-        "AutoModelForTimeSeriesPrediction",
-        None,
-        "regression on signals",
-    ),
-    "causal-lm": ("AutoModelForCausalLM", "text-generation", "next-token prediction"),
-    "masked-lm": ("AutoModelForMaskedLM", "fill-mask", "masked-token prediction"),
-    "features": ("AutoModel", "feature-extraction", "features of sequences"),
+    "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
+    "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
+    "signal-regression": ("ForSignalRegression", None, "regression on signals"),
+    "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
+    "masked-lm": ("ForMaskedLM", "fill-mask", "masked-token prediction"),
+    "features": ("Model", "feature-extraction", "features of sequences"),
 }
-# Our name of a metric -> the Hub's; a metric without one stays out of the metadata.
+# Name of a metric -> name on the Hub; other metrics are not part of the metadata.
 _HUB_METRICS = {
-    "accuracy": "accuracy",
-    "f1": "f1",
+    **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae")},
     "mcc": "matthews_correlation",
-    "perplexity": "perplexity",
-    "mse": "mse",
-    "mae": "mae",
 }
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
-# Where the curves of `hf-ssm probe` lie in the folder of a checkpoint, if they do.
-_PROBE_PICTURES = ("curve.png", "*/curve.png")
+# Curves that `hf-ssm probe` may have written into the folder of a checkpoint.
+_PROBE_FIGURES = ("curve.png", "*/curve.png")
 _OF_A_RUN = (
     "Settings that differ from the defaults of the configuration, and those of the optimizer; all of them are in "
     "`train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
@@ -65,46 +49,44 @@ _LIMITS_OF_A_RUN = (
     "the model is not fit for."
 )
 _LIMITS_OF_AN_EXPORT = (
-    "This card was written when the model was exported, and knows neither what it was trained for nor how well it does "
-    "that. Whoever shares the model should say so, and add its licence, the licence of the data, and what the model is "
-    "not fit for."
+    "This card was written when the model was exported, without knowledge of its training and its quality. Whoever "
+    "shares the model should add both, its licence, the licence of the data, and what the model is not fit for."
 )
 _METRIC_NAMES = {"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"}
 
 
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
-    """What a run knows about itself, and a card says.
+    """Content of a card.
 
     Attributes:
-        model_name: heading, and the name in the model index.
-        family: "hyena", "s4" or "selective".
-        task: as in `hf-ssm train --task`.
-        num_parameters: trainable parameters.
-        dataset_name: what people call the data: a Hub id, a file name (never a local path), a generator; empty if
-            nobody knows.
-        dataset_description: more about it, one paragraph; empty if there is nothing to say.
-        dataset_id: the id on the Hub, if it comes from there; only then it stands in the metadata.
-        splits: number of sequences per split, in the order to be shown.
-        results: for each split, its metrics; the last split is the one the metadata reports.
-        settings: what stands in the table of settings.
-        tau: τ per layer under headings such as "at initialisation"; empty if it was not measured.
-        selection_note: on which split the checkpoint was chosen.
-        environment: versions and hardware, one sentence.
-        repo_id: USER/NAME if the model goes to the Hub, else None.
-        base_model: the checkpoint that was fine-tuned, if any.
-        dna: whether the tokens are nucleotides.
-        signal_shape: positions and channels of what the model reads, if that is numbers.
-        images: whether these are pixels.
-        has_picture: whether `training_log.png` exists.
-        movement: relative change of the parameters in training, by what they are.
-        response_picture: name of the picture of the frequency responses, if there is one.
-        origin: where the weights come from, if they were not fine-tuned; empty if nobody knows.
-        theory: Markdown of the theory report, with its heading; empty if there is none yet.
-        probe: Markdown of what the importance probe found, such as a picture; empty if there was none.
-        training_note: what is said above the table of settings.
-        limits: what the card does not say.
-        has_processor: whether the tokenizer or feature extractor lies beside the model.
+        model_name: Heading, and name in the model index.
+        family: `Family.short_name`, such as "hyena".
+        task: As in `hf-ssm train --task`.
+        num_parameters: Number of trainable parameters.
+        dataset_name: Name of the data: a Hub id, a file name (never a local path), a generator; empty if unknown.
+        splits: Number of sequences per split, in the order of the table.
+        results: Metrics of each split; the metadata report the last split.
+        settings: Rows of the table of settings.
+        dataset_description: One paragraph about the data; may be empty.
+        dataset_id: Id on the Hub; only with it the data are part of the metadata.
+        tau: τ per layer under headings such as "at initialisation"; empty if not measured.
+        selection_note: Split on which the checkpoint was chosen.
+        environment: Versions and hardware, one sentence.
+        repo_id: USER/NAME if the model is pushed to the Hub.
+        base_model: Fine-tuned checkpoint, if any.
+        dna: Whether the tokens are nucleotides.
+        signal_shape: Positions and channels of the input of a model of continuous signals.
+        images: Whether the signals are pixels.
+        has_picture: Whether `training_log.png` exists.
+        movement: Relative change of the parameters in training, by group.
+        response_picture: File name of a figure of the frequency responses, if any.
+        origin: Origin of the weights unless fine-tuned; empty if unknown.
+        theory: Theory report in Markdown, with its heading; empty if there is none.
+        probe: Results of the importance probe in Markdown; empty if there are none.
+        training_note: Text above the table of settings.
+        limits: Limitations.
+        has_processor: Whether the folder contains a tokenizer or feature extractor.
     """
 
     model_name: str
@@ -137,10 +119,10 @@ class CardFacts:
 
 
 def card_metadata(facts: CardFacts) -> ModelCardData:
-    """The YAML head of the card: library, task, tags, data, and the results as a model index.
+    """The YAML metadata of a card: library, task, tags, data, and the results as a model index.
 
     Raises:
-        ValueError: for a task that has no entry on the Hub.
+        ValueError: The task is unknown.
     """
     pipeline_tag = _pipeline_tag(facts)
     last_split, measured = list(facts.results.items())[-1] if facts.results else ("", {})
@@ -170,21 +152,21 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def build_card(facts: CardFacts) -> ModelCard:
-    """The card of a run.
+    """Fill the template.
 
     Raises:
-        ValueError: for a task that has no entry on the Hub.
+        ValueError: The task is unknown.
     """
-    auto_class = _task(facts.task)[0]
+    head, pipeline_tag, _ = _task(facts.task)
     metric_names = dict.fromkeys(name for split in facts.results.values() for name in split)
     return ModelCard.from_template(
         card_metadata(facts),
         template_str=files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8"),
         model_name=facts.model_name,
         summary=_summary(facts),
-        auto_class=auto_class,
-        output="last_hidden_state" if auto_class == "AutoModel" else "logits",
-        pipeline_tag=_task(facts.task)[1],
+        auto_class=HEADS[head],
+        output="last_hidden_state" if head == "Model" else "logits",
+        pipeline_tag=pipeline_tag,
         repo_id=facts.repo_id or _SOME_FOLDER,
         example=_example(facts),
         has_processor=facts.has_processor,
@@ -210,20 +192,20 @@ def build_card(facts: CardFacts) -> ModelCard:
 
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
-    """Write the card of a run into `folder` and return its path."""
+    """Write a card into `folder` and return its path."""
     path = Path(folder) / CARD_NAME
     build_card(facts).save(path)
     return path
 
 
 def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None) -> Path:
-    """Write the card of a model of which no more is known than it tells itself; one that is there stays as it is.
+    """Write a card with what is known of a model alone; an existing card is kept.
 
     Args:
-        folder: of the checkpoint.
-        model: of hf_ssm, with any head.
-        tokenizer: its tokenizer, if it has one.
-        name: heading; USER/NAME is also what the code on the card loads. By default the name of the folder.
+        folder: Folder of the checkpoint.
+        model: A model of hf_ssm, with any head.
+        tokenizer: Its tokenizer, if it has one.
+        name: Heading; the code on the card loads a name of the form USER/NAME. By default the name of the folder.
 
     Returns:
         The path of the card.
@@ -233,13 +215,18 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         return path
     config = model.config
     channels = config.num_input_channels
-    head = next(head for head in reversed(HEADS) if type(model).__name__.endswith(head))
+    family, head = next(
+        (family, head)
+        for family in FAMILIES.values()
+        for head, model_class in family.model_classes.items()
+        if isinstance(model, model_class)
+    )
     name = name or Path(folder).resolve().name
     facts = CardFacts(
         model_name=name.rpartition("/")[2],
-        family=config.model_type.removeprefix("hf_ssm_"),
-        task=next(task for task, (auto_class, *_) in _TASKS.items() if auto_class == HEADS[head]),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        family=family.short_name,
+        task=next(task for task, entry in _TASKS.items() if entry[0] == head),
+        num_parameters=model.num_parameters(),
         dataset_name="",
         splits={},
         results={},
@@ -257,37 +244,35 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
 
 
 def addressed(card: str, repo_id: str) -> str:
-    """The text of a card whose code loads a repository, where it loaded "path/to/this/folder"."""
+    """Replace "path/to/this/folder" by a repository in the code of a card."""
     return card.replace(f'("{_SOME_FOLDER}"', f'("{repo_id}"')
 
 
 def probe_section(folder: str | Path) -> str:
-    """The pictures that `hf-ssm probe --output` left in the folder of a checkpoint, as Markdown; empty without any."""
-    found = sorted({path for pattern in _PROBE_PICTURES for path in Path(folder).glob(pattern)})
+    """The figures of `hf-ssm probe --output` in the folder of a checkpoint, as Markdown; empty without any."""
+    found = sorted({path for pattern in _PROBE_FIGURES for path in Path(folder).glob(pattern)})
     if not found:
         return ""
-    pictures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in found]
-    return "\n\n".join(
-        ["What the model says of a sequence as its tokens are masked, the least important first.", *pictures]
-    )
+    figures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in found]
+    return "\n\n".join(["Prediction for a sequence as its tokens are masked, the least important first.", *figures])
 
 
 def update_section(folder: str | Path, section: str) -> Path:
-    """Put a section between marker comments into the card of a folder, in the place of the one that is there.
+    """Replace the section between the marker comments of a card.
 
-    Everything outside the markers stays as it is. Where there are none, the section comes last; where there is no card,
-    it gets one with a heading.
+    Everything outside the markers is kept byte by byte. Without markers the section is appended; without a card, one
+    with a heading is created.
 
     Args:
-        folder: with the card, or without one.
+        folder: Folder of the card.
         section: Markdown.
 
     Returns:
         The path of the card.
 
     Raises:
-        ValueError: one marker stands without the other, or they come twice or in the wrong order.
-        OSError: if the card cannot be read or written; it then is as it was.
+        ValueError: A marker is missing, duplicated, or in the wrong order.
+        OSError: The card cannot be read or written; it is then unchanged.
     """
     path = Path(folder) / CARD_NAME
     before, after = _around_section(path)
@@ -298,7 +283,7 @@ def update_section(folder: str | Path, section: str) -> Path:
         before, after = f"{before}{newline if ends else 2 * newline}", newline
     part = path.with_name(f".{CARD_NAME}.part")
     try:
-        # Bytes, as text would change the ends of the lines.
+        # Bytes, because text mode changes line ends.
         part.write_bytes((before + block + after).encode("utf-8"))
         if path.exists():
             shutil.copymode(path, part)
@@ -309,14 +294,14 @@ def update_section(folder: str | Path, section: str) -> Path:
 
 
 def check_section(folder: str | Path) -> None:
-    """Refuse a folder on whose card `update_section` could not put a section; raises what that would."""
+    """Raise what `update_section` would raise for a folder."""
     _around_section(Path(folder) / CARD_NAME)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{str(Path(folder) / CARD_NAME)!r} cannot be replaced: its folder is read-only")
 
 
 def _around_section(path: Path) -> tuple[str, str | None]:
-    """What stands before and after the section of a card; `None` where it has no section."""
+    """The text before and after the section of a card; `None` without a section."""
     text = path.read_bytes().decode("utf-8") if path.exists() else f"# {path.resolve().parent.name}\n"
     if _BEGIN not in text and _END not in text:
         return text, None
@@ -324,14 +309,14 @@ def _around_section(path: Path) -> tuple[str, str | None]:
     _, end, after = rest.partition(_END)
     if not end or text.count(_BEGIN) != 1 or text.count(_END) != 1:
         raise ValueError(
-            f"{str(path)!r} must have the line {_BEGIN!r} and, below it, {_END!r}, each once: put them in order, "
-            "or take them out to have the section added at the end"
+            f"{str(path)!r} must have the line {_BEGIN!r} and, below it, {_END!r}, each once: correct their order, "
+            "or remove them to append the section"
         )
     return before, after
 
 
 def _pipeline_tag(facts: CardFacts) -> str | None:
-    """The Hub's name of the task; it has none for signals that are no images."""
+    """The pipeline tag of the task; the Hub has none for signals other than images."""
     tag = _task(facts.task)[1]
     if facts.signal_shape is None:
         return tag
@@ -345,10 +330,9 @@ def _task(task: str) -> tuple[str, str | None, str]:
 
 
 def _summary(facts: CardFacts) -> str:
-    article = "An" if facts.family == "s4" else "A"
     origin = f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin
-    what = f"{facts.family.capitalize()} state space model of the package `hf_ssm` for {_task(facts.task)[2]}"
-    return f"{article} {what}{', ' if origin else ''}{origin}. It has {facts.num_parameters:,} parameters."
+    what = f"A state space model (`{facts.family}`) of the package `hf_ssm` for {_task(facts.task)[2]}"
+    return f"{what}{', ' if origin else ''}{origin}. It has {facts.num_parameters:,} parameters."
 
 
 def _example(facts: CardFacts) -> str:
@@ -363,11 +347,11 @@ def _no_report(facts: CardFacts) -> str:
 
 
 def _chosen(config: Any) -> dict[str, Any]:
-    """Fields of a configuration that are not what they are by default."""
-    plain, theirs = type(config)(), {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    names = [field.name for field in dataclasses.fields(config) if field.name not in theirs]
+    """Fields of a configuration that differ from their defaults, without those of transformers."""
+    default, inherited = type(config)(), {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    names = [field.name for field in dataclasses.fields(config) if field.name not in inherited]
     chosen = {name: getattr(config, name) for name in names if not name.endswith("_token_id")}
-    return {name: value for name, value in chosen.items() if value != getattr(plain, name)}
+    return {name: value for name, value in chosen.items() if value != getattr(default, name)}
 
 
 def _reads_dna(tokenizer: Any) -> bool:
@@ -379,13 +363,13 @@ def _display(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _cell(value: Any) -> str:
-    """A value as it stands in a table: a bar would end the cell, a line break the row."""
+    """A value in a table, where a bar would end the cell and a line break the row."""
     return "`" + " ".join(str(value).split()).replace("|", "\\|") + "`"
 
 
 def _data_description(facts: CardFacts) -> str:
     if not facts.dataset_name:
-        return "Not known to whoever wrote this card."
+        return "Unknown."
     name = f"`{facts.dataset_name}`"
     if facts.dataset_id:
         name = f"[{facts.dataset_name}](https://huggingface.co/datasets/{facts.dataset_id}) on the Hub"

@@ -1,67 +1,117 @@
-"""Run in a new process by `hf_ssm.hub.reload`, which hands over this file's text; imports nothing of this package.
+"""Script of the process that loads a saved model; `hf_ssm.hub.reload` passes its text to a new interpreter.
 
-Reads a job from standard input: `folder` with a checkpoint, `again`, where to save it a second time, the Auto class, a
-file with inputs, texts for the tokenizer (or null), the number of threads, and where to write the results.
+The script imports nothing of hf_ssm. It reads a job from standard input, as JSON:
+
+- `without_package`: hide hf_ssm and load the code of the folder; otherwise import hf_ssm.
+- `folder`, `auto_class`: the saved model, and the Auto class that loads it.
+- `again`: folder to save it to and load it from a second time, or null.
+- `inputs`: safetensors file with the arguments of `forward`; `labels.`-prefixed tensors are those of a training step.
+- `texts`: texts for the tokenizer, or null.
+- `threads`: number of threads, on which the order of a sum may depend.
+- `results`: safetensors file to write.
 """
 
-import importlib.abc
+import importlib
 import json
 import sys
 from typing import Any
 
 
-class _Blocker(importlib.abc.MetaPathFinder):
-    """Hides a package, however it is installed."""
+class _Hiding:
+    """A finder of modules that does not find hf_ssm, however it is installed."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname.partition(".")[0] == "hf_ssm":
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+    def __init__(self, finder: Any):
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        return None if fullname.partition(".")[0] == "hf_ssm" else self._finder.find_spec(fullname, path, target)
 
 
 def main() -> None:
-    sys.meta_path.insert(0, _Blocker())
     job = json.load(sys.stdin)
-    _say("importing torch and transformers")
+    if job["without_package"]:
+        sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
+    _report("importing torch and transformers")
     import torch
     from safetensors.torch import load_file, save_file
 
+    if not job["without_package"]:
+        importlib.import_module("hf_ssm.models")
     torch.set_num_threads(job["threads"])
-    inputs = load_file(job["inputs"])
-    results = _run(job, inputs, "first", job["folder"], job["again"])
-    results |= _run(job, inputs, "second", job["again"], None)
+    tensors = load_file(job["inputs"])
+    inputs = {name: tensor for name, tensor in tensors.items() if not name.startswith("labels.")}
+    labels = {name.removeprefix("labels."): tensors[name] for name in tensors.keys() - inputs.keys()}
+    _report("loading the saved model")
+    model, logits = _load(job, inputs, job["folder"])
+    results = {"first.logits": logits}
+    if job["texts"] is not None:
+        _report("loading the tokenizer")
+        results |= _token_ids(job)
+    if job["again"] is not None:
+        _report("saving it again")
+        model.save_pretrained(job["again"])
+        _report("loading the model saved again")
+        results["second.logits"] = _load(job, inputs, job["again"])[1]
+        _report("training it")
+        results |= {f"trained.{name}": tensor for name, tensor in training_step(model, inputs, labels).items()}
     save_file(results, job["results"])
 
 
-def _run(job: dict[str, Any], inputs: dict[str, Any], name: str, folder: str, again: str | None) -> dict[str, Any]:
-    """Logits and ids that a folder gives, under names that begin with `name`; it is then saved again."""
+def training_step(model: Any, inputs: dict[str, Any], labels: dict[str, Any]) -> dict[str, Any]:
+    """One step of stochastic gradient descent in training mode.
+
+    Args:
+        model: The model, which is changed.
+        inputs: Arguments of `forward`.
+        labels: `labels`, or empty for models without a loss, which then minimise their mean squared output.
+
+    Returns:
+        `loss`, and all weights and buffers after the step.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output = model(**inputs, **labels, return_dict=True)
+    loss = output.loss if labels else output[0].float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss.detach()} | {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _load(job: dict[str, Any], inputs: dict[str, Any], folder: str) -> tuple[Any, Any]:
+    """The model in a folder, and its logits."""
     import torch
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    _say(f"loading {'the exported folder' if again else 'what a loaded copy had saved'}")
-    model = getattr(transformers, job["auto_class"]).from_pretrained(folder, trust_remote_code=True).eval()
-    _say("looking for the classes in `auto_map`")
-    for reference in model.config.auto_map.values():
-        get_class_from_dynamic_module(reference, folder)
-    _say("running it")
+    auto: Any = getattr(transformers, job["auto_class"])
+    model = auto.from_pretrained(folder, trust_remote_code=job["without_package"]).eval()
+    if job["without_package"]:
+        _report("looking for the classes in `auto_map`")
+        for reference in model.config.auto_map.values():
+            get_class_from_dynamic_module(reference, folder)
+    _report("running it")
     with torch.no_grad():
-        results = {f"{name}.logits": model(**inputs, return_dict=False)[0].contiguous()}
-    if again:
-        _say("saving it again")
-        model.save_pretrained(again)
-    if job["texts"] is not None:
-        _say("loading the tokenizer")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-        for number, text in enumerate(job["texts"]):
-            results[f"{name}.{number}"] = torch.tensor(tokenizer(text)["input_ids"], dtype=torch.int64)
-        if again:
-            _say("saving the tokenizer again")
-            tokenizer.save_pretrained(again)
-    return results
+        return model, model(**inputs, return_dict=False)[0].contiguous()
 
 
-def _say(step: str) -> None:
-    """What is done next, for the one who reads the output of a process that failed."""
+def _token_ids(job: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"], trust_remote_code=False)
+    ids = {f"ids.{number}": tokenizer(text)["input_ids"] for number, text in enumerate(job["texts"])}
+    return {name: torch.tensor(value, dtype=torch.int64) for name, value in ids.items()}
+
+
+def _report(step: str) -> None:
+    """Name the next step on standard output, where `hf_ssm.hub.reload` reads at which one a process failed."""
     print(step, flush=True)
 
 

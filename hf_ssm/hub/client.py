@@ -1,14 +1,13 @@
-"""Talking to the Hub: patience with faults that pass, one line for those that do not, and no token in any text.
+"""Hub client helpers: access checks, retries, one-line errors, token redaction.
 
-The client of huggingface_hub repeats some of its requests and not others (it does not repeat the commit, the creation
-of a repository, the check of a card, and the listing of files); `patiently` is for all of them.
+`huggingface_hub` retries downloads and uploads, but not the commit, the creation of a repository, the validation of a
+card or the listing of files; `retry` covers all of them.
 """
 
 import logging
 import re
-import time
-from collections.abc import Callable
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
@@ -24,199 +23,234 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import parse_ratelimit_headers, validate_repo_id
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+
+__all__ = [
+    "check_can_push",
+    "check_repo_id",
+    "is_transient",
+    "make_repo",
+    "redact",
+    "retry",
+    "user_error",
+]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-WAITS: tuple[float, ...] = (1, 2, 4, 8, 16)
-"""Seconds between two attempts, where the Hub does not say how long to wait."""
+ATTEMPTS = 6
+"""Number of attempts of a request; the waits between them are 1, 2, 4, 8 and 16 seconds."""
 LONGEST_WAIT = 300.0
-"""Seconds; the Hub may ask for a longer wait, which is then left to the user."""
+"""Seconds. A request is not repeated if the Hub demands a longer wait."""
 
-_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
-# Of the HTTP library, which is another one in other versions of huggingface_hub.
-_PASSING_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError"}
+_TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
+# By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub.
+_TRANSIENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError"}
+_MESSAGES: dict[type[Exception], str] = {
+    LocalTokenNotFoundError: "the Hub needs a login for this: run `hf auth login`, or set HF_TOKEN",
+    OfflineModeIsEnabled: "the Hub is not accessible in offline mode: unset HF_HUB_OFFLINE",
+    GatedRepoError: "{repo!r} is gated: request access on its page on the Hub, then run `hf auth login`",
+    RevisionNotFoundError: "{repo!r} has no revision {revision!r}",
+    RepositoryNotFoundError: "the Hub has no repository {repo!r} visible to this login: check the name, or log in",
+}
+_STATUS_MESSAGES = {
+    401: "the Hub rejects the token: run `hf auth login` again, or set HF_TOKEN",
+    403: "the login has no write access to {repo!r}: use a token with the right to write",
+}
 _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<=Bearer )[^\s'\"]+")
 
 
 def check_repo_id(repo_id: str) -> str:
-    """`repo_id` if it has the form USER/NAME that the Hub allows.
+    """Return `repo_id` if it is a valid USER/NAME.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: The name is malformed.
     """
-    user, slash, name = repo_id.partition("/")
     try:
-        if not (user and slash and name):
-            raise HFValidationError("it needs a user or organisation and a name")
         validate_repo_id(repo_id)
+        if "/" not in repo_id:
+            raise HFValidationError("the user or organisation is missing")
     except HFValidationError as error:
         raise ValueError(f"a Hub repository is named USER/NAME, got {repo_id!r}: {error}") from error
     return repo_id
 
 
 def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
-    """Ask the Hub whether the login may write to the namespace of `repo_id`; creates nothing.
-
-    Meant to be called before a training run, so that hours of work do not end at a missing login.
+    """Check that the login has write access to the namespace of `repo_id`; nothing is created.
 
     Args:
         repo_id: USER/NAME.
-        api: the client; by default one with the stored login.
+        api: By default a client with the stored login.
 
     Raises:
-        ValueError: for a malformed name, no login, one the Hub refuses, or one without the right to write there.
-        OSError: if the Hub cannot be reached.
+        ValueError: The name is malformed, there is no valid login, or it has no write access to the namespace.
+        OSError: The Hub cannot be reached.
     """
     namespace = check_repo_id(repo_id).partition("/")[0]
-    identity = login(api or HfApi())
+    identity = _whoami(api or HfApi())
     organisations = {organisation["name"]: organisation for organisation in identity.get("orgs", [])}
-    own = [identity["name"], *organisations]
-    if namespace not in own:
-        raise ValueError(f"the login is for {' and '.join(own)}, which may not write to {repo_id!r}: use {own[0]}/...")
+    writable = [identity["name"], *organisations]
+    if namespace not in writable:
+        raise ValueError(
+            f"the login is for {' and '.join(writable)}, which may not write to {repo_id!r}: use {writable[0]}/..."
+        )
     role = (identity.get("auth", {}).get("accessToken") or {}).get("role")
     if "read" in (role, organisations.get(namespace, {}).get("roleInOrg")):
-        raise ValueError(f"the login may read but not write, so not {repo_id!r}: use a token with the right to write")
+        raise ValueError(f"the login has no write access to {repo_id!r}: use a token with the right to write")
 
 
-def login(api: HfApi) -> dict[str, Any]:
-    """What the Hub says of the owner of the token.
-
-    Raises:
-        ValueError: if there is no token, or the Hub refuses it.
-        OSError: if the Hub cannot be reached.
-    """
-    try:
-        return patiently(api.whoami, attempts=3)
-    except Exception as error:
-        raise as_one_line(error, token=api.token) from without_token(error, api.token)
-
-
-def patiently(action: Callable[[], T], attempts: int | None = None) -> T:
-    """The result of `action`, done again after a fault that passes: a busy Hub, a lost connection.
+def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Create a repository unless it exists, after a check of the access rights.
 
     Args:
-        action: a request that may be made twice.
-        attempts: at most so many, 1 to `len(WAITS) + 1`; by default that.
+        repo_id: USER/NAME, or NAME in the namespace of the login.
+        private: Visibility of a new repository; by default the namespace decides.
+        token: By default the stored login.
+
+    Returns:
+        USER/NAME.
 
     Raises:
-        Exception: what `action` raised last.
+        ValueError: The name is malformed, or the login is missing or has no write access.
+        OSError: The Hub cannot be reached or fails repeatedly.
     """
-    waits = WAITS if attempts is None else WAITS[: attempts - 1]
-    for wait in waits:
-        try:
-            return action()
-        except Exception as error:
-            if not is_passing(error):
-                raise
-            pause(error, wait)
-    return action()
+    api = HfApi(token=token)
+    if "/" not in repo_id:
+        repo_id = f"{_whoami(api)['name']}/{repo_id}"
+    check_can_push(repo_id, api)
+    with user_errors(repo_id, token=token):
+        return retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True)).repo_id
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the same request may go well a little later."""
-    error = _cause_of(error)
+def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int, ...] = ()) -> T:
+    """Call `action` until it succeeds, repeating it after transient faults with exponential backoff.
+
+    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff.
+
+    Args:
+        action: A request that may be sent twice.
+        attempts: Maximal number of calls.
+        statuses: HTTP statuses after which `action` is repeated as well.
+
+    Raises:
+        Exception: The error of the last call.
+    """
+
+    def is_repeatable(error: BaseException) -> bool:
+        return (is_transient(error) or _status(error) in statuses) and (_demanded_wait(error) or 0) <= LONGEST_WAIT
+
+    def wait(state: RetryCallState) -> float:
+        demanded = _demanded_wait(_error_of(state))
+        return 2.0 ** (state.attempt_number - 1) if demanded is None else demanded
+
+    def log(state: RetryCallState) -> None:
+        logger.warning("%s; trying again in %g s", user_error(_error_of(state)), state.upcoming_sleep)
+
+    may_repeat, stop = retry_if_exception(is_repeatable), stop_after_attempt(attempts)
+    return Retrying(stop=stop, retry=may_repeat, wait=wait, before_sleep=log, reraise=True)(action)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed later: server errors, rate limits, lost connections."""
+    error = _root_cause(error)
     if isinstance(error, OfflineModeIsEnabled):
         return False
     if isinstance(error, HfHubHTTPError):
-        return _status(error) in _PASSING_STATUS
-    # The client reads some answers as JSON before it looks at their status: a gateway's error page is none. The errors
-    # of hf_xet are Python's own.
+        return _status(error) in _TRANSIENT_STATUS
+    # JSONDecodeError: the HTML error page of a gateway where the client expects JSON.
     return isinstance(error, (ConnectionError, TimeoutError, JSONDecodeError)) or any(
-        kind.__name__ in _PASSING_ERRORS for kind in type(error).__mro__
+        kind.__name__ in _TRANSIENT_ERRORS for kind in type(error).__mro__
     )
 
 
-def pause(error: BaseException, wait: float) -> None:
-    """Sleep for as long as the Hub asked for with its last answer, or else for `wait` seconds.
+@contextmanager
+def user_errors(
+    repo_id: str = "",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    sentence: Callable[[Exception, str], str] = lambda error, line: line,
+) -> Iterator[None]:
+    """Translate errors inside the context by `user_error`.
 
-    Raises:
-        OSError: if it asks for more than `LONGEST_WAIT`.
-    """
-    asked = _asked_to_wait(error)
-    if asked is not None and asked > LONGEST_WAIT:
-        raise OSError(f"the Hub asks to come back in {asked:.0f} seconds") from error
-    seconds = wait if asked is None else asked
-    logger.warning("%s; trying again in %g s", as_one_line(error), seconds)
-    time.sleep(seconds)
-
-
-def as_one_line(
-    error: BaseException, repo_id: str = "", revision: str | None = None, token: str | bool | None = None
-) -> OSError | ValueError:
-    """What went wrong and what mends it, without any token.
+    The original error is chained unless a traceback of it would show a token.
 
     Args:
-        error: of the client or of the network.
-        repo_id: USER/NAME of the repository that was asked for; "" if it was none.
-        revision: that was asked for.
-        token: that was used, if not the stored one.
+        repo_id: USER/NAME of the requested repository, if any.
+        revision: Requested revision, if any.
+        token: Token of the requests, if not the stored one.
+        sentence: Makes the message from the original error and its translation.
+    """
+    try:
+        yield
+    except Exception as error:  # of huggingface_hub, of its HTTP library or of the disk
+        translated = user_error(error, repo_id, revision, token)
+        chain: list[BaseException] = [error]
+        while (link := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(link)
+        is_safe = all(redact(str(link), token) == str(link) for link in chain)
+        raise type(translated)(sentence(error, str(translated))) from (error if is_safe else None)
+
+
+def user_error(
+    error: BaseException, repo_id: str = "", revision: str | None = None, token: str | bool | None = None
+) -> OSError | ValueError:
+    """Translate an error of the client or the network into one line with a fix and without any token.
 
     Returns:
-        ValueError for what the user has to mend, OSError for what may go well another time.
+        A ValueError for what the user has to fix, an OSError for what may succeed another time.
     """
-    error = _cause_of(error)
+    error = _root_cause(error)
     status = _status(error)
-    if isinstance(error, LocalTokenNotFoundError):
-        return ValueError("the Hub needs a login for this: run `hf auth login`, or set HF_TOKEN")
-    if isinstance(error, OfflineModeIsEnabled):
-        return ValueError("the Hub cannot be asked in offline mode: unset HF_HUB_OFFLINE")
-    if isinstance(error, GatedRepoError):
-        return ValueError(f"{repo_id!r} is gated: ask for access on its page on the Hub, then run `hf auth login`")
-    if isinstance(error, RevisionNotFoundError):
-        return ValueError(f"{repo_id!r} has no revision {revision or 'main'!r}")
-    if isinstance(error, RepositoryNotFoundError):
-        return ValueError(f"the Hub has no repository {repo_id!r} that this login may see: check the name, or log in")
-    if status == 401:
-        return ValueError("the Hub refuses the token: run `hf auth login` again, or set HF_TOKEN")
-    if status == 403:
-        return ValueError(f"the login may not do this with {repo_id!r}: use a token with the right to write")
-    text = " ".join(scrub(str(error), token).split()) or type(error).__name__
+    message = next((text for kind, text in _MESSAGES.items() if isinstance(error, kind)), None)
+    message = message or _STATUS_MESSAGES.get(status or 0)
+    if message is not None:
+        return ValueError(message.format(repo=repo_id, revision=revision or "main"))
+    text = " ".join(redact(str(error), token).split()) or type(error).__name__
     if isinstance(error, ValueError) and not isinstance(error, (JSONDecodeError, OSError)):
         return ValueError(text)
+    demanded = _demanded_wait(error)
+    if demanded is not None and demanded > LONGEST_WAIT:
+        return OSError(f"the Hub demands a wait of {demanded:.0f} seconds")
     if status is not None:
         return OSError(f"the Hub answered {status}: {text}")
-    return OSError(f"the Hub cannot be reached: {text}" if is_passing(error) else text)
+    return OSError(f"the Hub cannot be reached: {text}" if is_transient(error) else text)
 
 
-def without_token(error: BaseException, token: str | bool | None = None) -> BaseException | None:
-    """`error` as the cause of another one, or None where its text, which a traceback would show, has a token in it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if scrub(str(seen), token) != str(seen):
-            return None
-        seen = seen.__cause__ or seen.__context__
-    return error
-
-
-def scrub(text: str, token: str | bool | None = None) -> str:
-    """`text` without the token, the stored token, and whatever else looks like one."""
+def redact(text: str, token: str | bool | None = None) -> str:
+    """Replace `token`, the stored token and everything that looks like a Hub token by `[token]`."""
     for secret in (token, get_token()):
         if isinstance(secret, str) and secret.strip():
             text = text.replace(secret.strip(), "[token]")
     return _TOKEN.sub("[token]", text)
 
 
-def _cause_of(error: BaseException) -> BaseException:
-    """What is behind an error of a download, which itself only says that there is no file."""
+def _whoami(api: HfApi) -> dict[str, Any]:
+    with user_errors(token=api.token):
+        return retry(api.whoami, attempts=3)
+
+
+def _error_of(state: RetryCallState) -> BaseException:
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert error is not None
+    return error
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The reason of a failed download, which `LocalEntryNotFoundError` itself does not tell."""
     while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _status(error: BaseException) -> int | None:
-    response = getattr(error, "response", None)
-    return None if response is None else response.status_code
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _asked_to_wait(error: BaseException) -> float | None:
-    """Seconds that the Hub asked for: `Retry-After` (a number or a date), or its own header of spent requests."""
+def _demanded_wait(error: BaseException) -> float | None:
+    """Seconds to wait according to the headers of an answer: `Retry-After`, or an exhausted rate limit."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    text = str(headers.get("Retry-After", "")).strip()
-    if text.isdecimal():
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
-        limits = parse_ratelimit_headers(headers) if headers else None
-        return float(limits.reset_in_seconds) if limits is not None and limits.remaining == 0 else None
+    seconds = str(headers.get("Retry-After", "")).strip()
+    if seconds.isdecimal():
+        return float(seconds)
+    limits = parse_ratelimit_headers(headers) if headers else None
+    return float(limits.reset_in_seconds) if limits is not None and limits.remaining == 0 else None

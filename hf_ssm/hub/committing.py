@@ -1,140 +1,207 @@
-"""One commit that makes the files of a branch what they shall be, however often it takes to get there."""
+"""One commit per push: which files of a folder are uploaded, and which stale files the same commit deletes."""
 
-import hashlib
+import mmap
+import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Set
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.utils import filter_repo_objects
 
-from hf_ssm.hub import client
-from hf_ssm.hub.flatten import HEADER
+from hf_ssm.hub.client import redact, retry
+from hf_ssm.models.bundle import HEADER
 
-__all__ = ["LocalFile", "commit", "is_weights"]
+__all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
 
+IGNORED = (
+    *("checkpoint-*", "checkpoint-*/**", "last-checkpoint/**", "_*", "**/__pycache__/**", "*.tmp"),
+    # The arguments of a run may contain a token.
+    *("training_args.bin", "**/training_args.bin"),
+    *(".git/**", "**/.git/**", ".cache/**", "**/.cache/**"),
+)
+"""Patterns of files that belong to a run or to a tool rather than to the model; never uploaded."""
+
+# Files of the Hub itself. All other names with a leading dot are refused.
+_HUB_FILES = frozenset({".gitattributes", ".gitignore", ".eval_results"})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
-# Refused, moved or being written by somebody else since the last look.
-_OVERTAKEN = (409, 412)
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """A file to be pushed; what it is compared by is computed once."""
-
-    path: Path
-
-    @cached_property
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        with self.path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-        return digest.hexdigest()
-
-    @cached_property
-    def blob(self) -> str:
-        """git's name for the content."""
-        content = self.path.read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-    def is_same_as(self, remote: RepoFile | None) -> bool:
-        if remote is None or remote.size != self.path.stat().st_size:
-            return False
-        return self.sha256 == remote.lfs.sha256 if remote.lfs else self.blob == remote.blob_id
+# The start of a word, also after an escaped line end in JSON.
+_START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+_SECRETS = re.compile(
+    rb"(?:hf|api_org)_[A-Za-z0-9]{30,}"  # Hugging Face
+    rb"|" + _START + rb"sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic
+    rb"|" + _START + rb"(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])"  # AWS
+    rb"|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"  # GitHub
+    rb"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY"
+)
+_HEAD_BYTES, _LARGE_BYTES = 8192, 10 * 2**20
+# Conflict, precondition failed: the branch has moved since it was listed.
+_BRANCH_MOVED = (409, 412)
 
 
 def is_weights(path: str) -> bool:
-    """Whether a file at the top of a repository holds weights that `from_pretrained` would read, or their index."""
+    """Whether `from_pretrained` reads the path as weights or as an index of weights."""
     return _WEIGHTS.fullmatch(path) is not None
+
+
+def folder_files(folder: Path) -> dict[str, Path]:
+    """The files of a folder to upload, as path in the repository -> local path.
+
+    Raises:
+        ValueError: A file is hidden (its name or a folder begins with a dot), or is a symbolic link out of the folder.
+    """
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    files: dict[str, Path] = {}
+    refused = []
+    for name in filter_repo_objects(paths, ignore_patterns=list(IGNORED)):
+        path = paths[name]
+        if _leads_out(path, folder):
+            refused.append(f"{name} (a symbolic link out of the folder)")
+        elif not path.is_file():
+            continue
+        elif any(part.startswith(".") and part not in _HUB_FILES for part in name.split("/")):
+            refused.append(f"{name} (a hidden file)")
+        else:
+            files[name] = path
+    if refused:
+        raise ValueError(
+            f"{str(folder)!r} contains files that a push does not upload: {redact(', '.join(refused))}. Move them "
+            "out of the folder, and replace a link by the file itself if it belongs to the model"
+        )
+    return files
+
+
+def check_secrets(files: Mapping[str, Path], token: str | bool | None = None) -> None:
+    """Refuse files that contain an access token or a private key.
+
+    Weights and large binary files are not searched.
+
+    Args:
+        files: Path in the repository -> local path.
+        token: Token of the push; it is searched for literally, as is the stored one.
+
+    Raises:
+        ValueError: Names all such files.
+    """
+    own = [secret.strip().encode() for secret in (token, get_token()) if isinstance(secret, str) and secret.strip()]
+    found = [name for name, path in files.items() if not is_weights(name) and _has_secret(path, own)]
+    if found:
+        raise ValueError(
+            f"access token or private key found in {redact(', '.join(found))}: remove it from the file, and revoke it "
+            "if anybody else may have seen it"
+        )
 
 
 def commit(
     api: HfApi,
     repo_id: str,
-    files: Mapping[str, LocalFile],
-    revision: str,
-    words: tuple[str, str],
-    kept: Set[str],
-    owned: Callable[[str], bool],
+    files: Mapping[str, Path],
+    *,
+    revision: str = "main",
+    message: str,
+    keep: Set[str] = frozenset(),
+    delete_patterns: Sequence[str] = (),
 ) -> CommitInfo:
-    """Commit what differs from the branch, until nothing does.
+    """Upload files and delete stale ones in one commit; unchanged files are skipped.
 
-    Each attempt names the commit it was made for, so that one whose answer was lost is not made twice, and one that
-    somebody else overtook is looked at anew.
+    `HfApi.upload_folder` may split a folder into several commits, so that a reader could see new weights beside an old
+    configuration; `HfApi.create_commit` does not. Each attempt lists the branch again and names the listed commit as
+    its parent: a commit that arrived although its answer was lost is recognised, and a commit of somebody else is
+    not overwritten.
 
     Args:
-        api: the client.
-        repo_id: USER/NAME, which is there.
-        files: path in the repository -> file.
-        revision: branch, which is there.
-        words: message and description of the commit.
-        kept: those of `files` that stay as they are where the branch has them.
-        owned: which other paths are deleted, besides old code of ours and, where `files` has weights, other weights.
+        api: Client.
+        repo_id: USER/NAME of an existing repository.
+        files: Path in the repository -> local path.
+        revision: Existing branch.
+        message: Commit message.
+        keep: Names among `files` that are not uploaded if the branch has them.
+        delete_patterns: Patterns of files to delete that are not among `files`, in addition to code that an earlier
+            push wrote and, if `files` has weights, all other weights.
 
     Returns:
-        The commit; the last one of the branch where there was nothing to do.
+        The commit; the head of the branch if nothing has changed.
 
     Raises:
-        Exception: of the client, at the last attempt.
+        Exception: Error of the client at the last attempt.
     """
-    waits = [*client.WAITS, None]
-    brings_weights, by_lfs = any(map(is_weights, files)), False
-    while True:
-        wait = waits.pop(0)
-        try:
-            head = api.repo_info(repo_id, revision=revision).sha
-            tree = api.list_repo_tree(repo_id, revision=head, recursive=True) if head else ()
-            remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-            wanted = {name: file for name, file in files.items() if name not in kept or name not in remote}
-            new = [name for name, file in wanted.items() if not file.is_same_as(remote.get(name))]
-            others = [name for name in remote if name not in files]
-            stale = [name for name in others if owned(name) or (brings_weights and is_weights(name))]
-            stale += _old_code(api, repo_id, head, others)
-            if not new and not stale:
-                return CommitInfo(f"{api.endpoint}/{repo_id}/commit/{head}", *words, str(head))
-            with ExitStack() as opened:
-                contents: dict[str, Any] = {name: files[name].path for name in new}
-                if by_lfs:
-                    # hf_xet takes paths only, so the client sends what is open in the older way.
-                    contents = {name: opened.enter_context(path.open("rb")) for name, path in contents.items()}
-                return api.create_commit(
-                    repo_id,
-                    operations=[
-                        *(CommitOperationDelete(name) for name in sorted(stale)),
-                        *(CommitOperationAdd(name, content) for name, content in contents.items()),
-                    ],
-                    commit_message=words[0],
-                    commit_description=words[1],
-                    revision=revision,
-                    parent_commit=head,
-                )
-        except Exception as error:
-            if not by_lfs and _has_no_xet(error):
-                by_lfs = True
-                waits.insert(0, wait)
+    replaces_weights = any(map(is_weights, files))
+
+    def attempt() -> CommitInfo:
+        head = api.repo_info(repo_id, revision=revision).sha
+        remote = api.list_repo_files(repo_id, revision=head)
+        others = [name for name in remote if name not in files]
+        stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
+        stale |= set(_own_code(api, repo_id, head, others))
+        if replaces_weights:
+            stale |= set(filter(is_weights, others))
+        added = {name: path for name, path in files.items() if name not in keep or name not in remote}
+        return api.create_commit(
+            repo_id,
+            operations=[
+                *(CommitOperationDelete(name) for name in sorted(stale)),
+                *(CommitOperationAdd(name, path) for name, path in sorted(added.items())),
+            ],
+            commit_message=message,
+            revision=revision,
+            parent_commit=head,
+        )
+
+    return retry(attempt, statuses=_BRANCH_MOVED)
+
+
+def stage(files: Mapping[str, Path], folder: Path, linked: Callable[[str], bool]) -> dict[str, Path]:
+    """Give files a second place, where they stay as they are while their originals are replaced or deleted.
+
+    Args:
+        files: Name -> path.
+        folder: Where they are placed under their names.
+        linked: Whether a file, by its name, is never written to in place; it gets a hard link where the file system
+            allows, the others are copied.
+
+    Returns:
+        Name -> path in `folder`.
+    """
+    staged = {}
+    for name, source in files.items():
+        staged[name] = target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if linked(name):
+            try:
+                os.link(source.resolve(), target)
                 continue
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            if wait is None or not (client.is_passing(error) or status in _OVERTAKEN):
-                raise
-            client.pause(error, wait)
+            except OSError:
+                pass  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+    return staged
 
 
-def _has_no_xet(error: Exception) -> bool:
-    """Whether a Hub (a mirror, say) does not know the way by which hf_xet, where it is installed, sends large files."""
-    return isinstance(error, ConnectionError) and "404" in str(error) and "xet-write-token" in str(error)
+def _leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path is a symbolic link to a file elsewhere; a snapshot in the Hub's cache links to the blobs there."""
+    home, target = folder.resolve(), path.resolve()
+    is_snapshot = home.parent.name == "snapshots"
+    allowed = [home, home.parents[1] / "blobs"] if is_snapshot else [home]
+    return path.is_symlink() and not any(target.is_relative_to(place) for place in allowed)
 
 
-def _old_code(api: HfApi, repo_id: str, head: str | None, others: list[str]) -> list[str]:
-    """Those of the other files at the top that are code of an earlier push of ours, which says so in its first line."""
-    names = [name for name in others if name.endswith(".py") and "/" not in name]
-    if not names:
-        return []
+def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
+    size = path.stat().st_size
+    if size == 0:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if size > _LARGE_BYTES and b"\0" in content[:_HEAD_BYTES]:
+            return False
+        return any(content.find(secret) >= 0 for secret in own) or _SECRETS.search(content) is not None
+
+
+def _own_code(api: HfApi, repo_id: str, revision: str | None, names: Sequence[str]) -> list[str]:
+    """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
-        paths = {name: api.hf_hub_download(repo_id, name, revision=head, local_dir=scratch) for name in names}
+        paths = {
+            name: api.hf_hub_download(repo_id, name, revision=revision, local_dir=scratch)
+            for name in names
+            if name.endswith(".py") and "/" not in name
+        }
         return [name for name, path in paths.items() if Path(path).read_bytes().startswith(HEADER.encode())]

@@ -1,48 +1,32 @@
-"""Sending a model to the Hub: proved first, then as one commit that leaves nothing stale behind."""
+"""Pushing a model to the Hub: proved first, then uploaded as one commit that deletes stale weights and code.
 
-import json
+The Python code in a folder may come from anybody and is neither run nor uploaded: a push contains the code that the
+installed package writes.
+"""
+
+import logging
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Set
-from os import PathLike
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, HfApi, ModelCard, get_token
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import CommitInfo, HfApi, ModelCard
 from transformers import AutoTokenizer
 
-from hf_ssm.hub import client, reload
-from hf_ssm.hub.card import CARD_NAME, addressed, write_default_card
-from hf_ssm.hub.client import as_one_line, check_can_push, check_repo_id, patiently, without_token
-from hf_ssm.hub.committing import LocalFile, commit, is_weights
+from hf_ssm.hub import reload
+from hf_ssm.hub.card import CARD_NAME, addressed
+from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
+from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export, write_code
-from hf_ssm.hub.verifying import check_folder
-from hf_ssm.models.registry import FAMILIES
+from hf_ssm.hub.verifying import check_folder, family_of
+from hf_ssm.models.registry import Family
 
-__all__ = [
-    "IGNORED",
-    "check_can_push",
-    "check_repo_id",
-    "files_of",
-    "is_weights",
-    "make_repo",
-    "push",
-    "push_files",
-    "push_folder",
-    "push_saved",
-]
+__all__ = ["check_can_push", "check_repo_id", "push", "push_files", "push_folder"]
 
-IGNORED = (
-    *("checkpoint-*", "checkpoint-*/**", "last-checkpoint/**", "_*", "*.tmp"),
-    # The arguments of a run may hold a token.
-    *("training_args.bin", "**/training_args.bin"),
-    *(".git/**", "**/.git/**", ".cache/**", "**/.cache/**"),
-)
-"""What belongs to the run and not to the model; never uploaded."""
+logger = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TEXT_BYTES = 10 * 2**20
 
 
 def push(
@@ -57,42 +41,39 @@ def push(
 ) -> str:
     """Export a model, prove the export in a process without hf_ssm, and push it as one commit.
 
-    Nothing is created before the proof. Whatever goes wrong, the repository keeps its last commit, and the same call
-    may be repeated; it changes nothing where all has arrived.
+    Nothing is created before the proof. After an error the repository is at its last commit and the same call can be
+    repeated; it changes nothing if everything has arrived.
 
     Args:
-        model: a model of this package.
-        tokenizer: its tokenizer; None where it reads numbers.
-        repo_id: USER/NAME; made if it is not there.
-        private: of a new repository; by default the namespace decides. An existing one keeps its state.
-        revision: branch; made from main if it is not there. By default main.
-        message: of the commit.
-        token: by default the stored login.
+        model: A model of this package.
+        tokenizer: Its tokenizer; `None` for a model of continuous signals.
+        repo_id: USER/NAME; created if absent. A card in the repository is kept.
+        private: Visibility of a new repository; by default the namespace decides. An existing one keeps its own.
+        revision: Branch; created from main if absent. By default main.
+        message: Commit message.
+        token: By default the stored login.
 
     Returns:
-        The address of the repository.
+        The URL of the repository.
 
     Raises:
-        ValueError: for a malformed name or branch, a missing login or right; or if the export fails.
-        OSError: if the proof fails, or the Hub cannot be reached or gives up; the message says how to repeat.
+        ValueError: Malformed name or branch, missing login or right, or a model that cannot be exported.
+        OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
     """
     _check_branch(revision)
     check_can_push(repo_id, HfApi(token=token))
     with tempfile.TemporaryDirectory() as scratch:
-        folder = export(model, tokenizer, Path(scratch, "model"))
-        # The code on the card loads the repository.
-        (folder / CARD_NAME).unlink()
-        write_default_card(folder, model, tokenizer, name=repo_id)
+        folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]))
+        _address_card(folder, repo_id)
         done = push_files(
-            files_of(folder),
+            folder_files(folder),
             repo_id,
-            # The card that was written for this export says less than one that somebody has written.
-            kept={CARD_NAME},
+            keep={CARD_NAME},
             private=private,
             revision=revision,
             message=message,
             token=token,
-            mend="call `push` again",
+            hint="call `push` again",
         )
     return str(done.repo_url)
 
@@ -106,52 +87,46 @@ def push_folder(
     message: str = "Add model",
     token: str | None = None,
 ) -> str:
-    """Push a finished folder (of `export`, `save_pretrained` or a run) as one commit, as `push` does.
+    """Push the folder of a model (of `export`, `save_pretrained` or a run) as one commit, proved as by `push`.
 
-    The model is proved as `push` does it. Where its code is not in the folder, as older versions left it, it is put
-    there. Checkpoints and the run's own leftovers (`IGNORED`) stay behind.
+    The code in the commit is written anew by the installed package, for a folder without code, too. Checkpoints and
+    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded.
 
     Args:
-        folder: with `config.json` and weights.
-        repo_id: USER/NAME; made if it is not there.
-        private: of a new repository; by default the namespace decides. An existing one keeps its state.
-        revision: branch; made from main if it is not there. By default main.
-        message: of the commit.
-        token: by default the stored login.
+        folder: With `config.json` and weights; it is not changed.
+        repo_id: USER/NAME; created if absent.
+        private, revision, message, token: As for `push`.
 
     Returns:
-        The address of the repository.
+        The URL of the repository.
 
     Raises:
-        ValueError: for a malformed name or branch, a folder that is not whole, a missing login or right.
-        OSError: if the proof fails; if the Hub cannot be reached or gives up; the message says how to repeat.
+        ValueError: Malformed name or branch, missing login or right; an incomplete folder, a model of another library,
+            foreign code, hidden files, links out of the folder, or access tokens in files.
+        OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
     """
     folder = Path(folder)
     check_repo_id(repo_id)
     _check_branch(revision)
-    if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
-        raise ValueError(f"{str(folder)!r} holds no config.json with weights: push the output folder of a finished run")
-    problems = check_folder(folder)
-    if problems:
-        raise ValueError(f"{str(folder)!r} is not whole: {'; '.join(map(str, problems))}")
+    family = _check_model(folder)
+    # The code of the folder is left out.
+    files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
+    _check_contents(files, token)
     check_can_push(repo_id, HfApi(token=token))
-    _prove(folder)
     options = "".join([f" --revision {revision}" if revision else "", " --private" if private else ""])
-    files = files_of(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        if CARD_NAME in files:
-            # The code on the card loads the repository. Bytes, as text would change the ends of the lines.
-            card = addressed(files[CARD_NAME].read_bytes().decode("utf-8"), repo_id)
-            files[CARD_NAME] = Path(scratch, CARD_NAME)
-            files[CARD_NAME].write_bytes(card.encode("utf-8"))
+        staged = Path(scratch, "model")
+        stage(files, staged, linked=is_weights)
+        _prove(staged, family)
+        _address_card(staged, repo_id)
         done = push_files(
-            files,
+            folder_files(staged),
             repo_id,
             private=private,
             revision=revision,
             message=message,
             token=token,
-            mend=f"{str(folder)!r} is complete: repeat with `hf-ssm push {folder} {repo_id}{options}`",
+            hint=f"{str(folder)!r} is complete: repeat with `hf-ssm push {folder} {repo_id}{options}`",
         )
     return str(done.repo_url)
 
@@ -163,166 +138,107 @@ def push_files(
     private: bool | None = None,
     revision: str | None = None,
     message: str = "Add model",
-    description: str = "",
-    token: str | bool | None = None,
-    kept: Set[str] = frozenset(),
-    owned: Callable[[str], bool] = lambda path: False,
-    mend: str = "repeat the push",
+    token: str | None = None,
+    keep: Set[str] = frozenset(),
+    delete_patterns: Sequence[str] = (),
+    hint: str = "repeat the push",
 ) -> CommitInfo:
-    """Make the repository and branch if they are not there, and put all files into them as one commit.
+    """Create repository and branch if absent, and upload files as one commit.
 
-    The same commit deletes what would be read in the place of the new files or beside them: weights in another
-    sharding or format, and code that an earlier push of ours has left.
+    The same commit deletes weights in another sharding or format and code of an earlier push.
 
     Args:
-        files: path in the repository -> file.
+        files: Path in the repository -> local path.
         repo_id: USER/NAME.
-        private: of a new repository.
-        revision: branch.
-        message: of the commit.
-        description: of the commit, below the message.
-        token: by default the stored login.
-        kept: those of `files` that stay as they are where the repository has them.
-        owned: which other paths of the repository are deleted, too, where they are not among `files`.
-        mend: how to repeat; a part of the error.
+        private: Visibility of a new repository.
+        revision: Branch.
+        message: Commit message.
+        token: By default the stored login.
+        keep: Names among `files` that are not uploaded if the repository has them.
+        delete_patterns: Patterns of other files to delete.
+        hint: How to repeat the push; part of the error message.
 
     Returns:
-        The commit; the last one of the branch where there was nothing to do.
+        The commit; the head of the branch if nothing has changed.
 
     Raises:
-        ValueError: for a file with the token in it, a card with bad metadata, a missing right.
-        OSError: if the Hub cannot be reached or gives up.
+        ValueError: A file contains an access token, the card has invalid metadata, or a right is missing.
+        OSError: The Hub cannot be reached or fails repeatedly.
     """
     api = HfApi(token=token)
-    local = {name: LocalFile(path) for name, path in sorted(files.items())}
-    _check_contents(local, token)
-    try:
-        patiently(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
-        if revision not in (None, "main") and not str(revision).startswith("refs/pr/"):
-            patiently(lambda: api.create_branch(repo_id, branch=str(revision), exist_ok=True))
-        return commit(api, repo_id, local, revision or "main", (message, description), kept, owned)
-    except Exception as error:  # whatever it is, the work of the run must not seem lost
-        line = as_one_line(error, repo_id, revision, token)
-        # A commit whose answer was lost, too, may have been made.
-        is_lost = client.is_passing(error) and getattr(error, "response", None) is None
-        state = "has all of it or nothing" if is_lost else "is as it was before"
-        text = f"the push to {repo_id!r} failed, which {state} ({line}); {mend}"
-        raise type(line)(text) from without_token(error, token)
+    _check_contents(files, token)
+    branch = revision or "main"
 
+    def failed(error: Exception, line: str) -> str:
+        # Without an answer to the commit, it may have been made.
+        lost = is_transient(error) and getattr(error, "response", None) is None
+        state = "has all of it or nothing" if lost else "is as it was before"
+        return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
 
-def push_saved(
-    folder: str | PathLike[str],
-    repo_id: str,
-    before: Mapping[str, float],
-    *,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-) -> CommitInfo:
-    """Push what a model has just saved: the way of `model.push_to_hub` and `save_pretrained(push_to_hub=True)`.
-
-    Args:
-        folder: that it was saved to.
-        repo_id: USER/NAME.
-        before: name in the folder -> time of its last change, for what was there before.
-        commit_message: by default "Upload model".
-        commit_description: of the commit.
-        token: by default the stored login.
-        revision: branch; made from main if it is not there. By default main.
-
-    Returns:
-        The commit.
-
-    Raises:
-        ValueError: for a file with the token in it, a card with bad metadata, a missing right.
-        OSError: if the Hub cannot be reached or gives up.
-    """
-    files = {
-        name: path
-        for name, path in files_of(Path(folder)).items()
-        if (top := name.partition("/")[0]) not in before or Path(folder, top).stat().st_mtime > before[top]
-    }
-    return push_files(
-        files,
-        repo_id,
-        revision=revision,
-        message=commit_message or "Upload model",
-        description=commit_description or "",
-        token=token,
-    )
-
-
-def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Make a repository if it is not there, after a look at the login.
-
-    Args:
-        repo_id: USER/NAME, or NAME for one of the owner of the login.
-        private: of a new repository; by default the namespace decides.
-        token: by default the stored login.
-
-    Returns:
-        USER/NAME.
-
-    Raises:
-        ValueError: for a malformed name, a missing login or right.
-        OSError: if the Hub cannot be reached or gives up.
-    """
-    api = HfApi(token=token)
-    if "/" not in repo_id:
-        repo_id = f"{client.login(api)['name']}/{repo_id}"
-    check_can_push(repo_id, api)
-    try:
-        return patiently(lambda: api.create_repo(repo_id, private=private, exist_ok=True)).repo_id
-    except Exception as error:  # of the client, of the HTTP library
-        raise as_one_line(error, repo_id, token=token) from without_token(error, token)
-
-
-def _prove(folder: Path) -> None:
-    """Prove a folder with a model of ours; one of another library is its maker's business.
-
-    Raises:
-        ValueError: if the model cannot be loaded.
-        OSError: if the proof fails.
-    """
-    stored = json.loads((folder / "config.json").read_bytes())
-    family = next((f for f in FAMILIES.values() if f.config_class.model_type == stored.get("model_type")), None)
-    if family is None:
-        return
-    config: Any = family.config_class.from_pretrained(folder)
-    if not stored.get("auto_map"):
-        write_code(config, folder)
-    names = config.architectures or []
-    model_class: Any = getattr(family.modeling, names[0], None) if names else None
-    if model_class is None:
-        raise ValueError(f"the config.json of {str(folder)!r} has the architectures {names}: none is a model of hf_ssm")
-    model = model_class.from_pretrained(folder)
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
-    reload.prove_export(folder, model, tokenizer, auto_class_of(model))
-
-
-def files_of(folder: Path) -> dict[str, Path]:
-    """What a push takes from a folder: path in the repository -> file."""
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=list(IGNORED))}
+    with user_errors(repo_id, revision, token, failed):
+        retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+        if branch != "main" and not branch.startswith("refs/pr/"):
+            retry(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
+        return commit(api, repo_id, files, revision=branch, message=message, keep=keep, delete_patterns=delete_patterns)
 
 
 def _check_branch(revision: str | None) -> None:
     if revision is not None and (not revision.strip() or _COMMIT.fullmatch(revision)):
-        raise ValueError(f"revision must be the name of a branch, as a push adds a commit to one, got {revision!r}")
+        raise ValueError(f"revision must be the name of a branch, because a push adds a commit to it, got {revision!r}")
 
 
-def _check_contents(files: Mapping[str, LocalFile], token: str | bool | None) -> None:
-    """Refuse what the Hub or its readers would, before a repository is made for it."""
-    secrets = [secret.encode() for secret in (token, get_token()) if isinstance(secret, str) and secret]
-    for name, file in files.items():
-        if is_weights(name) or file.path.stat().st_size > _TEXT_BYTES:
-            continue
-        if any(secret in file.path.read_bytes() for secret in secrets):
-            raise ValueError(f"{name} has the token of the login in it: take it out, and make a new token")
+def _check_model(folder: Path) -> Family:
+    """The family of the model in a folder.
+
+    Raises:
+        ValueError: There is no complete model of hf_ssm, or there is foreign code.
+    """
+    if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
+        raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
+    problems = check_folder(folder)
+    refused = [problem for problem in problems if not problem.is_own_code]
+    if refused:
+        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {'; '.join(map(str, refused))}")
+    family = family_of(folder)
+    if family is None:
+        raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
+    if problems:
+        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, problems)))
+    return family
+
+
+def _prove(staged: Path, family: Family) -> None:
+    """Write the code of the model into a folder without code, and prove that others can load it.
+
+    Raises:
+        ValueError: The model cannot be loaded.
+        OSError: The proof fails.
+    """
+    config: Any = family.config_class.from_pretrained(staged)
+    write_code(config, staged)
+    names = config.architectures or []
+    model_class = next((cls for cls in family.model_classes.values() if cls.__name__ in names[:1]), None)
+    if model_class is None:
+        raise ValueError(f"config.json has the `architectures` {names}: expected one model class of hf_ssm")
+    model = model_class.from_pretrained(staged)
+    has_tokenizer = (staged / "tokenizer_config.json").is_file()
+    tokenizer = AutoTokenizer.from_pretrained(staged, trust_remote_code=False) if has_tokenizer else None
+    reload.prove_export(staged, model, tokenizer, auto_class_of(model))
+
+
+def _address_card(folder: Path, repo_id: str) -> None:
+    """Let the code on the card of a folder load the repository."""
+    path = folder / CARD_NAME
+    if path.is_file():
+        # Bytes, because text mode changes line ends.
+        path.write_bytes(addressed(path.read_bytes().decode("utf-8"), repo_id).encode("utf-8"))
+
+
+def _check_contents(files: Mapping[str, Path], token: str | None) -> None:
+    """Refuse secrets, and metadata of the card that the Hub rejects, before a repository is created."""
+    check_secrets(files, token)
     if CARD_NAME in files:
         try:
-            ModelCard(files[CARD_NAME].path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
-        except Exception as error:  # of the YAML library, or about what it read
-            raise ValueError(f"README.md has metadata that cannot be read: {error}") from error
+            ModelCard(files[CARD_NAME].read_text(encoding="utf-8"), ignore_metadata_errors=False)
+        except Exception as error:  # of the YAML library, or about the metadata
+            raise ValueError(f"{CARD_NAME} has invalid metadata: {error}") from error

@@ -1,12 +1,15 @@
-"""The proof that a folder holds a model: a new process loads it and gives the same logits, bit for bit.
+"""Proofs that a saved model loads in a new process with equal results, bit for bit.
 
-`check_reload` is for what a run has left: the process imports hf_ssm. `prove_export` is for what others shall load: the
-process cannot import it.
+`check_reload` tests the folder of a run, in a process that imports hf_ssm. `prove_export` tests what others load: the
+process cannot import hf_ssm. Neither runs Python files that it finds in a folder, and neither process has access to
+tokens.
 """
 
 import copy
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,72 +22,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.hub.clean_process import training_step
+from hf_ssm.hub.exporting import write_code
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["check_reload", "logits_of", "probe_inputs", "prove_export", "reload_logits"]
+__all__ = ["check_reload", "probe_inputs", "prove_export"]
 
-# The batch of a proof: long enough for every branch of the convolutions, short enough for any machine.
+# The batch of a proof: long enough for every branch of the convolutions.
 _ROWS, _LONGEST = 2, 48
 _TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
-
-# What a user would write, and no more than that; the threads are those of the parent, as the order of a sum
-# may depend on their number.
-_SCRIPT = """
-import json, sys
-import torch, transformers
-import hf_ssm
-from safetensors.torch import save_file
-job = json.load(sys.stdin)
-torch.set_num_threads(job["threads"])
-model = getattr(transformers, job["auto_class"]).from_pretrained(job["folder"]).eval()
-tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"])
-with torch.no_grad():
-    logits = model(**tokenizer(job["texts"], padding=True, return_tensors="pt")).logits
-save_file({"logits": logits}, job["result"])
-"""
-
-
-def logits_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> torch.Tensor:
-    """Logits of a padded batch of texts, on the CPU and in evaluation mode; `(B, ...)` as the head has it."""
-    model = model.cpu().eval()
-    with torch.no_grad():
-        return model(**tokenizer(list(texts), padding=True, return_tensors="pt")).logits
-
-
-def reload_logits(folder: str | Path, auto_class: str, texts: Sequence[str]) -> torch.Tensor:
-    """Logits of the same batch from a new process that loads model and tokenizer from `folder`.
-
-    Args:
-        folder: as `save_pretrained` left it.
-        auto_class: name of the Auto class, such as "AutoModelForSequenceClassification".
-        texts: the batch.
-
-    Raises:
-        OSError: if the process fails; the message ends with the last line it wrote.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "logits.safetensors"
-        job = {
-            "folder": str(Path(folder).resolve()),
-            "auto_class": auto_class,
-            "texts": list(texts),
-            "threads": torch.get_num_threads(),
-            "result": str(result),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT],
-            input=json.dumps(job),
-            text=True,
-            capture_output=True,
-            check=False,
-            # The folder must be enough: nothing may be fetched.
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise OSError(f"the model in {str(folder)!r} cannot be loaded in a new process: {last}")
-        return load_file(result)["logits"]
+# What loading a model reads from a folder; code is not among it.
+_DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
+_SECRET = re.compile("CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN", re.IGNORECASE)
 
 
 def check_reload(
@@ -94,46 +44,64 @@ def check_reload(
     auto_class: str,
     texts: Sequence[str],
 ) -> None:
-    """Compare the logits of a model in memory with those of its saved copy in a new process.
+    """Compare the logits of a model in memory with those of its saved copy in a new process that imports hf_ssm.
+
+    Args:
+        folder: Folder with model and tokenizer.
+        model: The model in memory; it is moved to the CPU.
+        tokenizer: Its tokenizer.
+        auto_class: Name of the Auto class of its head, such as `"AutoModelForSequenceClassification"`.
+        texts: Texts to compare on, one padded batch.
 
     Raises:
-        OSError: if the folder cannot be loaded, or the logits differ in any bit.
+        OSError: The folder cannot be loaded, or logits or token ids differ.
     """
-    here, there = logits_of(model, tokenizer, texts), reload_logits(folder, auto_class, texts)
-    if here.dtype != there.dtype or not torch.equal(here, there):
-        difference = (here.double() - there.double()).abs().max().item()
-        raise OSError(f"the model in {str(folder)!r} gives other logits in a new process, by up to {difference:g}")
+    inputs = dict(tokenizer(list(texts), padding=True, return_tensors="pt"))
+    with evaluating(model.cpu()):
+        expected = {"first.logits": model(**inputs).logits, **_token_ids(tokenizer, texts)}
+    with tempfile.TemporaryDirectory() as scratch:
+        found = _run(Path(folder).resolve(), Path(scratch), auto_class, inputs, list(texts))
+    _compare(expected, found, f"{str(folder)!r} in a new process")
 
 
 def prove_export(
     folder: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, auto_class: str
 ) -> None:
-    """Load an exported folder where hf_ssm cannot be imported, save it from there, load that, and compare.
+    """Compare a model in memory with its saved copy in a new process that cannot import hf_ssm.
 
-    Both must give the logits of `model` by plain torch on a CPU, bit for bit, and the ids of `tokenizer`; and all
-    classes in `auto_map` must be there.
+    The process gets a copy of weights, configuration and tokenizer, and code bundled from the installed package; Python
+    files of the folder are left out. It must give the logits of `model`, again after saving the model and loading it
+    from there, and the loss and the weights of one training step; all on the CPU, by torch without compiled kernels. It
+    must give the ids of `tokenizer`, and find all classes of `auto_map`.
 
     Args:
-        folder: as `hf_ssm.hub.exporting.export` wrote it.
-        model: the model in memory; it stays as it is.
-        tokenizer: its tokenizer, if it has one.
-        auto_class: name of the Auto class of its head.
+        folder: Folder with model and tokenizer.
+        model: The model in memory; it is not changed.
+        tokenizer: Its tokenizer, if it has one.
+        auto_class: Name of the Auto class of its head.
 
     Raises:
-        OSError: if a step fails; the message names the step, and ends with the last line the process wrote.
+        OSError: A step failed or a result differs; the message names the step and the last line of the process.
     """
     inputs = probe_inputs(model.config)
-    expected = {"logits": _plain_output(model, inputs)}
-    if tokenizer is not None:
-        expected |= {str(i): torch.tensor(tokenizer(text)["input_ids"]).long() for i, text in enumerate(_TEXTS)}
-    with tempfile.TemporaryDirectory() as scratch:
-        found = _in_clean_process(Path(folder).resolve(), Path(scratch), auto_class, inputs, tokenizer is not None)
-    for copy_name, whose in (("first", "the exported folder"), ("second", "a folder saved by a process without it")):
-        for name, here in expected.items():
-            what = "other logits than the model" if name == "logits" else "other ids than the tokenizer"
-            there = found[f"{copy_name}.{name}"]
-            if not _same_bits(here, there):
-                raise OSError(f"the proof of the export failed: without hf_ssm, {whose} gives {what} in memory")
+    texts = None if tokenizer is None else list(_TEXTS)
+    with tempfile.TemporaryDirectory() as name:
+        scratch, saved = Path(name), Path(name, "model")
+        saved.mkdir()
+        for path in Path(folder).iterdir():
+            if path.suffix in _DATA and path.is_file():
+                shutil.copyfile(path, saved / path.name)
+        write_code(model, saved)
+        logits = _logits(model, inputs)
+        labels = _labels(model.config, auto_class, inputs, logits)
+        with use_backend("torch"), torch.random.fork_rng(devices=[]):
+            trained = training_step(type(model).from_pretrained(saved), inputs, labels)
+        expected = {"first.logits": logits, "second.logits": logits}
+        expected |= {f"trained.{name}": value for name, value in trained.items()}
+        expected |= {} if tokenizer is None else _token_ids(tokenizer, _TEXTS)
+        tensors = inputs | {f"labels.{name}": value for name, value in labels.items()}
+        found = _run(saved, scratch, auto_class, tensors, texts, again=scratch / "again")
+    _compare(expected, found, "the exported folder without hf_ssm")
 
 
 def probe_inputs(config: Any) -> dict[str, Tensor]:
@@ -153,47 +121,94 @@ def probe_inputs(config: Any) -> dict[str, Tensor]:
     return {"input_values": values, "attention_mask": mask}
 
 
-def _plain_output(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
-    """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, by plain torch."""
+def _labels(config: Any, auto_class: str, inputs: dict[str, Tensor], logits: Tensor) -> dict[str, Tensor]:
+    """Labels that a head accepts for a batch; empty for a backbone."""
+    if auto_class == "AutoModel":
+        return {}
+    if auto_class in ("AutoModelForCausalLM", "AutoModelForMaskedLM"):
+        return {"labels": inputs["input_ids"].clone()}
+    kind = config.problem_type or ("single_label_classification" if config.num_labels > 1 else "regression")
+    if auto_class == "AutoModelForTokenClassification" or (
+        auto_class == "AutoModelForSequenceClassification" and kind == "single_label_classification"
+    ):
+        return {"labels": torch.zeros(logits.shape[:-1], dtype=torch.long)}
+    return {"labels": torch.zeros_like(logits)}
+
+
+def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_kernels("torch"), evaluating(model):
+    with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
 
 
-def _in_clean_process(
-    folder: Path, scratch: Path, auto_class: str, inputs: dict[str, Tensor], with_tokenizer: bool
+def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, Tensor]:
+    return {f"ids.{number}": torch.tensor(tokenizer(text)["input_ids"]).long() for number, text in enumerate(texts)}
+
+
+def _run(
+    folder: Path,
+    scratch: Path,
+    auto_class: str,
+    inputs: dict[str, Tensor],
+    texts: list[str] | None,
+    again: Path | None = None,
 ) -> dict[str, Tensor]:
+    """Results of `clean_process.py`; with `again` it runs without hf_ssm, saves the model there and trains it."""
     save_file(inputs, scratch / "inputs.safetensors")
     job = {
+        "without_package": again is not None,
         "folder": str(folder),
-        "again": str(scratch / "again"),
+        "again": None if again is None else str(again),
         "auto_class": auto_class,
         "inputs": str(scratch / "inputs.safetensors"),
-        "texts": list(_TEXTS) if with_tokenizer else None,
+        "texts": texts,
         "threads": torch.get_num_threads(),
         "results": str(scratch / "results.safetensors"),
     }
-    # Nothing may be fetched, and no code be left in the user's cache.
-    own = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(scratch / "modules"), "HF_SSM_KERNELS": "torch"}
-    script = Path(__file__).with_name("clean_process.py").read_text(encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", Path(__file__).with_name("clean_process.py").read_text(encoding="utf-8")],
         input=json.dumps(job),
         text=True,
         capture_output=True,
         check=False,
-        env={**os.environ, **own},
-        cwd=scratch,
+        env=_environment(scratch) | ({} if again is None else {"HF_SSM_KERNELS": "torch"}),
+        # hf_ssm may be importable from the working directory only.
+        cwd=None if again is None else scratch,
     )
     if done.returncode != 0:
         step = (done.stdout.strip().splitlines() or ["starting it"])[-1]
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise OSError(f"the proof of the export failed in a process without hf_ssm, at {step}: {last}")
+        where = f"loading {str(folder)!r} in a new process" if again is None else "loading the export without hf_ssm"
+        raise OSError(f"{where} failed, at {step}: {last}")
     return load_file(scratch / "results.safetensors")
 
 
-def _same_bits(here: Tensor, there: Tensor) -> bool:
+def _environment(scratch: Path) -> dict[str, str]:
+    """The environment without secrets, in which nothing can be downloaded and all caches are empty."""
+    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    places = {"HF_HOME": "home", "HF_HUB_CACHE": "hub", "HF_MODULES_CACHE": "modules", "HF_TOKEN_PATH": "token"}
+    return kept | {name: str(scratch / place) for name, place in places.items()} | {"HF_HUB_OFFLINE": "1"}
+
+
+_STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}
+
+
+def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], where: str) -> None:
+    """Raise `OSError` at the first result that differs."""
+    for name, here in expected.items():
+        there = found[name]
+        if _has_same_bits(here, there):
+            continue
+        stage, _, what = name.partition(".")
+        if stage == "ids":
+            raise OSError(f"{where} gives other token ids than the tokenizer in memory")
+        difference = f", by up to {(here.double() - there.double()).abs().max():g}" if here.shape == there.shape else ""
+        raise OSError(f"{where} gives another `{what}` than the model in memory {_STAGES[stage]}{difference}")
+
+
+def _has_same_bits(here: Tensor, there: Tensor) -> bool:
     if here.dtype != there.dtype or here.shape != there.shape:
         return False
-    return torch.equal(here.contiguous().view(torch.uint8), there.contiguous().view(torch.uint8))
+    return torch.equal(here.flatten().view(torch.uint8), there.flatten().view(torch.uint8))

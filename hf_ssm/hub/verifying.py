@@ -1,12 +1,11 @@
-"""Whether a checkpoint is whole: a local folder by what its files say of each other, a downloaded one by checksums.
+"""Verification of a checkpoint: consistency of a folder, checksums of a repository on the Hub, and foreign code.
 
-A download is only checked for its size by the client, so a byte that changed on the way or on the disk goes unseen
-until it is compared with the Hub's checksums.
+The client checks the size of a download only; `verify` compares the cached copy with the checksums of the Hub.
 """
 
-import ast
 import json
-from collections.abc import Iterator, Set
+import sys
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,30 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from hf_ssm.hub.client import as_one_line, patiently, without_token
-from hf_ssm.models.registry import FAMILIES
+from hf_ssm.hub.client import retry, user_errors
+from hf_ssm.models.bundle import HEADER, auto_map, bundle
+from hf_ssm.models.registry import FAMILIES, Family
 
-__all__ = ["Problem", "Verification", "check_folder", "verify"]
+__all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_OURS = frozenset(family.config_class.model_type for family in FAMILIES.values())
+# Keys of JSON files whose values name Python classes to load with `trust_remote_code=True`.
+_CODE_KEYS = ("auto_map", "custom_pipelines")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One bad file, by its path in the folder or repository, and what is wrong with it."""
+    """A problem with one file.
+
+    Attributes:
+        path: Path of the file in the folder or repository.
+        what: Description of the problem.
+        is_own_code: Whether the file is marked as code of hf_ssm, which a push writes anew.
+    """
 
     path: str
     what: str
+    is_own_code: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -38,14 +46,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
-        source: the folder, or USER/NAME.
-        commit: that a downloaded repository was compared with; None for a local folder.
-        checked: number of files that were looked at.
-        absent: files of the repository that are not in the cache, as nothing has asked for them yet.
-        problems: one for each bad file; empty if all is well.
+        source: The folder, or USER/NAME.
+        commit: Commit that a repository was compared with; `None` for a folder.
+        checked: Number of checked files.
+        absent: Files of the repository that are not in the cache, because nothing has requested them yet.
+        problems: One entry per problem; empty if nothing is wrong.
     """
 
     source: str
@@ -58,190 +66,222 @@ class Verification:
 def verify(
     source: str | Path, revision: str | None = None, *, cache_dir: str | Path | None = None, token: str | None = None
 ) -> Verification:
-    """Check a checkpoint before it is used.
+    """Verify a checkpoint without running any of its code.
 
-    Of a local folder: the headers of its weights against their sizes, shards against their index, the configuration
-    and other JSON files, and the code that the configuration names. Of a repository on the Hub: the same, and the copy
-    in the cache, which is downloaded if it is not there, against the Hub's checksums.
+    Checks the headers of the weights against the file sizes, shards against their index, the configuration and other
+    JSON files, and that all Python code is what the installed version of hf_ssm writes. For a repository on the
+    Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
 
     Args:
-        source: a folder, or USER/NAME.
-        revision: branch, tag or commit of a repository; by default main, as it was downloaded last.
-        cache_dir: the cache; by default that of the Hub's client.
-        token: by default the stored login.
+        source: A folder, or USER/NAME.
+        revision: Branch, tag or commit of a repository; by default the cached state of main.
+        cache_dir: By default the cache of `huggingface_hub`.
+        token: By default the stored login.
 
     Raises:
-        ValueError: if there is neither such a folder nor such a repository or revision, or it may not be seen.
-        OSError: if the Hub cannot be reached.
+        ValueError: There is no such folder, repository or revision, or the login has no access.
+        OSError: The Hub cannot be reached.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(f"revision={revision!r} is for a repository on the Hub, and {str(source)!r} is a folder")
-        return Verification(str(source), None, sum(1 for _ in _files(folder)), (), tuple(check_folder(folder)))
+            raise ValueError(f"revision={revision!r} is for a repository on the Hub, but {str(source)!r} is a folder")
+        checked = sum(path.is_file() for path in folder.iterdir())
+        return Verification(str(source), None, checked, (), tuple(check_folder(folder)))
     if isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "~", "/")):
-        raise ValueError(f"{str(source)!r} is no folder")
-    try:
+        raise ValueError(f"there is no folder {str(source)!r}")
+    with user_errors(source, revision, token):
         validate_repo_id(source)
         return _verify_cached(source, revision, cache_dir, token)
-    except Exception as error:  # of the client, of the HTTP library, of the disk
-        raise as_one_line(error, source, revision, token) from without_token(error, token)
 
 
 def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[Problem]:
-    """What is wrong with the files of a folder, by what they say of each other.
+    """Find damaged files, inconsistent files and foreign code in the folder of a checkpoint.
 
     Args:
-        folder: as `save_pretrained` or `export` left it.
-        elsewhere: names of files that belong to it and may be absent, as in a cache that has only what was asked for.
+        folder: Written by `save_pretrained` or `export`.
+        elsewhere: Names of files that may be absent, for a cache that has only part of a repository.
     """
     folder = Path(folder)
-    return [
-        *_check_weights(folder, elsewhere),
-        *_check_config(folder, elsewhere),
-        *_check_json(folder),
-        *_check_code(folder, elsewhere),
-    ]
+    checks = (_check_weights, _check_config, _check_json, _check_code)
+    return [problem for check in checks for problem in check(folder, elsewhere)]
+
+
+def family_of(folder: Path) -> Family | None:
+    """The registered family of the configuration in a folder; `None` for other models and unreadable files."""
+    try:
+        model_type = _read_object(folder / _CONFIG).get("model_type")
+    except (OSError, ValueError):
+        return None
+    return next((family for family in FAMILIES.values() if family.config_class.model_type == model_type), None)
+
+
+def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Check the headers of safetensors files, and an index against its shards."""
+    tensors: dict[str, set[str] | None] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors[path.name] = None
+        try:
+            if not path.is_file():
+                raise OSError("not a regular file")
+            with safe_open(path, framework="pt") as file:
+                tensors[path.name] = set(file.keys())
+        except (OSError, SafetensorError) as error:
+            yield Problem(path.name, f"is damaged: {_reason(error, path)}")
+    if (folder / _INDEX).exists():
+        yield from _check_index(folder / _INDEX, tensors, elsewhere)
+    elif _WEIGHTS not in tensors and not {_WEIGHTS, _INDEX} & elsewhere:
+        pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+        if pickles:
+            yield Problem(pickles[0], "is a pickle, which cannot be checked: save the weights as safetensors")
+        else:
+            yield Problem(_WEIGHTS, f"is missing, and there is no {_INDEX}")
+
+
+def _check_index(index: Path, tensors: Mapping[str, set[str] | None], elsewhere: Set[str]) -> Iterator[Problem]:
+    """Check an index against the tensors of its shards; `None` stands for a damaged shard."""
+    try:
+        content = _read_object(index)
+        places = content.get("weight_map")
+        if not isinstance(places, dict) or not isinstance(content.get("metadata"), dict):
+            raise ValueError("`weight_map` and `metadata` must be JSON objects")
+        if not all(isinstance(name, str) for name in places.values()):
+            raise ValueError("`weight_map` must map names of tensors to names of files")
+    except (OSError, ValueError) as error:
+        yield Problem(index.name, _reason(error, index))
+        return
+    for name in sorted(set(places.values()) - elsewhere):
+        listed = {tensor for tensor, place in places.items() if place == name}
+        if name not in tensors:
+            yield Problem(name, f"is missing, but {index.name} lists {len(listed)} tensors in it")
+        elif (found := tensors[name]) is not None and found != listed:
+            yield Problem(name, f"does not have the tensors that {index.name} lists, such as {min(found ^ listed)}")
+    if _WEIGHTS in tensors and _WEIGHTS not in places.values():
+        yield Problem(_WEIGHTS, f"is read instead of the shards of {index.name}: delete one or the other")
+
+
+def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    path = folder / _CONFIG
+    if not path.exists():
+        if _CONFIG not in elsewhere:
+            yield Problem(_CONFIG, "is missing")
+        return
+    try:
+        _read_object(path)
+        if family_of(folder) is not None:
+            AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a wrong value may raise anything
+        yield Problem(_CONFIG, _reason(error, path))
+
+
+def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    for path in sorted(folder.glob("*.json")):
+        if path.name not in (_CONFIG, _INDEX):
+            try:
+                json.loads(path.read_bytes())
+            except (OSError, ValueError, RecursionError) as error:
+                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
+
+
+def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
+    family, installed = family_of(folder), sys.modules["hf_ssm"].__version__
+    config_class: Any = None if family is None else family.config_class
+    expected = {} if family is None else bundle(config_class)
+    own = set() if family is None else set(auto_map(family).values())
+    versions = {path: _header_version(path) for path in sorted(folder.rglob("*.py"))}
+    for path, version in versions.items():
+        name = path.relative_to(folder).as_posix()
+        if version is None:
+            yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
+        elif version != installed:
+            what = f"is marked as code of hf_ssm {version}, which the installed version {installed} cannot check"
+            yield Problem(name, f"{what}: verify it with hf_ssm {version}", is_own_code=True)
+        elif path.read_bytes() != expected.get(name, "").encode():
+            yield Problem(name, f"has been changed: it is not what hf_ssm {version} writes", is_own_code=True)
+    others = {path.stem for path, version in versions.items() if version not in (None, installed)}
+    for path in sorted(folder.glob("*.json")):
+        for key, reference in _code_references(path):
+            module = reference.partition(".")[0]
+            if "--" in reference:
+                yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
+            elif path.name != _CONFIG or key != "auto_map" or not (reference in own or module in others):
+                yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
+            elif not others and f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
+                yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; `ValueError` for other content."""
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"must be a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _header_version(path: Path) -> str | None:
+    """Version of hf_ssm in the header of a Python file; `None` for a file without the header."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline(1000)
+    except OSError:
+        return None
+    words = first.removeprefix(HEADER).split(maxsplit=1)
+    return words[0] if first.startswith(f"{HEADER} ") and words else None
+
+
+def _code_references(path: Path) -> Iterator[tuple[str, str]]:
+    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names."""
+    try:
+        content = _read_object(path)
+    except (OSError, ValueError):
+        return  # reported by `_check_json`
+    for key in _CODE_KEYS:
+        waiting = [content.get(key)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str) and "." in value:
+                yield key, value
+            elif isinstance(value, (list, dict)):
+                waiting.extend(value.values() if isinstance(value, dict) else value)
 
 
 def _verify_cached(repo_id: str, revision: str | None, cache_dir: str | Path | None, token: str | None) -> Verification:
     api = HfApi(token=token)
 
     def compare() -> Any:
-        return patiently(lambda: api.verify_repo_checksums(repo_id, revision=revision, cache_dir=cache_dir))
+        return retry(lambda: api.verify_repo_checksums(repo_id, revision=revision, cache_dir=cache_dir))
+
+    def download(patterns: list[str] | None) -> None:
+        retry(lambda: api.snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=patterns))
 
     try:
         found = compare()
-    except ValueError as error:
-        # Nothing of it is in the cache; a Hub that refuses says so as an OSError.
-        if isinstance(error, OSError):
-            raise
-        patiently(lambda: api.snapshot_download(repo_id, revision=revision, cache_dir=cache_dir))
+    except OSError:
+        raise
+    except ValueError:  # the cache has nothing of the revision; an HfHubHTTPError may be both
+        download(None)
+        found = compare()
+    if any(path.endswith(".py") for path in found.missing_paths):
+        # `from_pretrained` with hf_ssm installed does not request the code, but others run it.
+        download(["*.py"])
         found = compare()
     bad = {
-        mismatch["path"]: f"its {mismatch['algorithm']} is not the one on the Hub" for mismatch in found.mismatches
-    } | dict.fromkeys(found.extra_paths, "it is not in the repository")
+        mismatch["path"]: f"its {mismatch['algorithm']} differs from the one on the Hub"
+        for mismatch in found.mismatches
+    } | dict.fromkeys(found.extra_paths, "is not in the repository")
     others = check_folder(found.verified_path, frozenset(found.missing_paths))
     problems = [Problem(path, what) for path, what in sorted(bad.items())]
     problems += [problem for problem in others if problem.path not in bad]
     return Verification(repo_id, found.revision, found.checked_count, tuple(found.missing_paths), tuple(problems))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The files at the top, by name."""
-    return (path for path in sorted(folder.iterdir()) if path.is_file())
-
-
 def _reason(error: Exception, path: Path) -> str:
-    """What is said of a file, without its name."""
+    """Message of an error about a file, without the name of the file."""
     text = " ".join(str(error).split())
     for name in (repr(str(path)), str(path)):
         text = text.replace(f"{name} ", "it ") if text.startswith(f"{name} ") else text.replace(name, "it")
     return text
-
-
-def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    """Sizes and headers of all safetensors files, and an index against its shards."""
-    held: dict[str, set[str]] = {}
-    damaged: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, "pt") as file:
-                held[path.name] = set(file.keys())
-        except (OSError, SafetensorError) as error:
-            damaged.add(path.name)
-            yield Problem(path.name, f"is cut off or damaged: {_reason(error, path)}")
-    if not held and not damaged and not any(name.endswith(".safetensors") for name in elsewhere):
-        pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
-        if pickles:
-            yield Problem(pickles[0], "a pickle, which cannot be checked: save the weights as safetensors")
-        else:
-            yield Problem(_WEIGHTS, "is not there, nor are there other weights")
-    index = folder / _INDEX
-    if index.exists():
-        yield from _check_index(index, held, damaged | elsewhere)
-    elif _INDEX not in elsewhere:
-        shards = sorted(name for name in (*held, *damaged) if "-of-" in name)
-        yield from (Problem(name, f"is a shard, but there is no {_INDEX}") for name in shards)
-
-
-def _check_index(index: Path, held: dict[str, set[str]], unknown: Set[str]) -> Iterator[Problem]:
-    """An index against the tensors of its shards; nothing is said of the shards that are `unknown`."""
-    try:
-        content = json.loads(index.read_bytes())
-        places = content["weight_map"]
-        if not isinstance(places, dict) or not isinstance(content["metadata"], dict):
-            raise ValueError("`weight_map` and `metadata` must be objects")
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        yield Problem(index.name, _reason(error, index))
-        return
-    shards = set(places.values())
-    for name in sorted(shards - held.keys() - unknown):
-        count = sum(place == name for place in places.values())
-        yield Problem(name, f"is not there, but {index.name} names it for {count} tensors")
-    for name in sorted(shards & held.keys()):
-        named = {tensor for tensor, place in places.items() if place == name}
-        for tensor in sorted(named ^ held[name])[:1]:
-            where = "is in the index only" if tensor in named else "is not in the index"
-            yield Problem(name, f"{tensor} {where}")
-    if _WEIGHTS in held and _WEIGHTS not in shards:
-        yield Problem(_WEIGHTS, f"is read in the place of the shards of {index.name}: delete one or the other")
-    for name in sorted(shard for shard in held.keys() - shards if "-of-" in shard):
-        yield Problem(name, f"is a shard that {index.name} does not name")
-
-
-def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    path = folder / _CONFIG
-    if not path.exists() and _CONFIG in elsewhere:
-        return
-    try:
-        kind = json.loads(path.read_bytes()).get("model_type")
-        if kind in _OURS:
-            AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except FileNotFoundError:
-        yield Problem(_CONFIG, "is not there")
-    except Exception as error:  # whatever a wrong value makes of it
-        yield Problem(_CONFIG, _reason(error, path))
-
-
-def _check_json(folder: Path) -> Iterator[Problem]:
-    """Whether the other JSON files, of tokenizer and generation, can be read."""
-    for path in sorted(folder.glob("*.json")):
-        if path.name in (_CONFIG, _INDEX):
-            continue
-        try:
-            json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            yield Problem(path.name, f"is no valid JSON: {_reason(error, path)}")
-
-
-def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    """The files that the configuration names as the model's code, and those that these import."""
-    try:
-        named = json.loads((folder / _CONFIG).read_bytes()).get("auto_map") or {}
-    except (AttributeError, OSError, RecursionError, ValueError):
-        return  # said already
-    classes = [name for value in named.values() for name in (value if isinstance(value, list) else [value]) if name]
-    waiting = sorted({f"{name.split('.')[0]}.py" for name in classes if "--" not in name})
-    done: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in done:
-            continue
-        done.add(name)
-        path = folder / name
-        try:
-            tree = ast.parse(path.read_bytes(), filename=name)
-        except FileNotFoundError:
-            if name not in elsewhere:
-                yield Problem(name, "is not there, but the model's code needs it")
-            continue
-        except (OSError, SyntaxError, ValueError) as error:
-            yield Problem(name, f"cannot be read as code: {error}")
-            continue
-        defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        for wanted in sorted({entry.split(".")[1] for entry in classes if f"{entry.split('.')[0]}.py" == name}):
-            if wanted not in defined:
-                yield Problem(name, f"has no class {wanted}, which {_CONFIG} names")
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
-        waiting += [f"{node.module}.py" for node in imports if node.module]

@@ -1,70 +1,37 @@
-"""Our metrics as modules of the evaluate library: each lies in a folder that `evaluate.load` takes.
+"""Metrics, as modules of the evaluate library (`load`) and as plain functions (`hf_ssm.metrics.functional`).
 
-They load without a network, keep sums instead of examples, and can be pushed as Spaces. Importing this package does not
-import evaluate.
+Both work without a network. Importing this package does not import evaluate.
 """
 
-import difflib
-import importlib
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ssm.metrics.spaces import push
+from hf_ssm.utils.hints import closest_name
 
 if TYPE_CHECKING:
     import evaluate
 
-__all__ = ["NAMES", "load", "path", "push"]
+__all__ = ["NAMES", "load"]
 
 NAMES = ("accuracy", "f1", "generalization_gap", "mcc", "pass_rate", "perplexity", "tau")
-"""The metrics there are."""
+"""Names of the metrics."""
 
 
-def path(name: str) -> Path:
-    """The folder of a metric, for `evaluate.load(str(path(name)))`.
-
-    Raises:
-        ValueError: for an unknown name; it lists those there are.
-    """
-    if name not in NAMES:
-        near = difflib.get_close_matches(str(name), NAMES, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"metric must be one of {', '.join(NAMES)}, got {name!r}{meant}")
-    return Path(__file__).parent / name
-
-
-def load(name: str, config_name: str | None = None, *, source: str = "package", **options: Any) -> "evaluate.Metric":
-    """One of our metrics, ready for `add_batch` and `compute`.
+def load(name: str, **options: Any) -> "evaluate.Metric":
+    """Create a metric, an `evaluate.Metric` with `add`, `add_batch` and `compute`.
 
     Args:
-        name: one of `NAMES`.
-        config_name: of the metric's configurations, where it has several (`accuracy` and `perplexity`: "sums"; `tau`:
-            "channels"); by default "default".
-        source: "package", which needs no network; or "hub", the metric that the Hub has under this name, whose code is
-            downloaded and run, with our result names (and ours, with a warning, where that does not work).
-        options: of `evaluate.load`, such as `num_process`, `process_id`, `experiment_id` and `cache_dir`.
-
-    Returns:
-        The metric; its `description` and `inputs_description` say what it takes and gives.
+        name: One of `NAMES`.
+        **options: Arguments of `evaluate.Metric`, such as `num_process` and `experiment_id` for several processes.
+            A metric of one process keeps its examples in memory unless `keep_in_memory=False`.
 
     Raises:
-        ValueError: for an unknown name, configuration or source.
+        ValueError: The name is unknown.
     """
-    folder = path(name)
-    if source not in ("package", "hub"):
-        raise ValueError(f"source must be 'package' or 'hub', got {source!r}")
-    module = importlib.import_module(f"{__name__}.{folder.name}.{folder.name}")
-    from evaluate.loading import import_main_class
+    if name not in NAMES:
+        closest = closest_name(str(name), NAMES)
+        hint = f" (did you mean {closest!r}?)" if closest else ""
+        raise ValueError(f"metric={name!r} is unknown{hint}; choose from {', '.join(NAMES)}.")
+    from hf_ssm.metrics.modules import METRICS
 
-    ours = import_main_class(module.__name__)(config_name=config_name, **options)
-    if source == "package":
-        return ours
-    from hf_ssm.metrics.from_hub import from_hub
-
-    try:
-        return from_hub(ours)
-    except Exception as error:  # of the network, of the Hub, of the code that came from it
-        reason = " ".join(str(error).split()) or type(error).__name__
-        warnings.warn(f"metric {name!r} of the Hub cannot be used ({reason}): ours is used instead", stacklevel=2)
-        return ours
+    options.setdefault("keep_in_memory", options.get("num_process", 1) == 1)
+    return METRICS[name](**options)

@@ -14,12 +14,12 @@ from torch import Tensor
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.lti_scan import Recurrence
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.recurrence import Recurrence
+from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.ops.streaming_conv import StreamingConvolution
-from hf_ssm.ops.transfer import sobolev_response
 from hf_ssm.theory.complexity import tau
 
 __all__ = ["LongConvolution"]

@@ -17,12 +17,12 @@ from transformers.integrations import use_kernelized_func
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.autocast import no_autocast
-from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.ops.streaming_conv import StreamingConvolution
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.streaming_conv import StreamingConvolution
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
 __all__ = ["LayerState"]
 

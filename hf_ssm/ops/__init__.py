@@ -1,1 +1,1 @@
-"""Mathematics of sequences: tensors in, tensors out; imports torch, and transformers' kernel loader."""
+"""Operations on sequences, a folder each: functions of tensors that depend on torch and transformers' kernel loader."""

@@ -1,4 +1,4 @@
-"""Integrals of many functions of one variable at once, to a stated accuracy.
+"""Adaptive quadrature of many functions of one variable, to a given accuracy.
 
 Dimensions: `R` integrals, `P` panels (intervals), `M` nodes in a panel.
 """
@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-_NODES, _WEIGHTS = map(torch.from_numpy, np.polynomial.legendre.leggauss(16))
+_GAUSS_NODES, _GAUSS_WEIGHTS = map(torch.from_numpy, np.polynomial.legendre.leggauss(16))
 _MAX_BISECTIONS = 60
-# Panels evaluated in one go: integrands hold a number per state and node, which shall stay in the processor's cache.
-_CHUNK = 128
+# Panels evaluated together: integrands hold a number per state and node, which should fit the processor's cache.
+_PANELS_AT_ONCE = 128
 
 Integrand = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -26,15 +26,15 @@ def adaptive_integral(
 ) -> torch.Tensor:
     """Integrals of non-negative functions, each over the union of its panels.
 
-    A panel is halved until Gauss's rule on it and on its halves agree, so that peaks and kinks end up in panels
-    of their own width; what is kept is the value of the halves, which is better than the agreement says.
+    A panel is halved until Gauss's rule on it and on its halves agree, so that panels adapt to peaks and kinks. The
+    result is the value of the halves, which is more accurate than the difference between the two.
 
     Args:
-        function: Maps nodes `(P, M)` and the number `(P,)` of the integral that each panel belongs to, to values
+        function: Maps nodes `(P, M)` and the index `(P,)` of the integral of each panel to values
             `(P, M)`, float64.
         low: Left ends of the panels, `(P,)`, float64.
         high: Right ends `(P,)`.
-        owner: Which integral a panel belongs to, `(P,)`, each in `0, ..., count - 1`.
+        owner: Index of the integral of each panel, `(P,)`, in `0, ..., count - 1`.
         count: Number `R` of integrals. One without a panel is 0.
         rtol: Relative accuracy of each integral.
 
@@ -46,15 +46,15 @@ def adaptive_integral(
     """
     panels = torch.bincount(owner, minlength=count).clamp(min=1)
     tolerance = rtol / panels.to(torch.float64)
-    coarse = _rule(function, low, high, owner)
+    coarse = _gauss_rule(function, low, high, owner)
     done = torch.zeros(count, dtype=torch.float64, device=low.device)
     for _ in range(_MAX_BISECTIONS):
         if not low.numel():
             return done
         middle = (low + high) / 2
-        left, right = _rule(function, low, middle, owner), _rule(function, middle, high, owner)
+        left, right = _gauss_rule(function, low, middle, owner), _gauss_rule(function, middle, high, owner)
         total = done.index_add(0, owner, left + right)[owner]
-        # The last term: below the rounding of the sum nothing can agree better.
+        # The last term is the rounding error of the sum.
         settled = (coarse - left - right).abs() <= (tolerance[owner] + 1e-15) * total
         done = done.index_add(0, owner[settled], (left + right)[settled])
         rest = ~settled
@@ -67,18 +67,20 @@ def adaptive_integral(
     )
 
 
-def _rule(function: Integrand, low: torch.Tensor, high: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+def _gauss_rule(function: Integrand, low: torch.Tensor, high: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
     """Gauss's rule on each panel, `(P,)`."""
-    nodes, weights = _NODES.to(low.device), _WEIGHTS.to(low.device)
+    nodes, weights = _GAUSS_NODES.to(low.device), _GAUSS_WEIGHTS.to(low.device)
     values = []
-    for left, right, which in zip(low.split(_CHUNK), high.split(_CHUNK), owner.split(_CHUNK), strict=True):
+    for left, right, which in zip(
+        low.split(_PANELS_AT_ONCE), high.split(_PANELS_AT_ONCE), owner.split(_PANELS_AT_ONCE), strict=True
+    ):
         half = ((right - left) / 2).unsqueeze(-1)
         values.append((function(left.unsqueeze(-1) + half * (1 + nodes), which) * weights * half).sum(-1))
     result = torch.cat(values) if values else low
     if not torch.isfinite(result).all():
         where = int((~torch.isfinite(result)).nonzero()[0])
         raise ValueError(
-            f"the function is not finite in [{low[where].item():.17g}, {high[where].item():.17g}]: look for NaN, or a "
-            "pole on the way"
+            f"the function is not finite in [{low[where].item():.17g}, {high[where].item():.17g}]: look for NaN or a "
+            "pole on the path"
         )
     return result

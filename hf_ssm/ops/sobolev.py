@@ -1,4 +1,4 @@
-"""Sobolev filters: the weight `(1 + |s|)^β` on frequencies, as a zero-phase and as a causal filter.
+"""Sobolev filters: the weight `(1 + |s|)^β` of frequencies, as a zero-phase and as a causal filter.
 
 Dimensions: `B` batch, `L` length, `D` channels. The order β and the step size dt are one number or one per
 channel, `(D,)`; if either is per channel, so is the result.
@@ -6,11 +6,10 @@ channel, `(D,)`; if either is per channel, so is the result.
 Three conventions of the frequency of the j-th node of an FFT of n points, selected by name:
 
 - `"bilinear"`: `|s| = (2 / dt) tan(π j / n)`, infinite at Nyquist (Yu et al. 2025, eq. (6));
-- `"normalized"`: `|s| = j / n`, cycles per sample, at most 1/2 (what their published code does);
+- `"normalized"`: `|s| = j / n`, cycles per sample, at most 1/2 (as in their published code);
 - `"radian"`: `|s| = 2 π j / (n dt)`, radians per unit of time.
 
-Everything is computed in float64 and returned in float32, or in float64 if the order or dt is a float64
-tensor.
+All functions compute in float64 and return float32, or float64 if the order or dt is a float64 tensor.
 """
 
 import math
@@ -18,12 +17,14 @@ import math
 import torch
 
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.lti_kernel import diagonal_transfer
+from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
 
 
-def _check(count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float) -> None:
+def _check_sobolev(
+    count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float
+) -> None:
     if count < 1:
         raise ValueError(f"{count_name} must be at least 1, got {count!r}")
     if frequency not in FREQUENCIES:
@@ -41,10 +42,10 @@ def _check(count_name: str, count: int, order: torch.Tensor | float, frequency: 
         raise ValueError(f"order and dt must have one number per channel each, got shapes {shapes}")
 
 
-def _columns(
+def _sobolev_columns(
     order: torch.Tensor | float, dt: torch.Tensor | float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.device, torch.dtype]:
-    """Order and step size in float64 with a last axis for nodes or taps; their device; the result's dtype."""
+    """Order and step size in float64 with a trailing axis for nodes or taps, their device, and the dtype of results."""
     tensors = [t for t in (order, dt) if isinstance(t, torch.Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
@@ -52,7 +53,7 @@ def _columns(
     return columns[0], columns[1], device, dtype
 
 
-def _magnitudes(n_fft: int, frequency: str, dt: torch.Tensor) -> torch.Tensor:
+def _node_frequencies(n_fft: int, frequency: str, dt: torch.Tensor) -> torch.Tensor:
     """`|s|` at the nodes 0, 1, ... of the rfft grid below Nyquist, or up to it where it is finite there."""
     nodes = n_fft // 2 + 1
     if frequency == "bilinear" and n_fft % 2 == 0:
@@ -87,9 +88,9 @@ def sobolev_weight(
 
     Source: Yu et al. 2025, eq. (8).
     """
-    _check("n_fft", n_fft, order, frequency, dt)
-    beta, step, _, dtype = _columns(order, dt)
-    magnitudes = _magnitudes(n_fft, frequency, step)
+    _check_sobolev("n_fft", n_fft, order, frequency, dt)
+    beta, step, _, dtype = _sobolev_columns(order, dt)
+    magnitudes = _node_frequencies(n_fft, frequency, step)
     weight = torch.exp(beta * torch.log1p(magnitudes))
     if weight.shape[-1] < n_fft // 2 + 1:
         edge = beta.detach().expand(*weight.shape[:-1], 1)
@@ -103,7 +104,7 @@ def zero_phase_taps(
 ) -> torch.Tensor:
     """Taps `h[0], ..., h[n_grid // 2]` of the symmetric filter whose DFT on `n_grid` points is `(1 + |s|)^β`.
 
-    The filter reaches equally into past and future, `h[-m] = h[m]`; it is for bidirectional models only. β =
+    The filter reaches equally into past and future, `h[-m] = h[m]`; for bidirectional models only. β =
     0 gives exactly `[1, 0, 0, ...]`.
 
     Args:
@@ -121,21 +122,21 @@ def zero_phase_taps(
 
     Source: Yu et al. 2025, eq. (8), transformed back to the time domain.
     """
-    _check("n_grid", n_grid, order, frequency, dt)
+    _check_sobolev("n_grid", n_grid, order, frequency, dt)
     if n_grid % 2 == 0:
         raise ValueError(f"n_grid must be odd (no node at Nyquist), got {n_grid}; use {n_grid + 1}")
-    beta, step, device, dtype = _columns(order, dt)
-    # The transform of the weight less one, so that order 0 gives zeros without rounding.
-    excess = torch.expm1(beta * torch.log1p(_magnitudes(n_grid, frequency, step)))
+    beta, step, device, dtype = _sobolev_columns(order, dt)
+    # The transform of the weight minus one, which is exactly zero for order 0.
+    excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step)))
     taps = torch.fft.irfft(excess, n=n_grid)[..., : n_grid // 2 + 1]
-    return (taps + _unit(taps.shape[-1], device)).to(dtype)
+    return (taps + _unit_impulse(taps.shape[-1], device)).to(dtype)
 
 
-def _unit(length: int, device: torch.device) -> torch.Tensor:
+def _unit_impulse(length: int, device: torch.device) -> torch.Tensor:
     return (torch.arange(length, device=device) == 0).to(torch.float64)
 
 
-def _binomial(order: torch.Tensor, ratio: torch.Tensor, length: int) -> torch.Tensor:
+def _binomial_series(order: torch.Tensor, ratio: torch.Tensor, length: int) -> torch.Tensor:
     """Coefficients of `z^1, ..., z^(length - 1)` of `(1 - ratio z)^order`."""
     k = torch.arange(1, length, device=order.device, dtype=torch.float64)
     return torch.cumprod(ratio * (k - 1 - order) / k, dim=-1)
@@ -173,22 +174,22 @@ def causal_taps(
 
     Source: a causal variant of Yu et al. 2025, eq. (8).
     """
-    _check("length", length, order, frequency, dt)
-    beta, step, device, dtype = _columns(order, dt)
+    _check_sobolev("length", length, order, frequency, dt)
+    beta, step, device, dtype = _sobolev_columns(order, dt)
     if frequency == "bilinear":
         gain, ratio = 2 / step, (2 - step) / (2 + step)
     else:
         gain = torch.full_like(step, 1 / (2 * math.pi)) if frequency == "normalized" else 1 / step
         ratio = gain / (1 + gain)
-    series = _binomial(beta, ratio, length)
+    series = _binomial_series(beta, ratio, length)
     if frequency == "bilinear" and length > 1:
-        other = _binomial(-beta, -torch.ones_like(ratio), length)
-        series = series + other + _product(series, other)
-    series = torch.nn.functional.pad(series, (1, 0)) + _unit(length, device)
+        other = _binomial_series(-beta, -torch.ones_like(ratio), length)
+        series = series + other + _series_product(series, other)
+    series = torch.nn.functional.pad(series, (1, 0)) + _unit_impulse(length, device)
     return (torch.exp(beta * torch.log1p(gain)) * series).to(dtype)
 
 
-def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Coefficients of `z^1, ...` of the product of two series that start at `z^1`, cut to their length."""
     count = x.shape[-1]
     n = next_fast_len(2 * count)
@@ -223,22 +224,23 @@ def circular_response(
         `(B, L, D)` in the dtype of `u` (computed in float64).
 
     Raises:
-        ValueError: Shapes do not fit, or β > 2 with an even length.
+        ValueError: Shapes do not fit, or β > 2 with an even length (checked on a CPU).
 
     Source: Yu et al. 2025, eqs. (6) and (8).
     """
     if u.dim() != 3 or u.shape[2] != a.shape[0]:
         raise ValueError(f"u must have shape (batch, length, channels = {a.shape[0]} as in a), got {tuple(u.shape)}")
     length = u.shape[1]
-    _check("length", length, order, "bilinear", dt)
-    beta, step, _, _ = _columns(order, dt)
+    _check_sobolev("length", length, order, "bilinear", dt)
+    beta, step, _, _ = _sobolev_columns(order, dt)
     beta, step = beta.to(u.device), step.to(u.device)
     a, b, c = (t.to(torch.complex128) for t in (a, b, c))
-    magnitudes = _magnitudes(length, "bilinear", step)
+    magnitudes = _node_frequencies(length, "bilinear", step)
     s = torch.complex(torch.zeros_like(magnitudes), magnitudes)
     response = diagonal_transfer(s, a, b, c) * torch.exp(beta * torch.log1p(magnitudes))
     if length % 2 == 0:
-        if bool((beta > 2).any()):
+        # Reads values back, and therefore not on a GPU.
+        if beta.device.type == "cpu" and bool((beta > 2).any()):
             raise ValueError(
                 f"order must be at most 2 for an even length ({length}), where the response at Nyquist is "
                 f"infinite beyond, got {float(beta.max())}; use an odd length or another frequency convention"

@@ -112,7 +112,7 @@ class MaskingResult:
         return {"spearman": spearman, "area_difference": self.auc - other.auc}
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the curve; see `draw_curves`."""
+        """Draw the curve; see `hf_ssm.plotting.plot_masking_curves`."""
         return MaskingResults([self]).plot(path)
 
     def to_dataset(self) -> "Dataset":
@@ -204,10 +204,10 @@ class MaskingResults(Sequence[MaskingResult]):
         return [one.agreement(another) for one, another in zip(self, other, strict=True)]
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the curves with their mean and standard deviation; see `draw_curves`."""
-        from hf_ssm.probes.pictures import draw_curves
+        """Draw the curves, with their mean and standard deviation; see `hf_ssm.plotting.plot_masking_curves`."""
+        from hf_ssm.plotting import plot_masking_curves
 
-        return draw_curves(self._results, path)
+        return plot_masking_curves(self._results, path)
 
     def to_dataset(self) -> "Dataset":
         """A `datasets.Dataset` with one row per sequence.

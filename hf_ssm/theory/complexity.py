@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.discretize import bilinear, zoh
-from hf_ssm.ops.lti_kernel import diagonal_kernel
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.discretize import bilinear, zoh
 
 __all__ = [
     "filter_norm",
@@ -205,7 +205,7 @@ def padding_terms(
     models have no feed-through, which would be multiplied by zero on the right.
 
     Args:
-        a, b, c: `(D, N / 2)`, complex, one of each conjugate pair: see `ops.lti_kernel.diagonal_kernel`.
+        a, b, c: `(D, N / 2)`, complex, one of each conjugate pair: see `ops.lti.diagonal.diagonal_kernel`.
         dt: `(D,)`.
         mean, variance: `(L, D)`, moments by lag of the inputs without the zeros.
         padding: Number of zeros.

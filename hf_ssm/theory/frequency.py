@@ -3,8 +3,8 @@
 Legend: `L` length, `n` poles of a system, `S` continuous frequencies, `F` samples of a response.
 
 A system consists of poles a_n = v_n + i w_n (v_n < 0) and residues c_n = ξ_n + i ζ_n: G(is) = Σ_n c_n / (is - a_n).
-Layers store one of each conjugate pair; `ops.transfer.conjugate_poles` returns both. Continuous frequencies s and w are
-in radians per unit of time; discrete frequencies ω are in radians per sample, in [0, π]; Δ is the time of one sample.
+Layers store one of each conjugate pair; `ops.lti.transfer.conjugate_poles` returns both. Continuous frequencies s and w
+are in radians per unit of time; discrete frequencies ω are in radians per sample, in [0, π]; Δ is the time of a sample.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.discretize import check_discretization
+from hf_ssm.ops.lti.discretize import check_discretization
 from hf_ssm.ops.quadrature import adaptive_integral
 
 __all__ = [

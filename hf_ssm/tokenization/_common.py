@@ -1,18 +1,36 @@
-"""What the tokenizer builders share: checks of their arguments, the post-processor, and the wrapper."""
+"""Special tokens, post-processor and wrapper of all tokenizers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 
-def check_arguments(model_max_length: int | None, padding_side: str) -> None:
-    """Refuse lengths and padding sides that no tokenizer can have.
+def finish(
+    backend: Tokenizer,
+    special_tokens: Iterable[str],
+    model_max_length: int | None,
+    padding_side: str,
+    eos_token: str | None,
+    named: dict[str, str] | None = None,
+    split_special_tokens: bool = False,
+) -> PreTrainedTokenizerFast:
+    """Add special tokens and a post-processor to `backend`, and wrap it in the class of transformers.
+
+    Args:
+        backend: The tokenizer of the `tokenizers` library, with a vocabulary that contains the special tokens.
+        special_tokens: The special tokens.
+        model_max_length: Longest input in tokens; None means no limit.
+        padding_side: "right" or "left".
+        eos_token: Token appended to every sequence; None appends none.
+        named: Named special tokens, such as `{"pad_token": "[PAD]"}`; by default each special token by its own name.
+        split_special_tokens: Read special tokens in a text as ordinary characters.
 
     Raises:
-        ValueError: `model_max_length` is not None and not a positive integer, or `padding_side` is neither
-            "right" nor "left".
+        ValueError: `model_max_length` is neither None nor a positive integer, or `padding_side` neither "right" nor
+            "left".
     """
+    limit = {} if model_max_length is None else {"model_max_length": model_max_length}
     if model_max_length is not None and (
         isinstance(model_max_length, bool) or not isinstance(model_max_length, int) or model_max_length < 1
     ):
@@ -21,60 +39,23 @@ def check_arguments(model_max_length: int | None, padding_side: str) -> None:
         )
     if padding_side not in ("right", "left"):
         raise ValueError(f'padding_side={padding_side!r}: choose "right" or "left".')
-
-
-def register_special_tokens(backend: Tokenizer, tokens: list[str]) -> None:
-    """Mark `tokens`, already in the vocabulary, as special.
-
-    `normalized=False` matters: they are then cut out of the text before the normalizer sees it, so folding
-    the case of bases cannot break them.
-    """
+    tokens = list(special_tokens)
+    # normalized=False: special tokens are extracted before the normalizer changes their case.
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-
-
-def template(vocabulary: Mapping[str, int], eos_token: str | None) -> processors.TemplateProcessing:
-    """Post-processor that puts `[SEP]` between the two texts of a pair, and `eos_token` at the end if not None.
-
-    It is written even for tokenizers that are never given pairs: transformers would otherwise put a
-    post-processor of its own in the empty place when it loads the tokenizer.
-    """
+    # Without a post-processor in the file, transformers adds one of its own when it loads the tokenizer.
     end = "" if eos_token is None else f" {eos_token}:"
-    special_tokens = {"[SEP]", *([] if eos_token is None else [eos_token])}
-    return processors.TemplateProcessing(
+    backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0{end and end + '0'}",
         pair=f"$A:0 [SEP]:0 $B:1{end and end + '1'}",
-        special_tokens=[(token, vocabulary[token]) for token in sorted(special_tokens)],
+        special_tokens=[(token, backend.token_to_id(token)) for token in sorted({"[SEP]", eos_token or "[SEP]"})],
     )
-
-
-def wrap(
-    backend: Tokenizer,
-    names: dict[str, str],
-    *,
-    model_max_length: int | None,
-    padding_side: str,
-    split_special_tokens: bool = False,
-) -> PreTrainedTokenizerFast:
-    """Wrap `backend` in transformers' own class, so that no code of ours is needed to load it.
-
-    Args:
-        backend: The tokenizer of the `tokenizers` library.
-        names: The named special tokens, such as `{"pad_token": "[PAD]"}`.
-        model_max_length: Longest input in tokens; None means no limit.
-        padding_side: "right" or "left".
-        split_special_tokens: Read special tokens in a text as plain characters.
-
-    Returns:
-        A `PreTrainedTokenizerFast` (the class is called `TokenizersBackend` since transformers 5).
-    """
-    limit = {} if model_max_length is None else {"model_max_length": model_max_length}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         padding_side=padding_side,
-        # State space models have no segment embedding; a `token_type_ids` input would be an unknown argument.
+        # The models have no `token_type_ids`.
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=split_special_tokens,
-        **names,
+        **(named or {f"{token.strip('[]').lower()}_token": token for token in tokens}),
         **limit,
+        split_special_tokens=split_special_tokens,
     )

@@ -1,16 +1,12 @@
-"""A fast tokenizer of single nucleotides, with the ids of HyenaDNA (Nguyen et al., 2023)."""
+"""Tokenizer of single nucleotides with the ids of HyenaDNA (Nguyen et al. 2023)."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_ssm.tokenization._common import (
-    check_arguments,
-    register_special_tokens,
-    template,
-    wrap,
-)
+from hf_ssm.tokenization._common import finish
 
 _SPECIAL_TOKENS = ["[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]"]
+_NAMED = {f"{name}_token": f"[{name.upper()}]" for name in ("bos", "sep", "cls", "mask", "pad", "unk")}
 _BASES = ["A", "C", "G", "T", "N"]
 
 DNA_TOKENS: dict[str, int] = {token: index for index, token in enumerate(_SPECIAL_TOKENS + _BASES)}
@@ -22,50 +18,36 @@ def build_dna_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build the single-nucleotide tokenizer.
 
-    One base is one token, with the ids of `DNA_TOKENS`:
+    Each base is one token, with the ids of `DNA_TOKENS`:
 
-    * `a c g t n` (soft-masked bases) read as their capitals;
-    * white space is dropped, so a FASTA record may be given with its line breaks; offsets still point into
-      the text as it was given;
-    * every other character, the ambiguity codes `R Y S W K M B D H V` and `U` among them, is one `[UNK]`;
-    * a special token written out, such as `ACG[MASK]TT`, is that token, in this spelling only;
+    * `a c g t n` (soft-masked bases) are the tokens of their capitals;
+    * white space is dropped, such as line breaks of a FASTA record; offsets refer to the original text;
+    * every other character, including the ambiguity codes `R Y S W K M B D H V` and `U`, is one `[UNK]`;
+    * a special token in the text, such as `ACG[MASK]TT`, is that token, in this spelling only;
     * a pair of sequences is joined by `[SEP]`.
 
-    `decode` joins the tokens without spaces. A saved copy is a plain `tokenizer.json`: `AutoTokenizer` loads
-    it without this package. Time grows linearly with length, about a second for a million bases.
+    `decode` joins the tokens without spaces. The saved tokenizer is a plain `tokenizer.json` for `AutoTokenizer`. Time
+    is linear in length, about one second per million bases.
 
     Args:
-        model_max_length: Longest input in tokens, to which `truncation=True` cuts; None (the default) means
-            no limit.
-        padding_side: Where a batch is padded, "right" (default) or "left" (what `generate` wants).
-        add_eos: Append `[SEP]` to every sequence, HyenaDNA's convention in pretraining. Default False: a
-            sequence of L bases gives L tokens.
+        model_max_length: Longest input in tokens, used by `truncation=True`; None (the default) means no limit.
+        padding_side: "right" (default), or "left" for `generate`.
+        add_eos: Append `[SEP]` to every sequence, as in HyenaDNA's pretraining. Default False: L bases give L tokens.
 
     Returns:
-        A fast tokenizer with `[SEP]` as end of sequence, `[BOS]`, `[CLS]`, `[MASK]`, `[PAD]` and `[UNK]`. Its
-        outputs are `input_ids` and `attention_mask`.
+        A fast tokenizer with `[SEP]` as end of sequence, and the outputs `input_ids` and `attention_mask`.
 
     Raises:
-        ValueError: `model_max_length` or `padding_side` is not one of the values above.
+        ValueError: `model_max_length` or `padding_side` is invalid.
     """
-    check_arguments(model_max_length, padding_side)
-    # A BPE without merges looks up one character after another inside one piece of text. A pre-tokenizer that
-    # splits at every character allocates an object per base, and took four times as long for 1 Mb.
+    # BPE without merges looks up single characters. A pre-tokenizer that splits at every character allocates an object
+    # per base, which takes four times as long for 1 Mb.
     backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
-    register_special_tokens(backend, _SPECIAL_TOKENS)
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Replace(base.lower(), base) for base in _BASES]  # there is no upper-case normalizer
-    )
+    # The library has no upper-case normalizer.
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(base.lower(), base) for base in _BASES])
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.Fuse()
-    backend.post_processor = template(DNA_TOKENS, "[SEP]" if add_eos else None)
-    names = {
-        "bos_token": "[BOS]",
-        "eos_token": "[SEP]",
-        "sep_token": "[SEP]",
-        "cls_token": "[CLS]",
-        "mask_token": "[MASK]",
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-    }
-    return wrap(backend, names, model_max_length=model_max_length, padding_side=padding_side)
+    named = {**_NAMED, "eos_token": "[SEP]"}
+    return finish(
+        backend, _SPECIAL_TOKENS, model_max_length, padding_side, eos_token="[SEP]" if add_eos else None, named=named
+    )

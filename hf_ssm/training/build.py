@@ -1,4 +1,4 @@
-"""The model of a run: fresh, to fine-tune, or to go on with."""
+"""The model of a run: fresh, fine-tuned from a checkpoint, or resumed."""
 
 import dataclasses
 from pathlib import Path
@@ -9,26 +9,23 @@ from transformers import AutoConfig, PreTrainedModel
 
 from hf_ssm.data.signals import row_lengths, signal_rows
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
-from hf_ssm.training.settings import MODEL_TYPE_PREFIX, RunSettings, config_class, nearest
+from hf_ssm.training.settings import RunSettings, check_choice, config_class, family_of
 from hf_ssm.training.tasks import TASKS
 
 
-def build_model(
-    settings: RunSettings,
-    data: RunData,
-    resume_from: Path | None = None,
-) -> PreTrainedModel:
-    """A fresh model, one to fine-tune, or the one of a checkpoint of this very run.
+def build_model(settings: RunSettings, data: RunData, resume_from: Path | None = None) -> PreTrainedModel:
+    """A fresh model, one to fine-tune, or the model of a checkpoint of this run.
 
     Args:
-        settings: of the run.
-        data: a fresh model takes sequences as long as its longest, has its classes or outputs, and its channels, or the
-            vocabulary and special tokens of its tokenizer. The tokenizer learns how much the model can read.
-        resume_from: checkpoint of this run to go on from.
+        settings: Settings of the run.
+        data: Determines the sizes of a fresh model: its longest input, its classes or outputs, and its channels, or the
+            vocabulary and special tokens of the tokenizer. `model_max_length` of the tokenizer is set to the longest
+            input of the model.
+        resume_from: Checkpoint of this run to resume from.
 
     Raises:
-        ValueError: if configuration, data and checkpoint do not fit together.
-        OSError: if a checkpoint cannot be read.
+        ValueError: Configuration, data and checkpoint do not fit together.
+        OSError: A checkpoint cannot be read.
     """
     auto_class = TASKS[settings.task].auto_class
     if resume_from is not None:
@@ -40,33 +37,32 @@ def build_model(
     _check_fit(model.config, data)
     limit, tokenizer = model.config.longest_input, data.tokenizer
     if limit is not None and tokenizer is not None:
-        # So that what reads longer texts later, such as a pipeline, can cut them.
+        # Pipelines truncate longer texts to this length.
         tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     return model
 
 
 def _check_fit(config: Any, data: RunData) -> None:
-    """Refuse data that the model cannot read, or does not answer."""
-    tokenizer, channels = data.tokenizer, data.num_channels
-    if config.num_input_channels != channels:
-        told = [
+    """Refuse data that the model cannot read, or whose labels it does not predict."""
+    if config.num_input_channels != data.num_channels:
+        kinds = [
             "token ids" if count is None else f"{count} channel{'s' if count > 1 else ''} of numbers"
-            for count in (config.num_input_channels, channels)
+            for count in (config.num_input_channels, data.num_channels)
         ]
         raise ValueError(
-            f"the model reads {told[0]} but the data are {told[1]}: leave model.num_input_channels out, choose another "
-            "checkpoint, or make images gray with data.grayscale=true"
+            f"the model reads {kinds[0]} but the data are {kinds[1]}: leave model.num_input_channels out, choose "
+            "another checkpoint, or convert images to gray with data.grayscale=true"
         )
-    if tokenizer is not None and config.vocab_size < len(tokenizer):
+    if data.tokenizer is not None and config.vocab_size < len(data.tokenizer):
         raise ValueError(
-            f"the model has vocab_size={config.vocab_size} but the tokenizer has {len(tokenizer)} "
+            f"the model has vocab_size={config.vocab_size} but the tokenizer has {len(data.tokenizer)} "
             "tokens: leave model.vocab_size out, or use the tokenizer of the checkpoint"
         )
     limit = config.longest_input
     if limit is not None and data.longest > limit:
         raise ValueError(
             f"the longest sequence has {data.longest} tokens but the model takes {limit}: cut the sequences "
-            f"with --max-length {limit}, or make model.max_position_embeddings larger"
+            f"with --max-length {limit}, or increase model.max_position_embeddings"
         )
     if data.label_kind in ("number", "numbers"):
         _check_targets(config, data)
@@ -76,7 +72,7 @@ def _check_targets(config: Any, data: RunData) -> None:
     """Refuse numbers to predict that have another shape than the model's output."""
     if data.label_kind == "number" and config.pooling is None:
         raise ValueError(
-            "the labels are one number for each row, but the model answers at each position: set model.pooling=mean"
+            "the labels are one number for each row, but the model predicts at each position: set model.pooling=mean"
         )
     outputs = _num_outputs(data.splits, pooled=config.pooling is not None)
     if config.num_labels != outputs:
@@ -88,7 +84,7 @@ def _check_targets(config: Any, data: RunData) -> None:
 
 
 def _num_outputs(splits: DatasetDict, pooled: bool) -> int:
-    """How many numbers the model predicts at once."""
+    """Number of values that the model predicts for a sequence (`pooled`) or a position."""
     train = splits["train"]
     if not isinstance(train.features["labels"], List):
         return 1
@@ -119,37 +115,35 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
         fields.setdefault("pooling", "mean")
     if data.label_kind in ("number", "numbers"):
         fields.setdefault("num_labels", _num_outputs(data.splits, pooled=fields.get("pooling") is not None))
-    classes = data.classes
-    if classes is not None:
-        if fields.pop("num_labels", len(classes)) != len(classes):
+    if data.classes is not None:
+        if fields.pop("num_labels", len(data.classes)) != len(data.classes):
             raise ValueError(
-                f"model.num_labels={settings.model['num_labels']} but the data has {len(classes)} classes "
-                f"({', '.join(classes)}): leave it out"
+                f"model.num_labels={settings.model['num_labels']} but the data has {len(data.classes)} classes "
+                f"({', '.join(data.classes)}): leave it out"
             )
-        fields.update(_class_names(classes))
+        fields.update(_class_names(data.classes))
     return config_type(**fields)
 
 
 def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
     checkpoint = settings.model["checkpoint"]
     config = AutoConfig.from_pretrained(checkpoint)
-    family = config.model_type.removeprefix(MODEL_TYPE_PREFIX)
-    if family == config.model_type:
+    family = family_of(config)
+    if family is None:
         raise ValueError(f"--model {checkpoint!r} is a {config.model_type!r} model, not one of hf_ssm")
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
     known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name, value in settings.config_fields.items():
-        if name not in known:
-            raise ValueError(f"model: unknown key {name!r}: {nearest(name, known)}")
+        check_choice("key", name, known, "model")
         setattr(config, name, value)
     config.check()
     if data.classes is not None:
-        for name, value in _class_names(data.classes).items():
-            setattr(config, name, value)
+        for name, names in _class_names(data.classes).items():
+            setattr(config, name, names)
     elif data.label_kind is not None:
         config.num_labels = _num_outputs(data.splits, pooled=config.pooling is not None)
-    # A head for other classes is made anew; anything else of another shape is a mistake in the settings.
+    # A head for other classes is initialised anew; any other change of shape is a mistake in the settings.
     model, info = TASKS[settings.task].auto_class.from_pretrained(
         checkpoint, config=config, ignore_mismatched_sizes=True, output_loading_info=True
     )

@@ -1,15 +1,22 @@
-"""The output folder of a run: what it holds, when it may be used, where a run can go on."""
+"""The output folder of a run: its files, its checkpoints, and which of them are complete."""
 
 import json
 import math
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_ssm.hub.flatten import HEADER
+from safetensors import SafetensorError, safe_open
+from transformers.utils import logging
+
+from hf_ssm.models.bundle import HEADER
+from hf_ssm.utils.files import TEMPORARY_PREFIX, write_text_atomically
+
+logger = logging.get_logger(__name__)
 
 SETTINGS_NAME = "train_config.yaml"
 LOG_NAME = "training_log.json"
@@ -17,80 +24,133 @@ PICTURE_NAME = "training_log.png"
 RESPONSE_NAME = "frequency_response.json"
 RESPONSE_PICTURE_NAME = "frequency_response.png"
 
-# What a run writes, and so all that --overwrite-output may remove.
+_TRAINER_STATE = "trainer_state.json"
+
+# Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
     *(SETTINGS_NAME, LOG_NAME, PICTURE_NAME, RESPONSE_NAME, RESPONSE_PICTURE_NAME),
     *("README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors", "training_args.bin"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"),
 )
-_CHECKPOINTS = "checkpoint-*"
-_STATE_NAME = "trainer_state.json"
 
 
 def check_output(
     folder: Path,
     overwrite: bool,
-    mend: str = "choose another folder, go on with its run (--resume), or replace it (--overwrite-output)",
+    remedy: str = "choose another folder, continue its run (--resume), or replace it (--overwrite-output)",
 ) -> None:
-    """Refuse a folder that a new run could not use; nothing is made yet, as the run may still be refused.
+    """Check that a new run can use a folder, without creating it.
 
     Args:
-        folder: for the results.
-        overwrite: whether it may hold something.
-        mend: what to do if it holds something.
+        folder: Folder for the results.
+        overwrite: Whether the folder may contain files.
+        remedy: End of the message about a folder that is not empty.
 
     Raises:
-        OSError: if it could not be made or written, is a file, or holds something and `overwrite` is false.
+        OSError: The folder is a file, is not writable, or is not empty and `overwrite` is false.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(f"--output {str(folder)!r} is not empty: {mend}")
+        raise FileExistsError(f"--output {str(folder)!r} is not empty: {remedy}")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise PermissionError(
-            f"--output {str(folder)!r}: nothing can be written in {str(existing)!r}; choose another folder"
-        )
+        raise PermissionError(f"--output {str(folder)!r}: {str(existing)!r} is not writable; choose another folder")
 
 
 def clear_output(folder: Path) -> None:
-    """Remove what an earlier run left in `folder`; other files stay."""
-    for checkpoint in folder.glob(_CHECKPOINTS):
-        if (checkpoint / _STATE_NAME).is_file():
-            shutil.rmtree(checkpoint)
+    """Delete the files of an earlier run, complete or not; other files stay.
+
+    Folders named `checkpoint-<step>` belong to the run with everything in them.
+    """
+    for checkpoint in _checkpoints(folder).values():
+        shutil.rmtree(checkpoint)
     for pattern in _FILES:
         for path in folder.glob(pattern):
             path.unlink()
-    # The code that was saved with the model; code of others begins otherwise.
     for path in folder.glob("*.py"):
-        if path.read_bytes().startswith(HEADER.encode()):
+        if _is_exported_code(path):
             path.unlink()
+    _delete_temporary(folder)
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The newest whole checkpoint in `folder`; one cut off while it was written does not count.
+    """The newest complete checkpoint in `folder`.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: There is no complete checkpoint.
     """
-    # The Trainer writes its state last.
-    found = [path for path in folder.glob(_CHECKPOINTS) if (path / _STATE_NAME).is_file()]
-    numbers = [re.fullmatch(r"checkpoint-(\d+)", path.name) for path in found]
-    steps = {int(match[1]): path for match, path in zip(numbers, found, strict=True) if match}
-    if not steps:
-        raise ValueError(
-            f"--resume: {str(folder)!r} holds no checkpoint: give the --output of the interrupted run, "
-            "or start anew without --resume"
-        )
-    return steps[max(steps)]
+    steps = _checkpoints(folder)
+    for step in sorted(steps, reverse=True):
+        if _is_complete(steps[step]):
+            return steps[step]
+    held = (
+        f"only incomplete checkpoints ({', '.join(path.name for path in steps.values())})" if steps else "no checkpoint"
+    )
+    raise ValueError(
+        f"--resume: {str(folder)!r} contains {held}: give the --output of the interrupted run, or start a new run "
+        "without --resume"
+    )
+
+
+def discard_incomplete(folder: Path) -> None:
+    """Delete what an interrupted save left behind, so that the resumed run can save at the same step.
+
+    These are incomplete checkpoints (each with a warning), truncated code files and temporary files.
+    """
+    for checkpoint in _checkpoints(folder).values():
+        if not _is_complete(checkpoint):
+            logger.warning(f"{str(checkpoint)!r} is incomplete (its save was interrupted) and is deleted.")
+            shutil.rmtree(checkpoint)
+    for path in folder.glob("*.py"):
+        if path.stat().st_size <= len(HEADER.encode()) and _is_exported_code(path):
+            path.unlink()
+    _delete_temporary(folder)
 
 
 def write_log(folder: Path, log_history: Sequence[Mapping[str, Any]]) -> None:
-    """Write the log of a run as JSON; NaN and infinities, which JSON has not, become null."""
+    """Write the log of a run as JSON; NaN and infinities, which JSON does not have, become null."""
 
     def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     entries = [{key: finite(value) for key, value in entry.items()} for entry in log_history]
-    (folder / LOG_NAME).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    write_text_atomically(folder / LOG_NAME, json.dumps(entries, indent=1) + "\n")
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Optimizer step -> checkpoint folder, complete or not."""
+    found = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
+    return {int(match[1]): path for path, match in found.items() if match and path.is_dir()}
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether the state of the Trainer, which is written last, exists and no file is truncated."""
+    if not (checkpoint / _TRAINER_STATE).is_file():
+        return False
+    try:
+        for path in checkpoint.iterdir():
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                with safe_open(path, "pt"):  # reads the header and compares the size of the file with it
+                    pass
+            elif path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
+                return False
+    except (OSError, ValueError, SafetensorError):
+        return False
+    return True
+
+
+def _is_exported_code(path: Path) -> bool:
+    """Whether a file is code saved with a model, possibly truncated."""
+    header = HEADER.encode()
+    with path.open("rb") as file:
+        start = file.read(len(header))
+    return header.startswith(start)
+
+
+def _delete_temporary(folder: Path) -> None:
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""What a model reads in a run: token ids of texts or numbers of signals, their labels, and how rows become batches."""
+"""The inputs of a run: token ids of texts or numbers of signals, their labels, and the collation of rows to batches."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from hf_ssm.data.checks import check_column
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
-from hf_ssm.data.token_labels import align_labels
+from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer
-from hf_ssm.training.settings import RunSettings, nearest
+from hf_ssm.training.settings import RunSettings, suggestion
 from hf_ssm.training.tasks import TASKS
 
-_BUILDERS: dict[str, Callable[..., PreTrainedTokenizerBase]] = {
+_TOKENIZERS: dict[str, Callable[..., PreTrainedTokenizerBase]] = {
     "dna": build_dna_tokenizer,
     "byte": build_byte_tokenizer,
     "listops": build_listops_tokenizer,
 }
 _DEFAULT_TOKENIZER = "dna"
-_KINDS = {
+_LABEL_KINDS = {
     "class": "one class for each row",
     "classes": "a list of classes for each row",
     "number": "one number for each row",
@@ -43,13 +43,13 @@ class RunData:
     """The data of a run.
 
     Attributes:
-        splits: `input_ids` or `input_values`, and `labels` where the task has them, per split.
-        processor: what made the inputs, and is saved with the model: a tokenizer for texts, else a feature extractor.
-        classes: names of the classes, or None if the task has none.
-        label_kind: what a row's label is (see `hf_ssm.data.labels.label_kind`); None if the task has none.
-        description: what a generator says about its data; empty for other sources.
-        max_length: longest row, in tokens or positions, that a batch may have; None for no limit.
-        settled: settings of the section `data` that were left open, and what they came to be.
+        splits: Columns `input_ids` or `input_values`, and `labels` where the task has them, per split.
+        processor: Tokenizer of texts or feature extractor of numbers, saved with the model.
+        classes: Names of the classes; None if the task has none.
+        label_kind: Kind of a row's label (see `hf_ssm.data.labels.label_kind`); None if the task has none.
+        description: Description of generated data; empty for other sources.
+        max_length: Limit of the length of a row, in tokens or positions; None for no limit.
+        settled: Settings of the section `data` that were left open, with the values that were chosen for them.
     """
 
     splits: DatasetDict
@@ -62,19 +62,12 @@ class RunData:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer; None where the data are numbers."""
+        """The tokenizer; None if the data are numbers."""
         return None if isinstance(self.processor, SignalFeatureExtractor) else self.processor
 
     @property
-    def extractor(self) -> SignalFeatureExtractor:
-        """The feature extractor of numbers; an error where the data are texts."""
-        if not isinstance(self.processor, SignalFeatureExtractor):
-            raise TypeError("the data are texts: they have a tokenizer and no feature extractor")
-        return self.processor
-
-    @property
     def num_channels(self) -> int | None:
-        """Numbers at each position; None where the data are texts."""
+        """Numbers at each position; None if the data are texts."""
         return None if self.tokenizer is not None else num_channels(self.splits["train"], "input_values")
 
     @property
@@ -84,200 +77,192 @@ class RunData:
 
     @property
     def longest(self) -> int:
-        """Tokens or positions of the longest sequence of any split."""
-        column = "input_values" if self.tokenizer is None else "input_ids"
-        found = max(int(row_lengths(split, column).max()) for split in self.splits.values())
+        """Length of the longest sequence of all splits, in tokens or positions."""
+        found = max(int(row_lengths(split, self._input_column).max()) for split in self.splits.values())
         return found if self.max_length is None else min(found, self.max_length)
 
     @property
     def signal_shape(self) -> tuple[int, int] | None:
-        """Positions and channels of the longest sequence of numbers; None where the data are texts."""
+        """Positions and channels of the longest sequence of numbers; None if the data are texts."""
         return None if self.num_channels is None else (self.longest, self.num_channels)
+
+    @property
+    def collator(self) -> Callable[[list[Any]], Any]:
+        """Pads rows, with labels of whole sequences if they have any, to a batch."""
+        if isinstance(self.processor, SignalFeatureExtractor):
+            return SignalCollator(self.processor, self.max_length)
+        return DataCollatorWithPadding(self.processor)
 
     def batch(self, rows: Dataset) -> dict[str, Any]:
         """The inputs of some rows as one padded batch, without labels."""
-        plain: Any = rows.select_columns(["input_values" if self.tokenizer is None else "input_ids"])
-        if self.tokenizer is not None:
-            return dict(DataCollatorWithPadding(self.tokenizer)(list(plain)))
-        return SignalCollator(self.extractor, self.max_length)(list(plain))
+        return dict(self.collator(list(rows.select_columns([self._input_column]))))
+
+    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
+        """The inputs of some rows as padded batches of at most `size` rows."""
+        starts = range(0, len(rows), size)
+        return [self.batch(rows.select(range(start, min(start + size, len(rows))))) for start in starts]
+
+    @property
+    def _input_column(self) -> str:
+        return "input_values" if self.tokenizer is None else "input_ids"
 
 
 def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of `data.tokenizer`: "dna", "byte", "listops", a folder or Hub id, or else that of the checkpoint.
+    """The tokenizer of `data.tokenizer` ("dna", "byte", "listops", a folder or Hub id), or that of the checkpoint.
 
-    With neither, it is that for DNA.
+    Without either, the tokenizer for DNA.
 
     Raises:
-        ValueError: for an unknown name, a folder or Hub id without a tokenizer, or a tokenizer without the special
-            tokens that the task needs.
-        OSError: if a Hub id cannot be read.
+        ValueError: An unknown name, a folder or Hub id without a tokenizer, or a tokenizer without the special tokens
+            that the task needs.
+        OSError: A Hub id cannot be read.
     """
     name = settings.data["tokenizer"] or settings.model["checkpoint"] or _DEFAULT_TOKENIZER
-    if name in _BUILDERS:
-        # Whoever asks for a masked byte writes [MASK] into a text.
+    if name in _TOKENIZERS:
+        # In texts for a masked language model on bytes, [MASK] is the mask.
         options = {"special_tokens_in_text": True} if (name, settings.task) == ("byte", "masked-lm") else {}
-        tokenizer = _BUILDERS[name](model_max_length=settings.data["max_length"], **options)
+        tokenizer = _TOKENIZERS[name](model_max_length=settings.data["max_length"], **options)
     elif settings.data["tokenizer"] and not Path(name).is_dir() and "/" not in name:
         raise ValueError(
-            f"data.tokenizer {name!r} is neither a folder, a Hub id, nor a name: {nearest(name, _BUILDERS)}"
+            f"data.tokenizer {name!r} is neither a folder, a Hub id, nor a name: {suggestion(name, _TOKENIZERS)}"
         )
     else:
-        tokenizer = _stored_tokenizer(name)
-    needed = ["pad_token", *(["mask_token"] if settings.task == "masked-lm" else [])]
-    for token in needed:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except ValueError as error:  # its message is about sentencepiece
+            raise ValueError(
+                f"{name!r} has no tokenizer that can be loaded, and the data are texts: choose a model that was "
+                "trained on texts, or set data.tokenizer"
+            ) from error
+    for token in ("pad_token", "mask_token") if settings.task == "masked-lm" else ("pad_token",):
         if getattr(tokenizer, token) is None:
             raise ValueError(f"tokenizer {name!r} has no {token}, which {settings.task} needs: set it")
     return tokenizer
 
 
-def _stored_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except ValueError as error:  # transformers speaks of sentencepiece
-        raise ValueError(
-            f"{name!r} has no tokenizer that can be loaded, and the data are texts: choose a model that was trained on "
-            "texts, or say data.tokenizer"
-        ) from error
+def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
+    """The data of the settings in splits, with all columns.
 
-
-def load_data(settings: RunSettings) -> RunData:
-    """Load the data of the settings, and tokenize them if they are texts.
+    Args:
+        settings: Settings of the run.
+        labelled: Whether to check and convert the labels, if the task has any.
 
     Raises:
-        ValueError: for unreadable or unsuitable data; see `load_sequences` and `tokenize`.
-        OSError: if a file is missing or the Hub cannot be reached.
+        ValueError: Unreadable or unsuitable data; see `load_sequences`.
+        OSError: A file is missing or the Hub cannot be reached.
     """
-    source, arguments, task = settings.data["dataset"], settings.loader_arguments, TASKS[settings.task]
-    sequence_column = arguments.get("sequence_column", "sequence")
-    label_column = arguments.get("label_column", "label") if task.labelled else None
-    if task.labelled and label_column is None:
-        raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
-    # A wrong name shall not be found out after a download.
-    tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
+    source, arguments = settings.data["dataset"], settings.loader_arguments
     if source not in GENERATORS:
-        arguments.update(label_column=label_column, targets=task.predicts_numbers)
-    data = load_sequences(source, **arguments)
-    kind = None
-    if label_column is not None:
-        check_column("label_column", label_column, data["train"].column_names, "the data")
-        kind = label_kind(data["train"], label_column)
+        labels = settings.label_column if labelled else None
+        arguments.update(label_column=labels, targets=TASKS[settings.task].predicts_numbers)
+    rows = load_sequences(source, **arguments)
+    check_column("sequence_column", settings.sequence_column, rows["train"].column_names, "the data")
+    return rows
+
+
+def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
+    """Load the data of the settings, and tokenize texts.
+
+    Args:
+        settings: Settings of the run.
+        labelled: Whether to load the labels that the task needs.
+
+    Raises:
+        ValueError: Unreadable or unsuitable data; see `load_sequences` and `tokenize`.
+        OSError: A file is missing or the Hub cannot be reached.
+    """
+    source, task = settings.data["dataset"], TASKS[settings.task]
+    labels = settings.label_column if labelled else None
+    if labelled and task.labelled and labels is None:
+        raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
+    # A misspelled name is found before a download.
+    tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
+    rows = load_rows(settings, labelled)
+    kind = classes = None
+    if labels is not None:
+        check_column("label_column", labels, rows["train"].column_names, "the data")
+        kind = label_kind(rows["train"], labels)
         _check_label_kind(settings, kind)
-    loaded = RunData(
-        splits=data,
-        processor=SignalFeatureExtractor(),
-        classes=None if label_column is None or task.predicts_numbers else label_names(data, label_column),
-        label_kind=kind,
-        description=data["train"].info.description if source in GENERATORS else "",
-        max_length=settings.data["max_length"],
-        settled={},
-    )
-    check_column("sequence_column", sequence_column, data["train"].column_names, "the data")
-    if is_signal(data["train"].features[sequence_column]):
-        return _with_signals(loaded, settings, sequence_column, label_column)
-    return _with_tokens(loaded, settings, tokenizer, sequence_column, label_column)
-
-
-def _with_signals(loaded: RunData, settings: RunSettings, sequence_column: str, label_column: str | None) -> RunData:
-    _refuse_for_numbers(settings)
-    splits = signal_inputs(loaded.splits, sequence_column, label_column)
-    if loaded.label_kind == "classes":
-        check_label_for_each_position(splits)
-    normalization = settings.data["normalization"]
-    checkpoint = settings.model["checkpoint"]
-    if checkpoint is not None and normalization is None:
-        extractor, settled = _extractor_of(checkpoint), {}
+        classes = None if task.predicts_numbers else label_names(rows, labels)
+    numbers = is_signal(rows["train"].features[settings.sequence_column])
+    _check_kind_of_input(settings, numbers)
+    processor: PreTrainedTokenizerBase | SignalFeatureExtractor
+    if numbers:
+        splits = signal_inputs(rows, settings.sequence_column, labels)
+        if kind == "classes":
+            check_label_for_each_position(splits)
+        processor, settled = _load_extractor(settings, splits["train"])
     else:
-        extractor = fit_extractor(splits["train"], "input_values", normalization)
-        chosen = normalization or default_normalization(is_pixels(splits["train"], "input_values"))
-        settled = {"normalization": chosen}
-    return dataclasses.replace(loaded, splits=splits, processor=extractor, settled=settled)
+        settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
+        processor, limit = tokenizer or load_tokenizer(settings), settings.data["max_length"]
+        pairs = settings.data.get("pair_column")
+        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs)
+        if kind == "classes":
+            splits = align_labels(splits, processor, limit)
+    description = rows["train"].info.description if source in GENERATORS else ""
+    return RunData(splits, processor, classes, kind, description, settings.data["max_length"], settled)
 
 
-def _extractor_of(checkpoint: str) -> SignalFeatureExtractor:
+def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:
+    """The feature extractor of the checkpoint, or one fitted to the training split, and the normalization chosen."""
+    normalization, checkpoint = settings.data["normalization"], settings.model["checkpoint"]
+    if checkpoint is None or normalization is not None:
+        chosen = normalization or default_normalization(is_pixels(train, "input_values"))
+        return fit_extractor(train, "input_values", normalization), {"normalization": chosen}
     try:
-        return SignalFeatureExtractor.from_pretrained(checkpoint)
+        return SignalFeatureExtractor.from_pretrained(checkpoint), {}
     except OSError as error:
         raise ValueError(
-            f"--model {checkpoint!r} has no preprocessor_config.json, which says how numbers become its inputs: choose "
-            "a model that was trained on images or numbers, or say data.normalization"
+            f"--model {checkpoint!r} has no preprocessor_config.json, which defines how numbers are scaled: choose a "
+            "model that was trained on images or numbers, or set data.normalization"
         ) from error
-
-
-def _with_tokens(
-    loaded: RunData,
-    settings: RunSettings,
-    tokenizer: PreTrainedTokenizerBase | None,
-    sequence_column: str,
-    label_column: str | None,
-) -> RunData:
-    _refuse_for_texts(settings)
-    settled = {}
-    if tokenizer is None:
-        tokenizer = load_tokenizer(settings)
-        settled = {} if settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
-    limit, pairs = settings.data["max_length"], settings.loader_arguments.get("pair_column")
-    splits = tokenize(loaded.splits, tokenizer, sequence_column, label_column, limit, pairs)
-    if loaded.label_kind == "classes":
-        splits = align_labels(splits, tokenizer, limit)
-    return dataclasses.replace(loaded, splits=splits, processor=tokenizer, settled=settled)
 
 
 def _check_label_kind(settings: RunSettings, kind: str) -> None:
     wanted = TASKS[settings.task].labels
-    if kind in wanted:
-        return
-    fitting = [name for name, task in TASKS.items() if kind in task.labels]
-    raise ValueError(
-        f"model.task={settings.task!r} needs {' or '.join(_KINDS[label] for label in wanted)}, but the labels of "
-        f"{settings.data['dataset']!r} are {_KINDS[kind]}: choose --task {' or '.join(fitting)}, or another "
-        "data.label_column"
-    )
-
-
-def _refuse_for_numbers(settings: RunSettings) -> None:
-    source = settings.data["dataset"]
-    if TASKS[settings.task].reads == "text":
-        fitting = [name for name, task in TASKS.items() if task.reads != "text"]
+    if kind not in wanted:
+        fitting = [name for name, task in TASKS.items() if kind in task.labels]
         raise ValueError(
-            f"model.task={settings.task!r} predicts tokens, but {source!r} holds images or numbers: choose --task "
-            f"{' or '.join(fitting)}"
+            f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in wanted)}, but the "
+            f"labels of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, "
+            "or another data.label_column"
         )
-    for key in ("tokenizer", "reverse_complement", "pair_column"):
-        if settings.data.get(key):
+
+
+def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
+    """Refuse a task that does not read this kind of data, and settings that are for the other kind."""
+    data, task = settings.data, settings.task
+    held, other = ("images or numbers", "text") if numbers else ("texts", "numbers")
+    if TASKS[task].reads == other:
+        fitting = " or ".join(name for name, entry in TASKS.items() if entry.reads != other)
+        what = "predicts tokens" if numbers else "reads numbers"
+        raise ValueError(
+            f"model.task={task!r} {what}, but {data['dataset']!r} holds {held}: choose --task {fitting}, or another "
+            "data.sequence_column"
+        )
+    unsuitable = ("tokenizer", "reverse_complement", "pair_column") if numbers else ("normalization",)
+    for key in unsuitable:
+        if data.get(key):
+            wanted = "texts" if numbers else "images and numbers"
             raise ValueError(
-                f"data.{key}={settings.data[key]!r} is for texts, but {source!r} holds images or numbers: leave it out"
+                f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave it out"
             )
-
-
-def _refuse_for_texts(settings: RunSettings) -> None:
-    source = settings.data["dataset"]
-    if TASKS[settings.task].reads == "numbers":
+    both = [key for key in ("reverse_complement", "pair_column") if data.get(key)]
+    if len(both) == 2:
         raise ValueError(
-            f"model.task={settings.task!r} reads numbers, but {source!r} holds texts: choose another task, or name the "
-            "column of the numbers with data.sequence_column"
+            "data.reverse_complement would move letters from one text of a pair to the other: leave it out"
         )
-    if settings.data["normalization"] is not None:
+    if both and task == "token-classification":
         raise ValueError(
-            f"data.normalization={settings.data['normalization']!r} is for images and numbers, but {source!r} holds "
-            "texts: leave it out"
+            f"data.{both[0]} would separate tokens from their labels in token-classification: leave it out"
         )
-    if settings.data["reverse_complement"] and settings.data.get("pair_column"):
-        raise ValueError(
-            "data.reverse_complement would carry letters from one text of a pair to the other: leave it out"
-        )
-    if settings.task == "token-classification":
-        for key in ("reverse_complement", "pair_column"):
-            if settings.data.get(key):
-                raise ValueError(
-                    f"data.{key} would part tokens from their labels in token-classification: leave it out"
-                )
 
 
 def check_label_for_each_position(splits: DatasetDict) -> None:
     """Refuse lists of labels that are not as long as the signals.
 
     Raises:
-        ValueError: naming the first such row.
+        ValueError: The message names the first such row.
     """
     for name, split in splits.items():
         positions, labels = row_lengths(split, "input_values"), row_lengths(split, "labels")
@@ -291,13 +276,11 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
-    """The collator of the task; masks are drawn from the seed of the run."""
-    if data.tokenizer is None:
-        return SignalCollator(data.extractor, data.max_length)
+    """The collator of the task; masks are drawn with the seed of the run."""
+    if data.tokenizer is None or settings.task == "sequence-classification":
+        return data.collator
     if settings.task == "token-classification":
         return DataCollatorForTokenClassification(data.tokenizer)
-    if TASKS[settings.task].labelled:
-        return DataCollatorWithPadding(data.tokenizer)
     return DataCollatorForLanguageModeling(
         data.tokenizer, mlm=settings.task == "masked-lm", seed=int(settings.training["seed"])
     )

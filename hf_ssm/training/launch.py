@@ -1,4 +1,4 @@
-"""A run in several processes, as `accelerate launch` starts them: who does what, and who says what went wrong."""
+"""Coordination of the processes of a run started by `accelerate launch`."""
 
 import os
 from collections.abc import Callable
@@ -14,25 +14,25 @@ T = TypeVar("T")
 
 
 def begin(settings: RunSettings) -> None:
-    """Let the processes know each other; does nothing where there is one, or where they do."""
+    """Initialise the process group; without effect for a single process or a second call."""
     PartialState(cpu=bool(settings.training.get("use_cpu", uses_cpu())))
 
 
 def uses_cpu() -> bool:
-    """Whether to train on the CPU where the settings do not say."""
+    """Whether training runs on the CPU if the settings do not set `use_cpu`."""
     return not torch.accelerator.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes and prints; also before `begin`."""
+    """Whether this process writes and prints; valid also before `begin`."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def on_main(function: Callable[[], None]) -> None:
-    """`function()` in the main process alone, while the others wait.
+    """Call `function` in the main process while the others wait.
 
     Raises:
-        SystemExit: In the others, where it failed; the main process says why.
+        SystemExit: In the other processes if the call failed; the main process raises the error itself.
     """
     error: Exception | None = None
     if is_main():
@@ -48,10 +48,10 @@ def on_main(function: Callable[[], None]) -> None:
 
 
 def main_first(function: Callable[[], T]) -> T:
-    """`function()` in the main process, then in the others, who find in caches what the first has made.
+    """Call `function` in the main process and then in the others, which find its results in caches.
 
     Raises:
-        SystemExit: In the others, where it failed in the main process.
+        SystemExit: In the other processes if the call failed in the main process.
     """
     found: list[T] = []
     on_main(lambda: found.append(function()))

@@ -1,9 +1,9 @@
-"""Metrics of a run, as plain functions of arrays and as callables for the Trainer.
+"""Metrics of a run, as `compute_metrics` and `preprocess_logits_for_metrics` of the Trainer.
 
-Dimensions: `n` examples, B batch, L length, V vocabulary.
+The values are computed by the functions of `hf_ssm.metrics.functional`. In distributed evaluation the Trainer gathers
+the arguments of these functions from all processes.
 
-They are computed by the modules of `hf_ssm.metrics`, which need no network and write no file. Where several processes
-evaluate, the Trainer gathers what these functions are given.
+Dimensions: `n` examples, `B` batch, `L` length, `K` classes, `V` vocabulary.
 """
 
 from collections.abc import Callable
@@ -13,105 +13,69 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from hf_ssm.metrics import load
+from hf_ssm.metrics import functional
 
 IGNORED_LABEL = -100
-"""Labels with this value (padding, unmasked tokens) count nowhere; it is PyTorch's own convention."""
+"""Label without effect on a metric (padding, unmasked tokens); the convention of PyTorch."""
+
+Logits = torch.Tensor | tuple[torch.Tensor, ...]
 
 
-def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Share of examples whose predicted class is the true one, in [0, 1].
-
-    Args:
-        labels: `(n,)` integers, the truth.
-        predictions: `(n,)` integers.
-
-    Raises:
-        ValueError: if the shapes differ, are not one-dimensional, or there is no example.
-    """
-    return _of_classes("accuracy", labels, predictions)
-
-
-def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Unweighted mean over classes of F1 = 2 TP / (2 TP + FP + FN), in [0, 1]; arguments and errors of `accuracy`.
-
-    The classes are those that occur among the labels or the predictions, so no denominator is zero.
-    """
-    return _of_classes("f1", labels, predictions)
-
-
-def matthews_correlation(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Correlation of truth and prediction as one-hot variables, in [-1, 1] (Gorodkin 2004 for more than two classes).
-
-    It is 0 by convention when either of them is constant, as then no correlation is defined. Arguments and errors of
-    `accuracy`.
-    """
-    return _of_classes("mcc", labels, predictions)
-
-
-def _of_classes(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
-    labels, predictions = np.asarray(labels), np.asarray(predictions)
-    if labels.shape != predictions.shape or labels.ndim != 1:
-        raise ValueError(
-            f"labels and predictions must be 1-d and of one shape, got {labels.shape} and {predictions.shape}"
-        )
-    if labels.size == 0:
-        raise ValueError("labels is empty: a metric needs at least one example")
-    return load(name).compute(predictions=predictions, references=labels)[name]
-
-
-def _first(predictions: Any) -> np.ndarray:
-    """The logits of an `EvalPrediction`, which are the first entry when a model returns more."""
-    return np.asarray(predictions[0] if isinstance(predictions, tuple | list) else predictions)
+def _first(output: Any) -> Any:
+    """The logits, which come first where a model returns more."""
+    return output[0] if isinstance(output, tuple | list) else output
 
 
 def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """`accuracy`, `f1` (macro) and `mcc`; the `compute_metrics` of sequence and token classification.
+    """`accuracy`, `f1` (macro) and `mcc` of sequence and token classification.
 
     Args:
-        prediction: logits `(n, k)` with labels `(n,)`, or, per token, class indices `(n, L)` as
-            `predicted_classes` leaves them with labels `(n, L)`, of which `IGNORED_LABEL` is left out.
+        prediction: Logits `(n, K)` with labels `(n,)`; or, per token, class indices `(n, L)` from `predicted_classes`
+            with labels `(n, L)`, of which `IGNORED_LABEL` is left out.
+
+    Raises:
+        ValueError: There is no label.
     """
-    predictions, labels = _first(prediction.predictions), np.asarray(prediction.label_ids)
+    predictions, labels = np.asarray(_first(prediction.predictions)), np.asarray(prediction.label_ids)
     if predictions.ndim == labels.ndim + 1:
         predictions = predictions.argmax(axis=-1)
     counted = labels != IGNORED_LABEL
-    labels, predictions = labels[counted], predictions[counted]
-    return {name: _of_classes(name, labels, predictions) for name in ("accuracy", "f1", "mcc")}
+    if not counted.any():
+        raise ValueError("`label_ids` is empty: a metric needs at least one label")
+    computed = {"accuracy": functional.accuracy, "f1": functional.macro_f1, "mcc": functional.matthews_correlation}
+    return {name: metric(predictions[counted], labels[counted]) for name, metric in computed.items()}
 
 
-def predicted_classes(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Class indices `(B, L)` of logits `(B, L, k)`: what token classification keeps of each batch."""
-    del labels  # the Trainer hands them over to every such function
-    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+def predicted_classes(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
+    """Class indices `(B, L)` of logits `(B, L, K)`, kept of each batch in token classification."""
+    del labels  # part of the Trainer's signature
+    return _first(logits).argmax(dim=-1)
 
 
-def token_statistics(
-    shift: bool,
-) -> Callable[[torch.Tensor | tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
-    """The `preprocess_logits_for_metrics` of language modelling: three sums per row instead of all logits.
+def token_statistics(shift: bool) -> Callable[[Logits, torch.Tensor], torch.Tensor]:
+    """The `preprocess_logits_for_metrics` of language modelling: three sums per row in place of the logits.
 
-    The Trainer keeps what it is given for the whole evaluation set; `(B, L, V)` logits would fill the
-    memory, and a mean of batch means is not the mean over tokens when lengths differ.
+    The Trainer keeps its result for the whole evaluation set; logits `(B, L, V)` would fill the memory, and a mean of
+    batch means is not the mean over tokens when lengths differ.
 
     Args:
-        shift: whether position t predicts the label at t + 1 (causal) or at t (masked).
+        shift: Whether position t predicts the label at t + 1 (causal) or at t (masked).
 
     Returns:
         A function of logits `(B, L, V)` and labels `(B, L)` that gives `(B, 3)` float64: summed negative
-        log-likelihood (nats), number of right predictions, number of counted tokens.
+        log-likelihood (nats), number of correct predictions, number of counted tokens.
     """
 
-    def preprocess(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-        logits = logits[0] if isinstance(logits, tuple) else logits
+    def preprocess(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
+        scores = _first(logits)
         if shift:
-            logits, labels = logits[:, :-1], labels[:, 1:]
+            scores, labels = scores[:, :-1], labels[:, 1:]
         counted = labels != IGNORED_LABEL
         nll = torch.nn.functional.cross_entropy(
-            logits.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
+            scores.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
         )
-        right = (logits.argmax(dim=-1) == labels) & counted
-        return torch.stack([column.double().sum(dim=1) for column in (nll, right, counted)], dim=1)
+        correct = (scores.argmax(dim=-1) == labels) & counted
+        return torch.stack([column.double().sum(dim=1) for column in (nll, correct, counted)], dim=1)
 
     return preprocess
 
@@ -120,35 +84,34 @@ def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """`perplexity` (exp of the mean nats per token) and `token_accuracy` from `token_statistics`.
 
     Raises:
-        ValueError: if no token counts, as when every sequence is a single token.
+        ValueError: No token is counted, as when every sequence is a single token.
     """
-    nll, right, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
+    nll, correct, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
     if counted == 0:
         raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
-    perplexity = load("perplexity", "sums").compute(predictions=[nll], references=[counted])
-    found = load("accuracy", "sums").compute(predictions=[right], references=[counted])
-    return {**perplexity, "token_accuracy": found["accuracy"]}
+    with np.errstate(over="ignore"):
+        return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(correct / counted)}
 
 
-def regression_statistics(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """What regression keeps of each batch: three sums per row, as padding has no number that a mean could leave out.
+def regression_statistics(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
+    """The `preprocess_logits_for_metrics` of regression: three sums per row, as rows are padded to unequal lengths.
 
     Args:
-        logits: `(B, ...)`; a last dimension of size 1 may be missing in `labels`.
-        labels: the targets, NaN where there is none (padding). Where several processes evaluate, the Trainer pads both
-            logits and labels of the shorter batches with `IGNORED_LABEL`: that is no target either.
+        logits: `(B, ...)`; a last dimension of size 1 may be absent from `labels`.
+        labels: Targets, NaN for padding. In distributed evaluation the Trainer pads both logits and labels of shorter
+            batches with `IGNORED_LABEL`, which is not a target either.
 
     Returns:
-        `(B, 3)` float64: summed squared errors, summed absolute errors, number of counted targets.
+        `(B, 3)` float64: summed squared errors, summed absolute errors, number of targets.
     """
-    logits = (logits[0] if isinstance(logits, tuple) else logits).double()
-    if logits.dim() == labels.dim() + 1 and logits.shape[-1] == 1:
-        logits = logits.squeeze(-1)
-    # Looked for in the logits too: -100 may be a target, but hardly one met by a prediction to the last digit.
-    padded = (labels == IGNORED_LABEL) & (logits == IGNORED_LABEL)
+    predicted = _first(logits).double()
+    if predicted.dim() == labels.dim() + 1 and predicted.shape[-1] == 1:
+        predicted = predicted.squeeze(-1)
+    # -100 may be a target, but a prediction equals it exactly only where both are padding.
+    padded = (labels == IGNORED_LABEL) & (predicted == IGNORED_LABEL)
     counted = ~(torch.isnan(labels) | padded)
     # A row of one target has no second dimension.
-    error = torch.where(counted, logits - labels.double(), 0.0).reshape(len(labels), -1)
+    error = torch.where(counted, predicted - labels.double(), 0.0).reshape(len(labels), -1)
     return torch.stack([error.square().sum(1), error.abs().sum(1), counted.reshape(len(labels), -1).sum(1)], dim=1)
 
 

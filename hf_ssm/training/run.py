@@ -1,4 +1,4 @@
-"""One training run, from resolved settings to a trained model and its measurements."""
+"""A training run, from resolved settings to a trained model and its measurements."""
 
 import dataclasses
 import time
@@ -9,7 +9,6 @@ import torch
 from datasets import Dataset
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -29,38 +28,31 @@ from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.files import staged_files, write_text_atomically
 
 _PROBE_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What a run leaves behind.
+    """The model of a finished run and its measurements.
 
     Attributes:
-        model: the trained model: the best checkpoint on the validation split where there is one.
-        tokenizer: its tokenizer; None where it reads images or numbers.
-        signal_shape: positions and channels of the longest sequence of numbers; None where it reads text.
-        images: whether these are pixels.
-        splits: sequences per split.
-        dataset_description: what a generator says about its data.
-        results: for "validation" and "test", as far as they exist, the metrics and the `loss`.
-        tau: τ per layer on one batch of training data, at the moments it was measured.
-        movement: relative change of the groups of parameters since before the first step; empty where a resumed run
-            does not know it.
-        responses: frequency responses of the long convolutions before and after training; both empty where there are
-            none, or where a resumed run does not know those of before.
-        log_history: of the Trainer.
-        steps: optimizer steps done, those before a resumption included.
-        seconds: wall time of training and evaluation.
+        model: The trained model: the best checkpoint on the validation split if there is one.
+        data: The data of the run.
+        results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
+        tau: τ per layer on one batch of training data, by the time of the measurement.
+        movement: Relative change of the groups of parameters since before the first step; empty if unknown in a resumed
+            run.
+        responses: Frequency responses of the long convolutions before and after training; both empty without long
+            convolutions, or if the former are unknown in a resumed run.
+        log_history: Log of the Trainer.
+        steps: Optimizer steps, including those before a resumption.
+        seconds: Wall time of training and evaluation.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    signal_shape: tuple[int, int] | None
-    images: bool
-    splits: dict[str, int]
-    dataset_description: str
+    data: RunData
     results: dict[str, dict[str, float]]
     tau: dict[str, list[float]]
     movement: dict[str, float]
@@ -93,21 +85,23 @@ def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[
 def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: bool = False) -> RunResult:
     """Train, measure the test split once, and save model, tokenizer, settings and log.
 
-    The checkpoint is chosen on the validation split; the test split is looked at once, at the end. Where several
-    processes run (`accelerate launch`), all call this; the main process writes.
+    The checkpoint is selected on the validation split; the test split is evaluated once, at the end. In a distributed
+    run (`accelerate launch`) all processes call this function, and the main process writes.
 
     Args:
-        settings: what to do.
-        output: folder for the result and the checkpoints, already accepted by `folder.check_output`.
-        resume: go on from the last checkpoint in `output`.
-        overwrite: remove what an earlier run left in `output`, once data and model are there.
+        settings: Settings of the run.
+        output: Folder for the result and the checkpoints, already accepted by `folder.check_output`.
+        resume: Whether to continue from the newest complete checkpoint in `output`.
+        overwrite: Whether to delete an earlier run in `output`, once data and model are loaded.
 
     Raises:
-        ValueError: if settings, data and model do not fit together, or there is no checkpoint to resume from.
-        OSError: if something cannot be read or written.
+        ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
+        OSError: A file cannot be read or written.
     """
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
+    if resume:
+        launch.on_main(lambda: folder.discard_incomplete(output))
     set_seed(int(settings.training["seed"]))
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
@@ -131,14 +125,11 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
         folder.write_log(output, trainer.state.log_history)
         responses = _responses_before_and_after(model, movement)
         if responses[0]:
-            write_response_summary(*responses, output / folder.RESPONSE_NAME)
+            with staged_files(output) as scratch:
+                write_response_summary(*responses, scratch / folder.RESPONSE_NAME)
     return RunResult(
         model=model,
-        tokenizer=loaded.tokenizer,
-        signal_shape=loaded.signal_shape,
-        images=loaded.images,
-        splits={name: len(split) for name, split in data.items()},
-        dataset_description=loaded.description,
+        data=loaded,
         results=results,
         tau=tau,
         movement=changes_in_log(trainer.state.log_history),
@@ -152,7 +143,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
 def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
-    """Of the long convolutions with the parameters that training began with, and with those of now."""
+    """Responses of the long convolutions with the parameters before and after training."""
     has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
     diverged = not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
     if diverged or not has_any or movement.since_step:
@@ -165,8 +156,7 @@ def _responses_before_and_after(
 def _make_folder(settings: RunSettings, output: Path, *, clear: bool) -> None:
     if clear:
         folder.clear_output(output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / folder.SETTINGS_NAME).write_text(settings.to_yaml(), encoding="utf-8")
+    write_text_atomically(output / folder.SETTINGS_NAME, settings.to_yaml())
 
 
 def _build_trainer(
@@ -202,7 +192,7 @@ def _build_trainer(
 
 
 def _probe_batch(data: RunData) -> dict[str, torch.Tensor]:
-    """The first training sequences, padded: what τ is measured on."""
+    """The first training sequences, padded, on which τ is measured."""
     train = data.splits["train"]
     return data.batch(train.select(range(min(_PROBE_ROWS, len(train)))))
 
@@ -210,7 +200,7 @@ def _probe_batch(data: RunData) -> dict[str, torch.Tensor]:
 def _train_and_measure_tau(
     trainer: SSMTrainer, batch: dict[str, torch.Tensor], checkpoint: Path | None
 ) -> dict[str, list[float]]:
-    """Train; τ per layer before and after, and between rescaling and training where there is a rescaling."""
+    """Train; measure τ per layer before and after, and also between the rescaling, if any, and the first step."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     before = _TauBeforeTraining(batch)
     trainer.add_callback(before)

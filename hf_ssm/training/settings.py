@@ -1,40 +1,44 @@
-"""The settings of a training run: sections, defaults, and where a value comes from.
+"""The settings of a training run: sections, defaults, and the sources of a value.
 
-A run has three sections: `model` (family, task, checkpoint, fields of the family's configuration),
-`data` (dataset, tokenizer, max_length and the arguments of `hf_ssm.data.load_sequences`) and `training`
-(fields of `SSMTrainingArguments`: those of transformers and a few more). They come from a YAML or JSON file,
-from options, and from `section.key=value` assignments; the later wins. Unknown names are errors that offer
-the nearest one.
+A run has three sections: `model` (family, task, checkpoint and fields of the family's configuration), `data` (dataset,
+tokenizer, max_length and arguments of `hf_ssm.data.load_sequences`) and `training` (fields of `SSMTrainingArguments`).
+Values come from a YAML or JSON file, from options, and from `section.key=value` assignments; later sources win. An
+unknown name is an error that suggests the nearest known one, and every value is checked against the type annotation of
+its field.
 """
 
 import dataclasses
-import difflib
 import inspect
 import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING
 
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.data.features import NORMALIZATIONS
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
+from hf_ssm.utils.hints import closest_name
 
 SECTIONS = ("model", "data", "training")
-FAMILIES = ("hyena", "s4", "selective")
-MODEL_TYPE_PREFIX = "hf_ssm_"
-TASKS = ("sequence-classification", "token-classification", "signal-regression", "causal-lm", "masked-lm")
 
-_MODEL_KEYS = ("family", "task", "checkpoint")
-_DATA_KEYS = ("dataset", "tokenizer", "max_length", "reverse_complement", "normalization")
-# Arguments of `load_sequences` that are no settings: the task decides them, or there is another name for them.
-_NOT_SETTINGS = frozenset({"source", "generator_options", "targets"})
-# Fields of the training arguments that the command decides itself, and the option to use instead.
+# Arguments of `load_sequences` that are not settings: the task determines them, or they have another name here.
+_NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "return"})
+# Types of the settings of the section `data` that are not arguments of `load_sequences`.
+_DATA_TYPES: dict[str, Any] = {
+    "dataset": str,
+    "tokenizer": str | None,
+    "max_length": int | None,
+    "reverse_complement": bool,
+    "normalization": str | None,
+}
+# Fields of the training arguments that options of the command determine.
 _MANAGED = {
     "output_dir": "--output",
     "resume_from_checkpoint": "--resume",
@@ -44,14 +48,9 @@ _MANAGED = {
     "hub_token": "the login of `hf auth login` or the variable HF_TOKEN",
 }
 
+DEFAULT_FAMILY = "hyena"
 MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
-DATA_DEFAULTS: dict[str, Any] = {
-    "dataset": None,
-    "tokenizer": None,
-    "max_length": None,
-    "reverse_complement": False,
-    "normalization": None,
-}
+DATA_DEFAULTS: dict[str, Any] = {**dict.fromkeys(_DATA_TYPES), "reverse_complement": False}
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
@@ -74,7 +73,7 @@ TRAINING_DEFAULTS: dict[str, Any] = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as text, as it has no point; here it is the number everyone means."""
+    """YAML 1.1, in which `1e-3` is text, with the floats of YAML 1.2."""
 
 
 _Loader.add_implicit_resolver(
@@ -88,7 +87,7 @@ def parse_value(text: str) -> Any:
     """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself.
 
     Raises:
-        ValueError: if the text is no YAML.
+        ValueError: The text is not valid YAML.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -96,66 +95,69 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """` (did you mean ...?)` with the choice most like `name`, or the list of all when none is like it."""
-    choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(choices)}"
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """`did you mean ...?` with the choice nearest to `name`, or a list of all choices if none is similar."""
+    choices = list(choices)
+    closest = closest_name(name, choices)
+    return f"did you mean {closest!r}?" if closest else f"choose from {', '.join(sorted(choices))}"
+
+
+def check_choice(kind: str, name: str, choices: Iterable[str], where: str) -> None:
+    """Raise a ValueError that suggests the nearest of `choices` unless `name` is one of them."""
+    choices = list(choices)
+    if name not in choices:
+        raise ValueError(f"{where}: unknown {kind} {name!r}: {suggestion(name, choices)}")
 
 
 def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
     """The sections of a YAML or JSON file.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is neither YAML nor JSON, or not a mapping of the three sections to mappings.
+        OSError: The file cannot be read.
+        ValueError: The file is neither YAML nor JSON, or not a mapping of the three sections to mappings.
     """
+    where = f"settings file {str(path)!r}"
     try:
         content = parse_value(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"settings file {str(path)!r} is neither YAML nor JSON: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ValueError(f"settings file {str(path)!r} must hold the sections {', '.join(SECTIONS)}")
-    for section, values in content.items():
-        check_choice("section", str(section), SECTIONS, f"settings file {str(path)!r}")
-        if values is not None and not isinstance(values, dict):
-            raise ValueError(f"section {section!r} of {str(path)!r} must hold key: value lines, got {values!r}")
-    return {section: dict(values or {}) for section, values in content.items()}
+        raise ValueError(f"{where} is neither YAML nor JSON: {error}") from error
+    if not isinstance(content, dict | None):
+        raise ValueError(f"{where} must hold the sections {', '.join(SECTIONS)}")
+    for section, values in (content or {}).items():
+        check_choice("section", str(section), SECTIONS, where)
+        if not isinstance(values, dict | None):
+            raise ValueError(f"section {section!r} of {where} must hold key: value lines, got {values!r}")
+    return {section: dict(values or {}) for section, values in (content or {}).items()}
 
 
-def parse_assignment(text: str) -> tuple[str, str, Any]:
-    """`section.key=value` as `(section, key, value)`, the value read as YAML.
+def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The sections of `section.key=value` texts, later ones winning; a value is read as YAML.
 
     Raises:
-        ValueError: if the text has another form or the section is unknown.
+        ValueError: A text has another form, or its section is unknown.
     """
-    name, equals, value = text.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and key):
-        raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
-    check_choice("section", section, SECTIONS, "--set")
-    return section, key, parse_value(value)
-
-
-def check_choice(kind: str, name: str, choices: Iterable[str], where: str) -> None:
-    """Raise a ValueError that offers the nearest of `choices` unless `name` is one of them."""
-    choices = list(choices)
-    if name not in choices:
-        raise ValueError(f"{where}: unknown {kind} {name!r}: {nearest(name, choices)}")
+    sections: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and key):
+            raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
+        check_choice("section", section, SECTIONS, "--set")
+        sections.setdefault(section, {})[key] = parse_value(value)
+    return sections
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run does, complete: defaults are filled in and every name is known.
+    """Complete settings of a run: defaults are filled in, and all names and types are checked.
 
     Attributes:
         model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
-        data: `dataset`, `tokenizer` (None: the checkpoint's, or that for DNA), `max_length` (tokens; None: the longest
-            sequence), `reverse_complement` (train on either strand of each sequence by chance), `normalization` (of
-            images and numbers, see `hf_ssm.data.features.fit_extractor`) and loader arguments.
-        training: fields of `SSMTrainingArguments`.
+        data: `dataset`, `tokenizer` (None: the tokenizer of the checkpoint, or of DNA), `max_length` (tokens; None: the
+            longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
+            complement with probability 1/2), `normalization` (of images and numbers, see
+            `hf_ssm.data.features.fit_extractor`) and arguments of the loader.
+        training: Fields of `SSMTrainingArguments`.
     """
 
     model: dict[str, Any]
@@ -170,27 +172,37 @@ class RunSettings:
     @property
     def config_fields(self) -> dict[str, Any]:
         """The part of `model` that belongs to the configuration."""
-        return {key: value for key, value in self.model.items() if key not in _MODEL_KEYS}
+        return {key: value for key, value in self.model.items() if key not in MODEL_DEFAULTS}
 
     @property
     def loader_arguments(self) -> dict[str, Any]:
-        """The part of `data` that goes to `load_sequences` besides the dataset."""
-        return {key: value for key, value in self.data.items() if key not in _DATA_KEYS}
+        """The part of `data` that `load_sequences` takes besides the dataset."""
+        return {key: value for key, value in self.data.items() if key not in DATA_DEFAULTS}
+
+    @property
+    def sequence_column(self) -> str:
+        """Column of the sequences."""
+        return str(self.data.get("sequence_column", "sequence"))
+
+    @property
+    def label_column(self) -> str | None:
+        """Column of the labels; None if the task has no labels, or the settings say that the data have none."""
+        return self.data.get("label_column", "label") if TASKS[self.task].labelled else None
 
     def to_yaml(self) -> str:
-        """The text of a settings file that gives these settings again."""
+        """The text of a settings file with these settings."""
         return yaml.safe_dump({name: getattr(self, name) for name in SECTIONS}, sort_keys=False)
 
 
 def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
-    """Settings from layers of sections, later ones winning, over the defaults.
+    """Settings from layers of sections over the defaults, later layers winning.
 
     Args:
-        layers: mappings from section to values, as `read_settings_file` gives them.
+        layers: Mappings from section to values, as returned by `read_settings_file`.
 
     Raises:
-        ValueError: for an unknown section, key, family or task, a value of the wrong type, a missing dataset,
-            or a field that an option of the command decides.
+        ValueError: An unknown section, key, family or task, a value of the wrong type, a missing dataset, or a field
+            that an option of the command determines.
     """
     merged: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for layer in layers:
@@ -200,16 +212,16 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     model = {**MODEL_DEFAULTS, **merged["model"]}
     data = {**DATA_DEFAULTS, **merged["data"]}
     training = {**TRAINING_DEFAULTS, **merged["training"]}
-    if model["checkpoint"] is None:  # a checkpoint brings its own
-        model["family"] = model["family"] or "hyena"
-    if "save_strategy" not in merged["training"]:  # the best model can be kept only where one is saved
+    if model["checkpoint"] is None:  # a checkpoint determines its family
+        model["family"] = model["family"] or DEFAULT_FAMILY
+    if "save_strategy" not in merged["training"]:  # the best model is known only among those saved
         training["save_strategy"] = training["eval_strategy"]
         if "eval_steps" in training:
             training.setdefault("save_steps", training["eval_steps"])
     settings = RunSettings(model, data, training)
     _check_model(settings)
     _check_data(settings)
-    _check_training(settings.training)
+    _check_training(settings)
     return settings
 
 
@@ -217,11 +229,11 @@ def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]
     """Refuse to resume a run with another model or other data than it began with.
 
     Args:
-        settings: resolved, for the resumed run.
-        stored: the sections that the run wrote when it began.
+        settings: Resolved settings of the resumed run.
+        stored: The sections that the run wrote when it began.
 
     Raises:
-        ValueError: names the first setting that differs.
+        ValueError: The message names the first setting that differs.
     """
     for section in ("model", "data"):
         now, then = getattr(settings, section), stored.get(section, {})
@@ -229,77 +241,65 @@ def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]
             if now[key] != then.get(key):
                 raise ValueError(
                     f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} "
-                    "now: leave it as it was, or start anew in another --output"
+                    "now: leave it unchanged, or start a new run in another --output"
                 )
+
+
+def config_class(family: str) -> Any:
+    """The configuration class of a family, given its short name."""
+    return next(entry.config_class for entry in FAMILIES.values() if entry.short_name == family)
+
+
+def family_of(config: Any) -> str | None:
+    """The short name of a configuration's family; None for a model of another library."""
+    names = {entry.config_class.model_type: entry.short_name for entry in FAMILIES.values()}
+    return names.get(config.model_type)
 
 
 def _check_model(settings: RunSettings) -> None:
     check_choice("task", settings.task, TASKS, "model.task")
     family = settings.model["family"]
     if family is not None:
-        check_choice("family", str(family), FAMILIES, "model.family")
+        check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
     if settings.model["checkpoint"] is None:
         try:
-            config_class(str(family))(**settings.config_fields)  # its own checks, before any work
+            config_class(str(family))(**settings.config_fields)
         except StrictDataclassError as error:  # a value of the wrong type
             raise ValueError(f"model: {error}") from error
 
 
-def config_class(family: str) -> Any:
-    """The configuration class of a family, as registered with transformers."""
-    return CONFIG_MAPPING[f"{MODEL_TYPE_PREFIX}{family}"]
-
-
 def _check_data(settings: RunSettings) -> None:
-    dataset = settings.data["dataset"]
-    if not dataset or not isinstance(dataset, str):
+    data = settings.data
+    if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("no dataset: give --dataset, or data.dataset in the settings file")
-    known = {*_DATA_KEYS, *_parameters(load_sequences)}
-    if dataset in GENERATORS:
-        known |= _parameters(GENERATORS[dataset])
-    for key in settings.data:
-        check_choice("key", key, known - _NOT_SETTINGS, "data")
-    parameters = dict(inspect.signature(load_sequences).parameters)
-    parameters.update(inspect.signature(GENERATORS[dataset]).parameters if dataset in GENERATORS else {})
-    for key, value in settings.data.items():
-        if key in parameters and not _fits(value, parameters[key].annotation):
-            wanted = inspect.formatannotation(parameters[key].annotation)
-            raise ValueError(f"data.{key} must be of type {wanted}, got {value!r}")
-    normalization = settings.data["normalization"]
-    if normalization is not None:
-        check_choice("normalization", str(normalization), NORMALIZATIONS, "data.normalization")
-    max_length = settings.data["max_length"]
-    if max_length is not None and (not _is_number(max_length, int) or max_length < 1):
-        raise ValueError(f"data.max_length must be a positive number of tokens, got {max_length!r}")
-    if not isinstance(settings.data["reverse_complement"], bool):
-        raise ValueError(f"data.reverse_complement must be true or false, got {settings.data['reverse_complement']!r}")
+    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
+    if data["dataset"] in GENERATORS:
+        types |= typing.get_type_hints(GENERATORS[data["dataset"]])
+    _check_types("data", data, {name: kind for name, kind in types.items() if name not in _NOT_SETTINGS})
+    if data["normalization"] is not None:
+        check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
+    if data["max_length"] is not None and data["max_length"] < 1:
+        raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
-
-
-def _check_training(training: dict[str, Any]) -> None:
-    fields = {field.name: field for field in dataclasses.fields(SSMTrainingArguments)}
-    for key, value in training.items():
+def _check_training(settings: RunSettings) -> None:
+    for key in settings.training:
         if key in _MANAGED:
-            raise ValueError(f"training.{key} is decided by the command: use {_MANAGED[key]}")
-        check_choice("key", key, fields.keys() - _MANAGED.keys(), "training")
-        wanted = fields[key].type
-        if wanted in (int, float, bool) and not _is_number(value, wanted):
-            raise ValueError(f"training.{key} must be of type {wanted.__name__}, got {value!r}")
+            raise ValueError(f"training.{key} is determined by the command: use {_MANAGED[key]}")
+    types = typing.get_type_hints(SSMTrainingArguments)
+    fields = [field.name for field in dataclasses.fields(SSMTrainingArguments) if field.init]
+    _check_types("training", settings.training, {name: types[name] for name in fields if name not in _MANAGED})
 
 
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated kind, whatever a container holds."""
-    if isinstance(annotation, types.UnionType):
-        return any(_fits(value, kind) for kind in typing.get_args(annotation))
-    kind = typing.get_origin(annotation) or annotation
-    return _is_number(value, kind) if kind in (int, float, bool) else isinstance(value, kind)
-
-
-def _is_number(value: Any, wanted: Any) -> bool:
-    """Whether `value` is of the wanted type; an int is a float too, a bool is no number."""
-    if wanted is bool or isinstance(value, bool):
-        return wanted is bool and isinstance(value, bool)
-    return isinstance(value, int | float) if wanted is float else isinstance(value, int)
+def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
+    for key, value in values.items():
+        check_choice("key", key, types, section)
+        kind = types[key]
+        # An int is a valid float, also for Python's own annotations.
+        accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
+        try:
+            type_validator(key, value, accepted)
+        except TypeError as error:
+            name = inspect.formatannotation(kind)
+            raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}") from error

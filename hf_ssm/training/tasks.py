@@ -1,4 +1,4 @@
-"""The tasks of `hf-ssm train`: the model of each, what its data must be like, and how it is judged."""
+"""The tasks of `hf-ssm train`: model class, requirements on the data, and metrics of each."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from hf_ssm.training import metrics
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """How a task is trained and judged.
+    """How a task is trained and evaluated.
 
     Attributes:
-        auto_class: makes and loads the model.
-        labels: what a row's label may be (see `label_kind`); empty if the task needs no labels.
+        auto_class: Auto class that creates and loads the model.
+        labels: Allowed kinds of a row's label (see `hf_ssm.data.labels.label_kind`); empty if the task has no labels.
         reads: "text", "numbers", or "either".
-        best_metric: the metric of the validation split that chooses the checkpoint.
-        greater_is_better: whether a larger value of it is better.
-        compute_metrics: for the Trainer.
-        preprocess: the Trainer's `preprocess_logits_for_metrics`, if any.
+        best_metric: Metric of the validation split that selects the checkpoint.
+        greater_is_better: Whether a larger value of `best_metric` is better.
+        compute_metrics: Argument of the Trainer.
+        preprocess: The Trainer's `preprocess_logits_for_metrics`, if any.
     """
 
     auto_class: Any
@@ -39,25 +39,18 @@ class Task:
 
     @property
     def labelled(self) -> bool:
-        """Whether the data must have labels."""
+        """Whether the task needs labels."""
         return bool(self.labels)
 
     @property
     def predicts_numbers(self) -> bool:
-        """Whether the labels are numbers to predict, not classes."""
+        """Whether the labels are numbers and not classes."""
         return "number" in self.labels
 
 
 def _language_modelling(auto_class: Any, shift: bool) -> Task:
-    return Task(
-        auto_class,
-        labels=(),
-        reads="text",
-        best_metric="perplexity",
-        greater_is_better=False,
-        compute_metrics=metrics.language_modeling_metrics,
-        preprocess=metrics.token_statistics(shift),
-    )
+    statistics = metrics.token_statistics(shift)
+    return Task(auto_class, (), "text", "perplexity", False, metrics.language_modeling_metrics, statistics)
 
 
 TASKS: dict[str, Task] = {

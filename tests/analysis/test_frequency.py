@@ -9,14 +9,13 @@ import torch
 import transformers
 
 import hf_ssm
-from hf_ssm.analysis import frequency_pictures
 from hf_ssm.analysis.frequency import (
     FrequencyResponse,
     alpha_recommendation,
     band_total_variation,
     frequency_responses,
 )
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum
 from hf_ssm.theory.spectrum import power_spectrum
 
@@ -277,8 +276,6 @@ def test_variation_of_a_broken_kernel_is_nan_and_of_the_others_is_not(make_model
     broken = torch.isnan(band_total_variation(response, [0.0, 1.0, math.pi]))
     assert broken[3].all()
     assert int(broken.sum()) == 2
-    with pytest.raises(ValueError, match="holds NaN"):
-        frequency_pictures.gain_quantiles(response)
 
 
 def test_variation_is_infinite_where_the_filter_is(make_model):
@@ -345,52 +342,3 @@ def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
 def test_alpha_needs_frequencies(config, message):
     with pytest.raises(ValueError, match=message):
         alpha_recommendation(config())
-
-
-def test_gain_quantiles_are_in_decibels_over_channels():
-    response = torch.tensor([[1.0, 10.0, math.inf], [1j, 0.0, 1.0], [-1.0, 0.1, 1.0]], dtype=torch.complex128)
-    omega = torch.tensor([0.0, math.pi / 2, math.pi], dtype=torch.float64)
-    cycles, gain = frequency_pictures.gain_quantiles(FrequencyResponse("", 0, "forward", omega, response, None))
-    assert cycles.tolist() == [0.0, 0.25]
-    assert gain[1].tolist() == pytest.approx([0.0, -20.0])
-    assert gain[2, 1].item() == pytest.approx(12.0)
-    assert gain[0, 1].item() == pytest.approx(-100.0)
-
-
-def test_spectral_density_has_the_integral_one():
-    power = torch.rand(9, dtype=torch.float64)
-    cycles, density = frequency_pictures.spectral_density(power)
-    assert cycles[-1].item() == 0.5
-    assert torch.trapezoid(density, cycles).item() == pytest.approx(1.0)
-    white = torch.tensor([1.0, 2.0, 2.0, 2.0, 1.0])
-    assert frequency_pictures.spectral_density(white)[1].tolist() == pytest.approx([2.0] * 5)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"num_hidden_layers": 4}, {"bidirectional": True}, {"num_hidden_layers": 1, "hyena_order": 3}]
-)
-def test_pictures_of_responses_are_pngs(make_model, tmp_path, arguments):
-    responses = frequency_responses(make_model("Hyena", "Model", **arguments), num_frequencies=17)
-    for before in ([], responses):
-        path = tmp_path / "responses.png"
-        frequency_pictures.plot_frequency_responses(before, responses, path, title="a run")
-        assert path.read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_a_picture_of_spectra_is_a_png(tmp_path):
-    power = power_spectrum(torch.randn(4, 100, 1).cumsum(1))
-    path = tmp_path / "spectrum.png"
-    frequency_pictures.plot_spectrum({"a": power[0]}, path, alpha_recommendation(hf_ssm.S4Config(), power))
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
-    frequency_pictures.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, path, title=r"$\frac$.csv, white")
-
-
-def test_what_cannot_be_drawn_is_refused(make_model, tmp_path):
-    one, two = (frequency_responses(make_model("S4", "Model", num_hidden_layers=n), num_frequencies=5) for n in (1, 2))
-    for before, after in (([], []), (one, two)):
-        with pytest.raises(ValueError, match="must be of the same convolutions"):
-            frequency_pictures.plot_frequency_responses(before, after, tmp_path / "a.png")
-    with pytest.raises(ValueError, match="`spectra` is empty"):
-        frequency_pictures.plot_spectrum({}, tmp_path / "a.png")
-    with pytest.raises(ValueError, match="without power"):
-        frequency_pictures.plot_spectrum({"constant": torch.zeros(5)}, tmp_path / "a.png")

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 import hf_ssm
-from hf_ssm.analysis import pictures
-from hf_ssm.analysis.complexity import LayerComplexity
 from hf_ssm.analysis.report import BANDS, theory_report
 from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
 from hf_ssm.modules.roles import QUANTITIES
@@ -196,26 +194,6 @@ def test_pictures(make_model, tmp_path, variant) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def layer(taus: list[float]) -> LayerComplexity:
-    values = torch.tensor(taus)
-    return LayerComplexity(0, values.mean().item(), 0.0, 0.0, 0.0, 1, values)
-
-
-def test_picture_of_a_channel_without_complexity(tmp_path) -> None:
-    """The logarithm of 0 is no place on an axis."""
-    pictures.draw_tau([layer([0.0, 1.0, 2.0])], tmp_path / "a.png", title="With a title")
-    pictures.draw_tau([layer([1.0, 1.0, 2.0])], tmp_path / "b.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000 and (tmp_path / "b.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match=r"`movement` is empty"):
-        pictures.draw_movement({}, tmp_path / "c.png")
-
-
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"hf_ssm\[plots\]"):
-        pictures.draw_tau([layer([1.0])], tmp_path / "a.png")
 
 
 def test_public_name() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of generation runs in its tiny setting, and refuses to compare what differs."""
+"""The generation benchmark: tiny run, and agreement of the generated tokens."""
 
 import importlib.util
 import re
@@ -12,6 +12,7 @@ import torch
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "generation.py"
 
 
+@pytest.mark.slow
 def test_tiny() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--tiny"], capture_output=True, text=True, check=True)
     *_, header, rule, first, second = done.stdout.strip().splitlines()
@@ -22,13 +23,13 @@ def test_tiny() -> None:
         assert re.fullmatch(rf"\| {length} \| {cell} \| {cell} \| {cell} \|", row)
 
 
-def test_other_tokens_are_an_error(make_model) -> None:
+def test_different_tokens_are_an_error(make_model) -> None:
     spec = importlib.util.spec_from_file_location("generation_benchmark", SCRIPT)
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     model = make_model("S4", "ForCausalLM")
     generate = model.generate
-    # A wrong cache: with it, the last token is another one.
+    # A wrong cache: it changes the tokens.
     model.generate = lambda *args, use_cache, **kwargs: generate(*args, **kwargs) + int(use_cache)
     with pytest.raises(RuntimeError, match="other tokens with than without cache"):
         benchmark.compare(model, torch.randint(0, 12, (1, 4)), 3, 1)

@@ -1,4 +1,4 @@
-"""The benchmark of speed runs in its tiny setting, refuses contenders that differ, and measures what it says."""
+"""The speed benchmark: tiny run, agreement of the contenders, ratios and peak memory."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ SECTIONS = ["scan", "training", "decoding", "lti", "convolution", "growth", "lon
 
 @pytest.fixture
 def load(monkeypatch) -> Callable[[str], ModuleType]:
-    """`load(name)`: a module of the folder of benchmarks."""
+    """`load(name)`: a module of the folder benchmarks."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
@@ -34,6 +34,7 @@ def memory(load) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_tiny(tmp_path, load) -> None:
     output = tmp_path / "new" / "speed.json"
     command = [sys.executable, BENCHMARKS / "speed.py", "--tiny", "--repetitions", "3", "--output", output]
@@ -49,7 +50,7 @@ def test_tiny(tmp_path, load) -> None:
     for row in results:
         assert row["low"] <= row["median"] <= row["high"]
         assert len(row["values"]) == (1 if "peak memory" in row["what"] + row["quantity"] else 3)
-        # No seconds from a machine that others share.
+        # No absolute times: they depend on the load of the machine.
         assert row["unit"] in ("", "MB")
     quantities = {(row["section"], row["quantity"]) for row in results}
     expected = [("scan", "transformers / ours"), ("decoding", "transformers / ours"), ("lti", "S4D listing / ours")]
@@ -88,7 +89,7 @@ OURS = torch.tensor([1.0, -2.0, 4.0])
         ((OURS, OURS), r"peer returned 2 results, ours 1"),
     ],
 )
-def test_contenders_that_differ_are_refused(load, peer, message) -> None:
+def test_contenders_that_differ_are_rejected(load, peer, message) -> None:
     with pytest.raises(RuntimeError, match=message):
         load("_measure").check_agreement({"ours": lambda: (OURS,), "peer": lambda: peer}, 1e-3)
 
@@ -101,7 +102,7 @@ def test_agreement_is_relative_and_exact_for_integers(load) -> None:
         check({"ours": lambda: (torch.tensor([5, 6]),), "peer": lambda: (torch.tensor([5, 7]),)}, 1.0)
 
 
-def test_no_numbers_of_contenders_that_differ(load, monkeypatch) -> None:
+def test_contenders_that_differ_are_not_timed(load, monkeypatch) -> None:
     speed = load("speed")
     wrong = speed.Contest({"ours": lambda: (OURS,), "peer": lambda: (-OURS,)})
     monkeypatch.setitem(speed.CONTESTS, "wrong", lambda: wrong)
@@ -138,7 +139,7 @@ def test_contenders_take_turns_and_short_ones_are_repeated(load) -> None:
     assert len(seen) > 10
 
 
-def test_growth_is_time_per_token_over_that_of_the_shortest(load, monkeypatch) -> None:
+def test_growth_is_time_per_token_relative_to_the_shortest_input(load, monkeypatch) -> None:
     speed = load("speed")
     monkeypatch.setitem(speed.CONTESTS, "some", lambda length: speed.Contest({"ours": tuple}))
     monkeypatch.setattr(speed, "race", lambda *args: {"L = 10": [1.0, 2.0], "L = 40": [8.0, 8.0]})
@@ -147,17 +148,18 @@ def test_growth_is_time_per_token_over_that_of_the_shortest(load, monkeypatch) -
     assert [(row.quantity, row.values) for row in bench.rows] == [("L = 40 / L = 10", [2.0, 1.0])]
 
 
-def test_an_allocation_is_seen(memory) -> None:
-    """200 MB, kept or given back within the call; and the record does not stay where it was."""
+def test_peak_memory_includes_allocations(memory) -> None:
+    """200 MB, kept or freed within the call; the peak is reset between calls."""
     for call in (lambda: torch.ones(50_000_000), lambda: torch.ones(50_000_000).sum()):
         assert memory.measure(call)["extra"] == pytest.approx(200e6, rel=0.05)
         assert memory.measure(lambda: torch.ones(1000))["extra"] < 10e6
 
 
-def test_memory_in_a_process_of_its_own(memory, monkeypatch) -> None:
+@pytest.mark.slow
+def test_memory_in_a_new_process(memory, monkeypatch) -> None:
     sizes = {"batch": 4, "channels": 64, "length": 16384, "backward": False}
     found = memory.measure_apart("convolution", "torch.fft", sizes, {**sizes, "batch": 1, "length": 1024})
-    # In units of the input: the padded spectrum is 2 of them, as is the product and its inverse transform.
+    # In units of the input: the padded spectrum, the product and its inverse transform take 2 each.
     unit = 4 * 64 * 16384 * 4
     assert 4 * unit < found["extra"] < 10 * unit
     assert found["total"] > found["extra"] + 100e6
@@ -167,7 +169,7 @@ def test_memory_in_a_process_of_its_own(memory, monkeypatch) -> None:
         memory.measure_apart("convolution", "nobody", sizes, sizes)
 
 
-def test_the_matrix_products_are_those_of_the_model(load) -> None:
+def test_matrix_products_have_the_shapes_of_the_model(load) -> None:
     model = transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=48, num_hidden_layers=3, vocab_size=60))
     expected = [tuple(part.weight.shape) for part in model.modules() if isinstance(part, torch.nn.Linear)]
     products = load("_peers").matrix_products(7, 48, 16, 3, 60)

@@ -1,4 +1,4 @@
-"""The benchmark of the regulariser runs in its tiny setting, and times what it says."""
+"""The benchmark of the regulariser: tiny run, training step and ratios."""
 
 import importlib.util
 import re
@@ -31,8 +31,8 @@ def test_tiny(benchmark, capsys) -> None:
         assert re.fullmatch(rf"\| {name} \| {length} \| {cell} \| {cell} \| 4 \|", row)
 
 
-def test_a_step_has_tau_in_its_loss_where_it_is_asked_for(benchmark, make_model) -> None:
-    """And leaves no gradient behind that would enter the next."""
+def test_a_step_adds_tau_to_the_loss_if_it_has_a_weight(benchmark, make_model) -> None:
+    """Gradients are cleared after the step."""
     batch = {"input_ids": torch.randint(0, 12, (4, 9)), "labels": torch.randint(0, 2, (4,))}
     moved = []
     for weight in (0.0, 1e-4, 1e6):
@@ -47,13 +47,13 @@ def test_a_step_has_tau_in_its_loss_where_it_is_asked_for(benchmark, make_model)
     assert (moved[2] - moved[0]).abs().max() > 1
 
 
-def test_the_ratio_is_with_to_without(benchmark, monkeypatch) -> None:
+def test_ratio_is_the_time_with_tau_to_the_time_without(benchmark, monkeypatch) -> None:
     monkeypatch.setattr(benchmark, "step", lambda model, optimizer, batch, weight: (3.0, 5.0) if weight else (2.0, 4.0))
     wall, processor = benchmark.compare(torch.nn.Linear(1, 1), {}, 3)
     assert wall == [1.5] * 3 and processor == [1.25] * 3
 
 
-def test_the_cell_has_the_middle_half(benchmark) -> None:
+def test_cell_shows_median_and_quartiles(benchmark) -> None:
     ratios = [1.0, 1.1, 1.2, 1.3, 9.0]
     assert benchmark.cell(ratios) == "1.200 (1.100 to 1.300)"
     assert statistics.median(ratios) == 1.2

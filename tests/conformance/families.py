@@ -1,13 +1,28 @@
-"""The table of families that the conformance run tests: another family is another row."""
+"""Variants of the families that the conformance tests run on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import hf_ssm
+from hf_ssm.models.registry import FAMILIES, Family
 
 __all__ = ["ROWS", "Row"]
 
 _TINY = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0}
+
+# Arguments of the configuration by family and variant. A registered family without an entry is tested in its default
+# configuration.
+_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "Hyena": {
+        "implicit": {"max_position_embeddings": 64, "filter_order": 16},
+        "s4d": {"filter_type": "s4d"},
+    },
+    "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "SelectiveSSM": {
+        "mamba": {"block": "mamba"},
+        # Its paper has one layer; two layers without norms would raise the input to the ninth power.
+        "plain": {"block": "plain", "norm_type": "rms", "use_residual": True},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -15,46 +30,27 @@ class Row:
     """A family in one of its variants.
 
     Args:
-        family: Prefix of its class names, as in `HyenaConfig`.
-        variant: What sets it apart from the other rows of the family; one word.
-        config: Arguments of its configuration, beside those that all families share.
+        family: Entry of the registry.
+        variant: Name of the variant, unique in the family.
+        config: Arguments of the configuration besides those that all families share.
     """
 
-    family: str
+    family: Family
     variant: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any]
 
     @property
     def name(self) -> str:
-        return f"{self.family}_{self.variant}"
-
-    @property
-    def exists(self) -> bool:
-        """Whether the installed package has the family."""
-        return hasattr(hf_ssm, f"{self.family}Config")
-
-    @property
-    def config_class(self) -> Any:
-        return getattr(hf_ssm, f"{self.family}Config")
-
-    def model_class(self, head: str) -> Any:
-        return getattr(hf_ssm, f"{self.family}{head}")
+        return f"{self.family.name}_{self.variant}"
 
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""
-        return self.config_class(**(_TINY | self.config | arguments))
+        shared = {name: value for name, value in _TINY.items() if hasattr(self.family.config_class, name)}
+        return self.family.config_class(**(shared | self.config | arguments))
 
 
 ROWS = tuple(
-    row
-    for row in (
-        Row("Hyena", "implicit", {"max_position_embeddings": 64, "filter_order": 16}),
-        Row("Hyena", "s4d", {"filter_type": "s4d"}),
-        Row("S4", "s4d"),
-        Row("S4", "s4", {"kernel_type": "s4"}),
-        Row("SelectiveSSM", "mamba", {"block": "mamba"}),
-        # Its paper has one layer; two without norms would raise the input to the ninth power.
-        Row("SelectiveSSM", "plain", {"block": "plain", "norm_type": "rms", "use_residual": True}),
-    )
-    if row.exists
+    Row(family, variant, config)
+    for family in FAMILIES.values()
+    for variant, config in _VARIANTS.get(family.name, {"default": {}}).items()
 )

@@ -1,7 +1,7 @@
-"""transformers' own tests of models, on every model class of every family; run by `run.py`, which fetches them.
+"""transformers' own model tests on every model class of every family; `run.py` fetches and runs them.
 
-A family is tested twice: reading token ids, and reading continuous signals. The name of this file keeps it out of the
-normal tests, where the fetched package `transformers_tests` does not exist.
+Each family is tested with token ids and with continuous signals as inputs. pytest does not collect this file by its
+name: the package `transformers_tests` does not exist in normal test runs.
 """
 
 import unittest
@@ -20,8 +20,8 @@ TOKEN_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification
 SIGNAL_HEADS = ("Model", "ForSignalRegression", "ForSequenceClassification", "ForTokenClassification")
 _CHANNELS = 3
 
-# The tests look a head up in transformers' tables of names to know what labels it wants. Models from outside of
-# transformers stand in tables of their own (the Auto classes'), hence the entries here.
+# The tests look up the labels of a head in transformers' tables of class names, which models from outside of
+# transformers are not part of.
 _NAME_TABLES: dict[str, Any] = {
     "Model": modeling_auto.MODEL_MAPPING_NAMES,
     "ForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -31,9 +31,9 @@ _NAME_TABLES: dict[str, Any] = {
 }
 for _row in ROWS:
     for _head, _table in _NAME_TABLES.items():
-        _table[_row.config_class.model_type] = f"{_row.family}{_head}"
+        _table[_row.family.config_class.model_type] = f"{_row.family.name}{_head}"
 
-# Tests that mean nothing where the inputs are continuous; they run on the same classes reading token ids.
+# Tests that do not apply to continuous inputs; they run on the same classes with token ids.
 _NO_EMBEDDING = "The inputs are continuous signals: there is no token embedding"
 NOT_FOR_SIGNALS = {
     "test_causal_lm_loss_honors_shift_labels": "The inputs are continuous signals: there is no language-model head",
@@ -49,7 +49,7 @@ NOT_FOR_SIGNALS = {
 
 
 class Tester:
-    """What the tests ask for a tiny configuration and inputs; the names of its attributes are theirs."""
+    """Tiny configurations and inputs; transformers' tests determine the names of the attributes."""
 
     is_training = True
     batch_size = 4
@@ -62,14 +62,14 @@ class Tester:
         self.hidden_size = config.hidden_size
         self.num_hidden_layers = config.num_hidden_layers
         self.vocab_size = config.vocab_size
-        self.base_model_class = row.model_class("Model")
-        self.causal_lm_class = None if signals else row.model_class("ForCausalLM")
+        self.base_model_class = row.family.model_classes["Model"]
+        self.causal_lm_class = None if signals else row.family.model_classes.get("ForCausalLM")
 
     def get_config(self) -> Any:
         return self.row.build_config(**({"num_input_channels": _CHANNELS} if self.signals else {}))
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The configuration, and a batch with padding on the left of one row and on the right of another."""
+        """A configuration, and a batch with left padding in one row and right padding in another."""
         shape = (self.batch_size, self.seq_length)
         mask = torch.ones(shape, dtype=torch.long)
         mask[0, :2] = 0
@@ -82,11 +82,11 @@ class Tester:
 
 
 class _Common(ModelTesterMixin):
-    """The settings that both kinds of inputs share."""
+    """Settings for both kinds of inputs."""
 
     row: ClassVar[Row]
     has_attentions = False
-    # Without this the test is for files only that carry a year of copyright.
+    # Otherwise the test runs only for source files with a year of copyright.
     test_can_init_all_missing_weights_before_2023 = True
 
     def setUp(self) -> None:
@@ -99,7 +99,7 @@ class _Tokens(_Common, GenerationTesterMixin, TrainingTesterMixin):
         self.model_tester = Tester(self.row, signals=False)
         self.config_tester = ConfigTester(
             self,
-            config_class=self.row.config_class,
+            config_class=self.row.family.config_class,
             common_properties=["hidden_size", "num_hidden_layers"],
             **self.row.config,
         )
@@ -127,7 +127,7 @@ class _Signals(_Common):
 
 for _row in ROWS:
     for _kind, _mixin, _heads in (("tokens", _Tokens, TOKEN_HEADS), ("signals", _Signals, SIGNAL_HEADS)):
-        _classes = tuple(_row.model_class(_head) for _head in _heads)
+        _classes = tuple(_row.family.model_classes[_head] for _head in _heads if _head in _row.family.model_classes)
         _name = f"{_row.name}_{_kind}"
         globals()[_name] = type(
             _name, (_mixin, unittest.TestCase), {"row": _row, "all_model_classes": _classes, "__module__": __name__}

@@ -1,9 +1,9 @@
-"""Run transformers' own tests of models on all families of hf_ssm; say what passed, failed and was skipped, and why.
+"""Run transformers' own model tests on all families, and print how many passed, failed and were skipped, and why.
 
     python tests/conformance/run.py [--family Hyena] [--cache FOLDER]
 
-The tests come with the source distribution of the installed version of transformers, fetched once with pip into a
-folder of the environment. The exit code is 0 where nothing failed.
+The tests are part of the source distribution of the installed version of transformers, which pip downloads once into
+a folder of the environment. The exit code is 0 if no test failed.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE.parents[1] / "constraints.txt"
-# What the tests import, and neither the source distribution nor our environment has.
+# Packages that the tests import and the environment lacks.
 EXTRA_PACKAGES = ("parameterized==0.9.0",)
-# Modules that the tests import, and the source distribution lacks. Beside the empty packages: the mixins of the tests
-# of export and generation, which stay out, and values of the arguments that all configurations share.
+# Modules that the tests import and the source distribution lacks: mixins of tests of export and generation, which are
+# left out, and values of the arguments that all configurations share.
 STAND_INS = {
     "__init__.py": "",
     "exporters/__init__.py": "",
@@ -49,50 +49,33 @@ STAND_INS = {
 }
 """,
 }
-# What a skip is about, by its reason; the first pattern that fits decides.
-KINDS = (
-    ("attention", r"attention|attn|sdpa|rope|sliding window"),
-    ("hardware that is not there", r"requires .*(accelerator|gpu|cuda|mps|kernels|deepspeed)|float16 not supported"),
-    ("token ids, where signals are read", r"continuous signals"),
-    (
-        "other kinds of models",
-        r"experts|grouped_mm|router_logits|composite|subconfigs|sequence-to-sequence|conversion found|"
-        r"position embeddings",
-    ),
-    ("anything else", r""),
-)
-
-
-def kind_of(reason: str) -> str:
-    """What a skip is about: one of `KINDS`."""
-    return next(kind for kind, pattern in KINDS if re.search(pattern, reason, re.IGNORECASE))
 
 
 @dataclass
 class Result:
-    """What came of one test, of its set-up and of its parts (subtests)."""
+    """Outcomes of the phases and of the subtests of one test."""
 
     outcomes: set[str] = field(default_factory=set)
-    parts: set[str] = field(default_factory=set)
+    subtests: set[str] = field(default_factory=set)
     reasons: set[str] = field(default_factory=set)
 
     @property
     def outcome(self) -> str:
-        """`"failed"` where anything did, `"skipped"` where it or all of its parts were, else `"passed"`."""
-        if "failed" in self.outcomes | self.parts:
+        """`"failed"` if any part failed, `"skipped"` if the test or all of its subtests were, otherwise `"passed"`."""
+        if "failed" in self.outcomes | self.subtests:
             return "failed"
-        if "skipped" in self.outcomes or self.parts == {"skipped"}:
+        if "skipped" in self.outcomes or self.subtests == {"skipped"}:
             return "skipped"
         return "passed"
 
 
 class Results:
-    """Pytest plugin that remembers what came of each test.
+    """Pytest plugin that records the outcome of each test.
 
     Attributes:
-        tests: Family to name of the test to what came of it. The family is the part of the name of the test class
-            in front of the first underscore.
-        broken: What kept tests from running at all.
+        tests: Results by family and name of the test. The family is the name of the test class up to the first
+            underscore.
+        broken: Reasons why tests could not run at all.
     """
 
     def __init__(self) -> None:
@@ -102,8 +85,8 @@ class Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         _, class_name, name = str(report.nodeid).rsplit("::", 2)
         result = self.tests[class_name.partition("_")[0]].setdefault(f"{class_name}::{name}", Result())
-        # The report of a part has a context.
-        (result.parts if hasattr(report, "context") else result.outcomes).add(report.outcome)
+        # Only reports of subtests have a context.
+        (result.subtests if hasattr(report, "context") else result.outcomes).add(report.outcome)
         if report.skipped and isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
             result.reasons.add(re.sub(r"<class '[^']*'>", "the class", reason))
@@ -113,28 +96,25 @@ class Results:
             self.broken.append(f"not collected: {report.nodeid}")
 
     def names(self, family: str, outcome: str) -> list[str]:
-        """Names of the tests of a family that came out so."""
+        """Names of the tests of a family with an outcome."""
         return [name for name, result in self.tests[family].items() if result.outcome == outcome]
 
     @property
     def exit_code(self) -> int:
-        """0 where tests ran and none failed, else 1."""
+        """0 if tests ran and none failed, otherwise 1."""
         outcomes = {result.outcome for results in self.tests.values() for result in results.values()}
         return int("failed" in outcomes or "passed" not in outcomes or bool(self.broken))
 
 
 def _short(names: Sequence[str]) -> str:
-    """Names of tests without class and parameters, each with its number where there are several."""
-    bare = [name.rpartition("::")[2] for name in names]
-    # `parameterized` numbers its tests from 0 on; a number in a name of their own is no parameter.
-    stems = {re.sub(r"_0+(_.*)?$", "", name) for name in bare}
-    cut = [re.sub(r"_\d+(_.*)?$", "", name) for name in bare]
-    counts = Counter(stem if stem in stems else name for stem, name in zip(cut, bare, strict=True))
-    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(counts.items()))
+    """Names of tests without class and parameters, each with its number of parameters."""
+    # The package `parameterized` appends the index of the parameters.
+    bare = Counter(re.sub(r"_\d+(_.*)?$", "", name.rpartition("::")[2]) for name in names)
+    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(bare.items()))
 
 
 def summary(results: Results) -> str:
-    """Counts per family, the failed tests, and the skipped ones under their reasons, by what these are about."""
+    """Counts per family, the failed tests, and the skipped ones by reason."""
     lines = []
     for family in sorted(results.tests):
         passed, failed, skipped = (results.names(family, outcome) for outcome in ("passed", "failed", "skipped"))
@@ -143,11 +123,10 @@ def summary(results: Results) -> str:
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in skipped:
             by_reason["; ".join(sorted(results.tests[family][name].reasons))].append(name)
-        for kind, _ in KINDS:
-            reasons = {reason: names for reason, names in sorted(by_reason.items()) if kind_of(reason) == kind}
-            if reasons:
-                lines.append(f"  skipped, about {kind}: {sum(map(len, reasons.values()))}")
-            lines += [f"    {len(names):3d}  {reason}\n         {_short(names)}" for reason, names in reasons.items()]
+        lines += [
+            f"  skipped, {len(names):3d}: {reason}\n                {_short(names)}"
+            for reason, names in sorted(by_reason.items())
+        ]
     return "\n".join([*lines, *results.broken])
 
 
@@ -158,7 +137,7 @@ def _pip(*arguments: str | Path) -> None:
 
 
 def _write_stand_ins(package: Path) -> None:
-    """Write what is not there; what the source distribution ships stays."""
+    """Write the modules that the source distribution does not contain."""
     for name, text in STAND_INS.items():
         path = package / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,9 +146,9 @@ def _write_stand_ins(package: Path) -> None:
 
 
 def fetch(cache: Path) -> Path:
-    """The folder that holds the package `transformers_tests` and what it imports; filled if it is not there yet."""
+    """The folder with the package `transformers_tests` and its dependencies; downloads them at the first call."""
     version = importlib.metadata.version("transformers")
-    # Other stand-ins, another folder.
+    # Changed stand-ins need a new folder.
     ready = cache / f"transformers-{version}-{zlib.crc32(repr((STAND_INS, EXTRA_PACKAGES)).encode()):08x}"
     if ready.is_dir():
         return ready
@@ -184,13 +163,13 @@ def fetch(cache: Path) -> Path:
         _pip("install", "--no-deps", "--target", filled, *EXTRA_PACKAGES)
         shutil.move(source / "tests", filled / "transformers_tests")
         _write_stand_ins(filled / "transformers_tests")
-        # Last, so that an interrupted run is done again.
+        # Last: an interrupted download is repeated at the next call.
         filled.rename(ready)
     return ready
 
 
 def run_tests(targets: Sequence[str | Path]) -> Results:
-    """Run pytest on the targets with settings of our own, not those of the project."""
+    """Run pytest on the targets with the settings of `conformance.ini` instead of the settings of the project."""
     results = Results()
     settings = ("-c", HERE / "conformance.ini", "--rootdir", HERE, "--confcutdir", HERE)
     code = pytest.main([str(argument) for argument in (*settings, *targets)], plugins=[results])
@@ -202,11 +181,11 @@ def run_tests(targets: Sequence[str | Path]) -> Results:
 def main() -> int:
     from families import ROWS
 
-    families = sorted({row.family for row in ROWS})
+    families = sorted({row.family.name for row in ROWS})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=families, help="test this family only")
+    parser.add_argument("--family", choices=families, help="test only this family")
     parser.add_argument(
-        "--cache", type=Path, default=Path(sys.prefix) / "conformance", help="keep what is fetched here"
+        "--cache", type=Path, default=Path(sys.prefix) / "conformance", help="folder for the downloaded tests"
     )
     arguments = parser.parse_args()
 
@@ -215,9 +194,9 @@ def main() -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"The tests of transformers could not be fetched into {arguments.cache}: {error}", file=sys.stderr)
         return 2
-    # The tests need nothing from the Hub; those marked slow are quick on a tiny model, where the hardware is there.
+    # The tests need nothing from the Hub; those marked as slow are quick with a tiny model.
     os.environ |= {"HF_HUB_OFFLINE": "1", "RUN_SLOW": "1"}
-    wanted = [row.name for row in ROWS if arguments.family in (None, row.family)]
+    wanted = [row.name for row in ROWS if arguments.family in (None, row.family.name)]
     module = HERE / "model_tests.py"
     results = run_tests([f"{module}::{name}_{kind}" for name in wanted for kind in ("tokens", "signals")])
     print(summary(results))

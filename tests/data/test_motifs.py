@@ -163,7 +163,7 @@ def test_no_sequence_occurs_twice():
         ({"motif": ["ACGT", "TGCA"]}, "num_labels=2"),
         ({"motif": ["ACGT", "ACGT"], "num_labels": 3}, "different motifs"),
         ({"motif_length": 3}, "motif_length=3"),
-        ({"motif": "AATT", "mutation_rate": 0.25}, "by chance"),
+        ({"motif": "AATT", "mutation_rate": 0.25}, "accidental motif"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -18,8 +18,8 @@ def test_spellings_of_the_splits_and_unknown_values(caplog):
         "validation": [2, 3, 4, 5],
         "test": [1],
     }
-    assert "left out 2 rows of split 'seen'" in caplog.text
-    assert "left out 1 rows of split 'None'" in caplog.text
+    assert "dropped 2 rows of split 'seen'" in caplog.text
+    assert "dropped 1 rows of split 'None'" in caplog.text
 
 
 def test_no_training_rows_are_an_error():

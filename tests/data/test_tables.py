@@ -1,12 +1,17 @@
-"""Reading csv, tsv and json files, and what is said of those that cannot be read."""
+"""Tables: formats, errors, splits by file, and pairs of texts."""
 
 import gzip
 import json
+import logging
 
 import pytest
+from datasets import ClassLabel
 
+from hf_ssm.data import load_sequences, tokenize
 from hf_ssm.data.tables import read_table
+from hf_ssm.tokenization import build_byte_tokenizer
 
+NO_CUT = {"validation_fraction": 0.0, "test_fraction": 0.0}
 ROWS = 'sequence,label,score,note\nNAN,0,1.5,\nNA,1,nan,"a, ""b"""\n\nacgt,1,2,x\n'
 COLUMNS = {
     "sequence": ["NAN", "NA", "acgt"],
@@ -14,16 +19,17 @@ COLUMNS = {
     "score": [1.5, None, 2.0],
     "note": [None, 'a, "b"', "x"],
 }
+RECORDS = [{"sequence": "AC", "label": 0}, {"sequence": "GT", "label": 1, "more": "x"}]
 
 
 @pytest.fixture
 def write(tmp_path):
-    """`write(name, content)`: the path of a new file; content for a name in .gz is compressed."""
+    """`write(name, content)`: the path of a new file, compressed if the name ends in .gz."""
 
     def write_file(name, content):
         data = content.encode() if isinstance(content, str) else content
         path = tmp_path / name
-        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        path.write_bytes(gzip.compress(data) if name.lower().endswith(".gz") else data)
         return path
 
     return write_file
@@ -39,95 +45,190 @@ def write(tmp_path):
         ("a.tsv", 'sequence\tlabel\tscore\tnote\nNAN\t0\t1.5\t\nNA\t1\tnan\ta, "b"\nacgt\t1\t2\tx\n'),
     ],
 )
-def test_delimited_files(write, name, content):
+def test_csv_and_tsv(write, name, content):
     columns = read_table(write(name, content), ["sequence"])
     assert columns == COLUMNS
     assert [type(value) for value in columns["label"]] == [int, int, int]
 
 
-RECORDS = [{"sequence": "AC", "label": 0}, {"sequence": "GT", "label": 1, "more": "x"}]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.json", json.dumps(RECORDS)),
         ("a.json.gz", json.dumps(RECORDS)),
         ("a.jsonl", "\n".join(map(json.dumps, RECORDS)) + "\n\n"),
-        ("a.jsonl.gz", "\n".join(map(json.dumps, RECORDS))),
-        ("a.json", "\n".join(map(json.dumps, RECORDS))),  # lines under the name .json, as many have them
+        ("a.json", "\n".join(map(json.dumps, RECORDS))),
         ("a.json", json.dumps({"sequence": ["AC", "GT"], "label": [0, 1], "more": [None, "x"]})),
     ],
 )
-def test_json_files(write, name, content):
+def test_json(write, name, content):
     assert read_table(write(name, content), []) == {"sequence": ["AC", "GT"], "label": [0, 1], "more": [None, "x"]}
 
 
-def test_fields_longer_than_csvs_limit(write):
-    sequence = "ACGT" * 100_000
-    assert read_table(write("a.csv", f"sequence,label\n{sequence},0\n"), [])["sequence"] == [sequence]
-
-
-def test_cells_that_only_look_like_numbers_stay_text(write):
+def test_cells_are_numbers_only_if_written_as_such(write):
     columns = read_table(write("a.csv", "a,b,c\n1_000,1e3,12345678901234567890\n2,2,3\n"), [])
     assert columns == {"a": ["1_000", "2"], "b": [1000.0, 2.0], "c": [12345678901234567890.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.csv", b"", "No columns"),
+        ("a.csv.gz", b"", "No columns"),
+        ("a.csv", b"sequence,label\n", "no rows"),
+        ("a.csv", b"\x89PNG\xff\xfe\x00" * 50, "'utf-8' codec"),
+        ("a.csv", b"a,b,a\n1,2,3\n", r"\['a', 'b', 'a'\] are not unique"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "Expected 2 fields in line 3, saw 3"),
+        ("a.csv", b'a,b\n1,"x\n2,y\n', "EOF inside string.*quoted=False"),
+        ("a.json", b"[1, 2", "delimiter"),
+        ("a.json", b"[1, 2]", "every row must be a json object"),
+        ("a.json", b'{"a": [1, 2], "b": [1]}', "lists of one length"),
+        ("a.json", b'{"a": [1, 2], "b": 1}', "lists of one length"),
+        ("a.jsonl", b'{"a": 1}\n{"a": 1\n', "line 2 is not json"),
+        ("a.json", b"[]", "no rows"),
+    ],
+)
+def test_unreadable_tables(write, name, data, message):
+    path = write(name, data)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_table(path, [])
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 COMPRESSED = gzip.compress(ROWS.encode() * 100, mtime=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.csv", b"", "is empty"),
-        ("a.csv", gzip.compress(b"", mtime=0), "no rows"),
-        ("a.csv", b"sequence,label\n", "no rows"),
-        ("a.csv", b"\x89PNG\xff\xfe\x00" * 50, "not UTF-8 text"),
-        ("a.csv", b"a\x00b,label\n1,2\n", "NUL"),
-        ("a.csv", b"a,b,a\n1,2,3\n", r"names \['a'\] more than once"),
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", r"line 3: 3 cells where the header has 2"),
-        ("a.csv", b"a,b\n1,2\n1\n", r"line 3: 1 cells where the header has 2"),
-        ("a.csv", b'a,b\n1,"x\n2,y\n', "unexpected end"),
-        ("a.json", b"[1, 2", "not JSON"),
-        ("a.json", b"[1, 2]", "row 1: int where an object"),
-        ("a.json", b'{"a": [1, 2], "b": [1]}', "different lengths"),
-        ("a.json", b'{"a": [1, 2], "b": 1}', "not all lists"),
-        ("a.jsonl", b'{"a": 1}\n{"a": 1\n', "line 2: not JSON"),
-        ("a.json", b"[]", "no rows"),
-    ],
-)
-def test_unreadable_content_is_refused(tmp_path, name, data, message):
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=message) as caught:
-        read_table(path, [])
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("data", "message"),
     [
-        (COMPRESSED[:-30], "truncated"),
-        (COMPRESSED[:40] + b"\xff" * 40 + COMPRESSED[80:], "damaged"),
-        (ROWS.encode(), "not gzip"),
+        (COMPRESSED[:-30], "ended before"),
+        (COMPRESSED[:40] + b"\xff" * 40 + COMPRESSED[80:], "decompressing"),
+        (b"plain", "Not a gzipped file"),
     ],
 )
-def test_bad_gzip_is_refused(tmp_path, data, message):
+def test_bad_gzip(tmp_path, data, message):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=message):
         read_table(path, [])
 
 
-def test_gzip_under_another_name_is_read(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(gzip.compress(ROWS.encode()))
-    assert read_table(path, ["sequence"]) == COLUMNS
-
-
-def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.csv"):
+def test_a_missing_file_and_a_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.csv'.*no such file"):
         read_table(tmp_path / "absent.csv", [])
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="directory"):
         read_table(tmp_path / "folder.csv", [])
+
+
+def test_a_file_per_split(write):
+    train = write("train.tsv", "Source\tTarget\tmore\nA\t0\tx\nC\t1\ty\nG\t1\tz\n")
+    test = write("test.tsv", "Target\tSource\n1\tT\n0\tTT\n")
+    dev = write("dev.tsv", "Source\tTarget\tsplit\nGG\t1\ttrain\n")
+    columns = {"sequence_column": "Source", "label_column": "Target"}
+    data = load_sequences(train, validation_file=dev, test_file=str(test), **columns)
+    assert {name: split.to_dict() for name, split in data.items()} == {
+        "train": {"Source": ["A", "C", "G"], "Target": [0, 1, 1]},
+        "validation": {"Source": ["GG"], "Target": [1]},
+        "test": {"Source": ["T", "TT"], "Target": [1, 0]},
+    }
+
+
+def test_a_missing_split_is_cut_from_training(write):
+    train = write("train.csv", "sequence,label\n" + "".join(f"{'A' * n},{n % 2}\n" for n in range(1, 41)))
+    test = write("test.csv", "sequence,label\nC,0\nCC,1\n")
+    data = load_sequences(train, test_file=test, validation_fraction=0.2)
+    assert {name: split.num_rows for name, split in data.items()} == {"train": 32, "validation": 8, "test": 2}
+
+
+def test_a_split_column_and_a_file(write, caplog):
+    train = write("train.csv", "sequence,label,split\nA,0,train\nC,1,train\nG,1,dev\nT,0,odd\n")
+    test = write("test.csv", "sequence,label\nA,0\n")
+    with caplog.at_level(logging.WARNING):
+        data = load_sequences(train, test_file=test)
+    texts = {name: split["sequence"][:] for name, split in data.items()}
+    assert texts == {"train": ["A", "C"], "validation": ["G"], "test": ["A"]}
+    assert "1 sequences of split 'test' also occur in 'train'" in caplog.text
+    with pytest.raises(ValueError, match=r"validation_file=.*already marks validation rows.*split_column=None"):
+        load_sequences(train, validation_file=test)
+
+
+def test_names_of_classes_are_shared_by_all_files(write):
+    train = write("train.csv", "sequence,label\nA,worm\nC,fly\n")
+    test = write("test.csv", "sequence,label\nG,human\nT,fly\n")
+    data = load_sequences(train, test_file=test, validation_fraction=0)
+    assert data["test"].features["label"] == ClassLabel(names=["fly", "human", "worm"])
+    assert (data["train"]["label"][:], data["test"]["label"][:]) == ([2, 0], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("sequence,label\nA,\nC,1", r"train.csv and test.csv has rows without a label \(row 1 of test.csv\)"),
+        ("sequence,label\nA,0\n ,1", r"empty sequences \(row 2 of test.csv\)"),
+        ("sequence,label\nA,3", r"classes of train.csv and test.csv are \[0, 1, 3\]"),
+        ("sequence,labels\nA,3", r"label_column='label': test.csv has no such column.*'labels'"),
+        ("sequence,label\nA,worm", r"train.csv and test.csv': the column 'label' has values of different types"),
+    ],
+)
+def test_errors_name_the_file(write, lines, message):
+    train = write("train.csv", "sequence,label\nA,0\nC,1\n")
+    with pytest.raises(ValueError, match=message):
+        load_sequences(train, test_file=write("test.csv", lines), **NO_CUT)
+
+
+def test_files_that_are_not_tables(write):
+    fasta = write("train.fa", ">a\n" + "ACGT" * 10)
+    train = write("train.csv", "sequence,label\nA,0\nC,1\n")
+    with pytest.raises(ValueError, match=r"test_file=.*give a table \(.csv"):
+        load_sequences(train, test_file=fasta)
+    for arguments in ({"test_file": train}, {"column_names": ["a"]}, {"quoted": False}):
+        with pytest.raises(ValueError, match=rf"{next(iter(arguments))}=.* is for tables, but source="):
+            load_sequences(fasta, **arguments)
+
+
+def test_pairs_without_a_header_and_with_literal_quotes(write):
+    """The format of the pairs of the Long Range Arena."""
+    rows = ["1.0\tid1\tid2\tb'a \"b\" c'\tdef", '0.0\tid3\tid4\t"open\tend"', '1.0\tid3\tid4\t"open\tother']
+    options = {"column_names": ["label", "id1", "id2", "one", "two"], "quoted": False, "sequence_column": "one"}
+    data = load_sequences(write("pairs.tsv", "\n".join(rows)), pair_column="two", **options, **NO_CUT)["train"]
+    assert data["one"][:] == ["b'a \"b\" c'", '"open', '"open']
+    assert data["two"][:] == ["def", 'end"', "other"]
+    assert data["label"][:] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("names", ["abc", [], ["a", "a"], ["a", "b", "c"]])
+def test_bad_column_names(write, names):
+    with pytest.raises(ValueError, match="column"):
+        read_table(write("a.csv", "1,2"), [], names)
+    with pytest.raises(ValueError, match="column_names="):
+        read_table(write("a.json", "[]"), [], names)
+
+
+def test_equal_pairs_are_in_one_split_and_equal_first_texts_are_not(write):
+    path = write("pairs.csv", "label,one,two\n" + "".join(f"{n % 2},same,text{n // 2}\n" for n in range(80)))
+    data = load_sequences(path, test_fraction=0.25, validation_fraction=0.0, sequence_column="one", pair_column="two")
+    assert data["test"].num_rows == 20
+    assert not set(data["train"]["two"]) & set(data["test"]["two"])
+
+
+def test_a_second_text_is_required(write):
+    path = write("pairs.csv", "label,sequence,two\n0,a,b\n1,c,\n")
+    with pytest.raises(ValueError, match=r"pair_column='two': pairs.csv has empty sequences \(row 2\)"):
+        load_sequences(path, pair_column="two")
+    with pytest.raises(ValueError, match=r"pair_column='tow'.*did you mean 'two'"):
+        load_sequences(path, pair_column="tow")
+
+
+def test_pairs_become_one_sequence_with_a_separator(write, caplog):
+    path = write("pairs.csv", "label,sequence,two\n0,ab,c\n1,abcdefgh,xyz\n1,ab,tuvwxyz\n")
+    data = load_sequences(path, pair_column="two", **NO_CUT)
+    tokenizer = build_byte_tokenizer()
+    with caplog.at_level(logging.WARNING):
+        rows = tokenize(data, tokenizer, max_length=7, pair_column="two")["train"]
+    assert "truncated 2 of 3" in caplog.text
+    expected = [("ab", "c"), ("abc", "xyz"), ("ab", "tuvw")]  # the longer text is truncated first
+    assert rows["input_ids"][:] == [[*a.encode(), tokenizer.sep_token_id, *b.encode()] for a, b in expected]
+    assert rows["labels"][:] == [0, 1, 1]
+    assert set(rows.column_names) == {"labels", "input_ids"}
+    with pytest.raises(ValueError, match=r"pair_column='twos'.*did you mean 'two'"):
+        tokenize(data, tokenizer, pair_column="twos")

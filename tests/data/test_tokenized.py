@@ -54,14 +54,14 @@ def test_truncation_is_counted_and_keeps_the_end_of_sequence(caplog):
     with caplog.at_level(logging.WARNING):
         cut = tokenize(data, build_dna_tokenizer(add_eos=True), max_length=4)
     assert cut["train"]["input_ids"][:] == [[7, 8, 9, 1], [7, 8, 9, 1], [7, 8, 1]]
-    assert "cut 1 of 3 sequences to 4 tokens" in caplog.text
+    assert "truncated 1 of 3 sequences to 4 tokens" in caplog.text
 
 
 def test_the_tokenizers_limit_holds_by_default(caplog):
     data = splits(sequence=["ACGTACGT", "ACG"], label=[0, 1])
     with caplog.at_level(logging.WARNING):
         assert [len(row) for row in tokenize(data, build_dna_tokenizer(5))["train"]["input_ids"]] == [5, 3]
-        assert "cut 1 of 2" in caplog.text
+        assert "truncated 1 of 2" in caplog.text
         caplog.clear()
         assert [len(row) for row in tokenize(data, build_dna_tokenizer())["train"]["input_ids"]] == [8, 3]
     assert not caplog.text
@@ -87,12 +87,16 @@ def test_the_wrong_tokenizer_is_warned_of(caplog):
         (
             {"sequence": ["A", " \n"], "label": [0, 1]},
             {},
-            r"1 sequences of split 'train' give no token \(first: row 2\)",
+            r"1 sequences of split 'train' have no token \(first: row 2\)",
         ),
         ({"seq": ["A"], "label": [0]}, {}, "sequence_column='sequence'.*did you mean 'seq'"),
         ({"sequence": ["A"]}, {}, "label_column='label'"),
         ({"sequence": ["A"], "label": [0]}, {"max_length": 0}, "max_length=0"),
-        ({"sequence": ["A"], "label": [0]}, {"pair_column": "sequence"}, "pair_column='sequence' is sequence_column"),
+        (
+            {"sequence": ["A"], "label": [0]},
+            {"pair_column": "sequence"},
+            "pair_column='sequence' equals",
+        ),
     ],
 )
 def test_bad_input_is_refused(columns, arguments, message):

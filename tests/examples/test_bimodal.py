@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import integrate, optimize
 
-from hf_ssm.ops.lti_kernel import diagonal_transfer
+from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 CUTS = "eq. (7) by highest frequency"
 

@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from hf_ssm.ops.lti_kernel import diagonal_kernel_reference
+from hf_ssm.ops.lti.diagonal import diagonal_kernel_reference
 
 
 def circular_filter(response: Any) -> Any:

@@ -7,6 +7,7 @@ import argparse
 import json
 import random
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer
 
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
-from hf_ssm.data import hub
+from hf_ssm.data import load_sequences, loading
 from hf_ssm.training import run
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 
@@ -150,9 +151,27 @@ def _write_pathfinder(folder: Path, rng: random.Random) -> None:
         pillow.fromarray(pixels).save(folder / "imgs" / "0" / f"sample_{n}.png")
         lines.append(f"imgs/0 sample_{n}.png {n} {n % 2} 1.8 6 2.0 5 2.5 15")
     (folder / "metadata" / "0.npy").write_text("\n".join(lines) + "\n")
+    runpy.run_path(str(FOLDER / "pathfinder.py"))["main"]([str(folder)])
 
 
-def of_the_hub(source: str, *_: Any) -> DatasetDict:
+def test_pathfinder_metadata(tmp_path: Path) -> None:
+    folder = tmp_path / "curv"
+    _write_pathfinder(folder, random.Random(0))
+    (folder / "imgs" / "0" / "sample_2.png").write_bytes(b"")  # as one of the release
+    write_metadata = runpy.run_path(str(FOLDER / "pathfinder.py"))["write_metadata"]
+    assert write_metadata(folder) == 19
+    data = load_sequences(folder, validation_fraction=0, test_fraction=0)["train"]
+    assert data["label"][:] == [n % 2 for n in range(20) if n != 2]
+    assert len(data["sequence"][0]) == 64
+    (folder / "metadata" / "0.npy").write_text("imgs/0 sample_0.png 0\n")
+    with pytest.raises(ValueError, match=r"0\.npy, line 1: expected 'imgs/0 sample_0.png 0 1"):
+        write_metadata(folder)
+    (folder / "metadata" / "0.npy").unlink()
+    with pytest.raises(ValueError, match="has no metadata"):
+        write_metadata(folder)
+
+
+def of_the_hub(source: str, *_: Any, **__: Any) -> DatasetDict:
     """A few made-up rows with the splits and columns of the two data sets of the Hub."""
     if source == "stanfordnlp/imdb":
         features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
@@ -202,11 +221,11 @@ def test_each_file_loads_its_data_and_trains(
     path: Path, arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(arena)
-    monkeypatch.setattr(hub, "fetch", of_the_hub)
+    monkeypatch.setattr(loading, "load_dataset", of_the_hub)
     settings = resolve(read_settings_file(path), TINY)
     result = run.train(settings, tmp_path / "out")
     task = path.stem.split("_")[0]
-    assert tuple(result.splits.values()) == SPLITS[task]
+    assert tuple(map(len, result.data.splits.values())) == SPLITS[task]
     assert result.steps == 1
     config = result.model.config
     assert config.num_labels == (10 if task in ("listops", "image") else 2)

@@ -81,13 +81,12 @@ def test_the_rate_falls_with_the_plateau_of_the_training_loss(script: ModuleType
     rows = [{"input_ids": torch.randint(0, 2, (6,)), "labels": torch.tensor(float(i % 2))} for i in range(8)]
     model = script.build_model("stable")
     adam = torch.optim.Adam(model.parameters(), lr=1e-6)
-    arguments = script.SSMTrainingArguments(
-        output_dir=tmp_path,
+    arguments = script.quiet_training(
+        str(tmp_path),
         num_train_epochs=4,
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"factor": 0.9, "patience": 0, "threshold": 0.9},
-        **{"eval_strategy": "epoch", "save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True},
-        remove_unused_columns=False,
+        eval_strategy="epoch",
     )
     trainer = script.MajorityTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, optimizers=(adam, None))
     trainer.train()

@@ -1,8 +1,8 @@
-"""What a user does who has exported folders and hf_ssm, but did not say so at first; run by test_export.py.
+"""Load exported folders where hf_ssm is installed but not imported at first; run by test_export.py.
 
     python beside_hf_ssm.py FOLDER NAME OTHER_NAME
 
-Both are causal language models. Prints "well" in the end.
+Both are causal language models. Prints "well" at the end.
 """
 
 import sys
@@ -27,27 +27,23 @@ def bits(name: str, model: Any) -> list[torch.Tensor]:
     return [output.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def module_of(model: Any, name: str) -> Any:
-    return sys.modules[f"{type(model).__module__.rpartition('.')[0]}.{name}"]
-
-
 travelled = load(NAME, trust_remote_code=True)
 assert type(travelled).__module__.startswith("transformers_modules."), type(travelled)
 first = bits(NAME, travelled)
-# Its kernels, where they may run, are those of hf_ssm.
-kernels = module_of(travelled, "ops_cpu_kernels")
-assert kernels.AVAILABLE
-assert kernels.scan_step.__module__ == "hf_ssm.ops.cpu.decoding"
+# The code of the checkpoint uses the compiled kernels of the installed hf_ssm.
+code = sys.modules[type(travelled).__module__]
+chosen = code._SHORT_CONV.choose(torch.zeros(1, 2, 3), torch.zeros(3, 2), None, False, None, None)
+assert chosen.__module__.startswith("hf_ssm."), chosen
 
 own = load(NAME)
 assert type(own).__module__.startswith("hf_ssm.models."), type(own)
 for model in (own, travelled, own, travelled):
     assert all(map(torch.equal, first, bits(NAME, model)))
-# With hf_ssm's own classes there, transformers runs no other code, even where it is trusted.
+# Once hf_ssm is imported, transformers runs no other code, even with `trust_remote_code`.
 assert type(load(NAME, trust_remote_code=True)) is type(own)
 assert type(load(OTHER)).__module__.startswith("hf_ssm.models.")
-# Operators of both are there, each under its own name.
-namespace = module_of(travelled, "ops_namespace").NAMESPACE
+# The operators of both exist, each under its own name.
+namespace = code.NAMESPACE
 assert namespace.startswith("hf_ssm_")
 assert torch.ops.hf_ssm.long_conv is not None
 assert getattr(torch.ops, namespace).long_conv is not None

@@ -1,23 +1,29 @@
-"""The fixture `hub`: a Hub on this machine, to which the clients in this process and in subprocesses talk."""
+"""Fixtures: a local Hub for the clients in this process and in subprocesses, a small model, proofs left out."""
 
 import importlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tenacity.nap
+import torch
 import transformers.dynamic_module_utils
 import transformers.utils.hub
 from huggingface_hub import constants, file_download, hf_api
-from huggingface_hub.utils import _cache_manager, _http, _xet, close_session
+from huggingface_hub.utils import _cache_manager, _http, close_session
+
+from hf_ssm import S4Config, S4ForSequenceClassification
+from hf_ssm.hub import pushing
 
 
 def load_loopback() -> ModuleType:
-    """The server; its files lie beside this one, and import each other by their plain names."""
+    """The server; its files are beside this one and import each other by their plain names."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         return importlib.import_module("loopback")
@@ -28,7 +34,7 @@ def load_loopback() -> ModuleType:
 loopback = load_loopback()
 
 
-# huggingface_hub 2.4 hands LFS files to httpx2 by a deprecated argument: the warning is about its code, not ours.
+# huggingface_hub 2.4 passes LFS files to httpx2 by a deprecated argument.
 CLIENT_WARNING = r"ignore:Use 'content=<...>' to upload raw bytes/text content:DeprecationWarning"
 
 
@@ -39,13 +45,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Clock:
-    """The module `time` without its waiting: `sleep` writes down how long it would have been."""
+    """The module `time` with a `sleep` that records the seconds and returns at once."""
 
     def __init__(self, waits: list[float]) -> None:
         self.sleep = waits.append
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that `hf_ssm.hub.client.retry` would have waited."""
+    found: list[float] = []
+    monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=found.append))
+    return found
+
+
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small model as `save_pretrained` leaves it; not to be changed."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved")
+    config = S4Config(hidden_size=8, state_size=4, num_hidden_layers=2, num_labels=2)
+    S4ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved_model: Path, tmp_path: Path) -> Path:
+    """A copy of `saved_model` with a card."""
+    copy = Path(shutil.copytree(saved_model, tmp_path / "run"))
+    (copy / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# Written by hand\n")
+    return copy
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Arguments of the proofs of a test, which are left out to save time."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(pushing.reload, "prove_export", lambda *given: found.append(given))
+    return found
 
 
 @pytest.fixture
@@ -66,7 +106,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
-    """Points this process to the server. The libraries read the environment when imported, so that is not enough."""
+    """Connect this process to the server; the libraries have read the environment at import."""
     for name in list(os.environ):
         if loopback.is_client_setting(name):
             patch.delenv(name)
@@ -81,7 +121,6 @@ def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
         "HF_HUB_CACHE": str(home / "hub"),
         "HUGGINGFACE_HUB_CACHE": str(home / "hub"),
         "HF_ASSETS_CACHE": str(home / "assets"),
-        "HF_XET_CACHE": str(home / "xet"),
         "HF_TOKEN_PATH": str(home / "token"),
         "HF_STORED_TOKENS_PATH": str(home / "stored_tokens"),
         "AGENT_HARNESSES_PATH": str(home / ".agent_harnesses.json"),
@@ -91,11 +130,8 @@ def connect(server: Any, home: Path, patch: pytest.MonkeyPatch) -> None:
     }
     for name, value in settings.items():
         patch.setattr(constants, name, value, raising=False)
-    server.on_xet = lambda offered: patch.setattr(constants, "HF_HUB_DISABLE_XET", not offered)
-    # The session of hf_xet keeps the settings of the moment when it was made.
-    patch.setattr(_xet._GLOBAL_XET_HOLDER, "_session", None)
     patch.setattr(hf_api.api, "endpoint", server.endpoint)
-    # transformers makes its own client at the first call and keeps it.
+    # transformers keeps the client of its first call.
     patch.setattr(transformers.utils.hub, "_hf_api", None)
     patch.setattr(_cache_manager, "HF_HUB_CACHE", str(home / "hub"))
     for module in (transformers.utils, transformers.utils.hub, transformers.dynamic_module_utils):

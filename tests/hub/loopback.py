@@ -1,9 +1,9 @@
-"""A Hub on this machine, for the genuine client: `huggingface_hub`, `transformers` and the `hf` command.
+"""A local Hub server for `huggingface_hub`, `transformers` and the `hf` command.
 
 `Hub(folder)` listens on two ports of 127.0.0.1: one is the Hub, the other the storage that holds large files, as on the
-real Hub where they lie on other hosts behind signed addresses (the storage refuses requests that carry a token). What
-is kept is in `loopback_store`, what is answered in `loopback_api` and `loopback_files`, xet in `loopback_xet`, the HTTP
-and the faults in `loopback_http`; here is what a test says and asks, and who may do what. Standard library only.
+real Hub where they are on other hosts behind signed addresses (the storage refuses requests with a token). State is in
+`loopback_store`, routes are in `loopback_api` and `loopback_files`, HTTP and faults in `loopback_http`; this file has
+the interface for tests and the access rights. Standard library only, without xet.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -32,17 +32,16 @@ from loopback_http import (
     json_answer,
 )
 from loopback_store import GIT_ATTRIBUTES, Blob, Repo, checked_path, is_lfs
-from loopback_xet import XetStore
 
 
 def is_client_setting(name: str) -> bool:
-    """Whether the environment variable tells the client something: where the Hub is, a token, a proxy, a cache."""
+    """Whether an environment variable configures the client: endpoint, token, proxy, cache."""
     ours = name.startswith("HF_SSM")
     return not ours and (name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or name.lower().endswith("_proxy"))
 
 
 class Hub:
-    """The server and what a test says to it and asks of it.
+    """The server, and its interface for tests.
 
     Attributes:
         endpoint: Address of the Hub, for `HF_ENDPOINT`.
@@ -50,13 +49,10 @@ class Hub:
         users: Token -> user; "ada" and "ben" have one, more can be added.
         read_only: Tokens among these that may not write.
         orgs: Organisation -> its members, who may all write there.
-        requests: (method, path, status) of every request to the Hub and its storage, in order; status 0 where the
-            connection was dropped. A test may clear it.
-        waits: Seconds the client in this process would have waited before it tried again (see `conftest.hub`).
-        errors: What went wrong in the server itself; the fixture fails a test that leaves any.
+        requests: (method, path, status) of all requests to the Hub and its storage; status 0 for a dropped connection.
+        waits: Seconds that `huggingface_hub` in this process would have waited between attempts (see `conftest.hub`).
+        errors: Internal errors of the server; the fixture fails a test with any.
         page_size: Entries per page of a listing.
-        part_size: Bytes; larger files are uploaded in parts of this size.
-        xet: Whether large files are offered by xet (see `loopback_xet`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,15 +63,10 @@ class Hub:
         self.orgs: dict[str, set[str]] = {}
         self.repos: dict[tuple[str, str], Repo] = {}
         self.objects: dict[str, bytes] = {}
-        self.parts: dict[tuple[str, int], bytes] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.waits: list[float] = []
         self.errors: list[Exception] = []
         self.page_size = 1000
-        self.part_size = 20 * 2**20
-        self.xet_store = XetStore()
-        self.on_xet: Callable[[bool], object] = lambda offered: None
-        self._xet = False
         self._homes = itertools.count()
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
@@ -84,15 +75,6 @@ class Hub:
         self._storage_server = Server(self, STORAGE_ROUTES)
         self.endpoint = self._hub_server.url
         self.storage = self._storage_server.url
-
-    @property
-    def xet(self) -> bool:
-        return self._xet
-
-    @xet.setter
-    def xet(self, offered: bool) -> None:
-        self._xet = offered
-        self.on_xet(offered)
 
     def close(self) -> None:
         self._hub_server.close()
@@ -108,7 +90,7 @@ class Hub:
         type: str = "model",
         sdk: str | None = None,
     ) -> Repo:
-        """A repository as the Hub makes it (a first commit with `.gitattributes`), then a commit with `files`."""
+        """Create a repository with a first commit of `.gitattributes` and a second one of `files`."""
         repo = self.repos[type, repo_id] = Repo(repo_id, type, private, gated, sdk)
         owner = repo_id.split("/")[0]
         start = {".gitattributes": Blob(GIT_ATTRIBUTES.encode())}
@@ -141,11 +123,11 @@ class Hub:
         lose_answer: bool = False,
         times: int = 1,
     ) -> None:
-        """Lets the next `times` requests fail whose method (None: any) and path (regular expression, no query) fit.
+        """Make the next `times` requests fail that match a method and a path.
 
         Args:
             method: "GET", "HEAD", "POST", "PUT", "DELETE" or None.
-            path: Searched in the unquoted path, on the Hub and on its storage (`/objects/...`, `/uploads/...`).
+            path: Regular expression for the unquoted path, on the Hub and on its storage (`/objects/`, `/uploads/`).
             status: Answer this status instead of doing anything.
             retry_after: Seconds in the `Retry-After` header of that answer.
             drop: Close the connection after half of the request's body, nothing done and nothing answered.
@@ -170,7 +152,7 @@ class Hub:
         return NO_FAULT
 
     def env(self, **changes: str | None) -> dict[str, str]:
-        """The environment of a subprocess that knows this Hub: a new user's, with ada's token and an empty home.
+        """Environment of a subprocess that uses this Hub, with ada's token and an empty home.
 
         Every call makes a new `HF_HOME`; keep the result to stay the same user. `changes` are added, None removes:
         `hub.env(HF_TOKEN=None)` is not logged in.
@@ -185,17 +167,17 @@ class Hub:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+            "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "*",
         }
         return {name: value for name, value in {**kept, **ours, **changes}.items() if value is not None}
 
     def answer(self, routes: list[Route], method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """The answer to a request; one at a time, so that every request sees a whole state and leaves one."""
+        """Answer a request; one at a time, so that no request sees the state of an unfinished one."""
         address = urlsplit(target)
         with self._lock:
             try:
-                # The storage has signed addresses and, for xet, tokens of its own.
+                # The storage has signed addresses.
                 users = self.users if routes is HUB_ROUTES else None
                 request = self._request(method, address, headers, body, users)
                 return self._route(routes, request)
@@ -222,7 +204,7 @@ class Hub:
         raise HubError(404, "Sorry, we can't find the page you are looking for.")
 
     def find(self, request: Request, type: str, repo_id: str, *, write: bool = False) -> Repo:
-        """The repository for this request, or the refusal: a private one looks missing to those who may not see it."""
+        """Find a repository, or raise the error of the Hub; a private one is "not found" without access."""
         repo = self.repos.get((type, repo_id))
         if repo is None or (repo.private and not self.owns(request.user, repo_id)):
             status = 401 if request.user is None else 404
@@ -244,7 +226,7 @@ class Hub:
         return user is not None and (user == namespace or user in self.orgs.get(namespace, ()))
 
     def check_content(self, request: Request, repo: Repo) -> None:
-        """Refuses the files of a gated repository to those who were not let in."""
+        """Refuse the files of a gated repository without access."""
         if not repo.gated or self.owns(request.user, repo.id) or request.user in repo.granted:
             return
         status, todo = (401, "log in") if request.user is None else (403, "ask for access")
@@ -252,7 +234,7 @@ class Hub:
         raise HubError(status, message, "GatedRepo")
 
     def signed(self, path: str) -> str:
-        """An address in the storage that is good without a token."""
+        """A signed URL of the storage, valid without a token."""
         return f"{self.storage}{path}?signature={self._signature(path)}"
 
     def check_signature(self, request: Request) -> None:

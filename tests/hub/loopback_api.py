@@ -1,4 +1,4 @@
-"""What the loopback Hub answers about accounts, repositories, their history and their lists of files."""
+"""Routes of the loopback Hub for accounts, repositories, branches and lists of files."""
 
 import hashlib
 import re
@@ -61,51 +61,6 @@ def create_repo(hub: Any, request: Request) -> Answer:
         return json_answer({"error": message, "url": url}, 409, {"X-Error-Message": message})
     repo = hub.create(repo_id, type=type, private=wanted.get("visibility") == "private", sdk=wanted.get("sdk"))
     return json_answer({"url": f"{hub.endpoint}/{repo.prefix}{repo_id}", "name": repo_id, "id": repo_id})
-
-
-@route("DELETE", "/api/repos/delete")
-def delete_repo(hub: Any, request: Request) -> Answer:
-    wanted = request.json()
-    repo = hub.find(
-        request, wanted.get("type", "model"), f"{wanted['organization'] or request.user}/{wanted['name']}", write=True
-    )
-    del hub.repos[repo.type, repo.id]
-    return json_answer({})
-
-
-@route("POST", "/api/repos/move")
-def move_repo(hub: Any, request: Request) -> Answer:
-    wanted = request.json()
-    repo = hub.find(request, wanted.get("type", "model"), wanted["fromRepo"], write=True)
-    hub.check_write(request, wanted["toRepo"])
-    del hub.repos[repo.type, repo.id]
-    repo.id = wanted["toRepo"]
-    hub.repos[repo.type, repo.id] = repo
-    return json_answer({})
-
-
-@route("PUT", "{api}/settings")
-def settings(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id, write=True)
-    wanted = request.json()
-    repo.private = wanted.get("visibility", "private" if repo.private else "public") == "private"
-    repo.gated = wanted.get("gated", repo.gated)
-    return json_answer({"private": repo.private, "gated": repo.gated})
-
-
-@route("GET", "{api}/auth-check(?P<write>/write)?")
-def auth_check(hub: Any, request: Request, kind: str, repo_id: str, write: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id, write=bool(write))
-    hub.check_content(request, repo)
-    return json_answer({})
-
-
-@route("GET", "/api/(?P<kind>models|datasets|spaces)")
-def list_repos(hub: Any, request: Request, kind: str) -> Answer:
-    author, search = (request.query.get(name, [""])[0] for name in ("author", "search"))
-    seen = [repo for repo in hub.repos.values() if not repo.private or hub.owns(request.user, repo.id)]
-    fitting = [repo for repo in seen if repo.type == repo_type(kind) and search in repo.id]
-    return paged(hub, request, [info(repo, "main") for repo in fitting if not author or author == repo.author])
 
 
 @route("GET", "{api}(?:/revision/{revision})?")
@@ -179,44 +134,6 @@ def branch(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -
     return json_answer({})
 
 
-@route("POST DELETE", "{api}/tag/{revision}")
-def tag(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id, write=True)
-    if request.method == "DELETE":
-        if repo.tags.pop(revision, None) is None:
-            raise HubError(404, f"Tag {revision} does not exist", "RevisionNotFound")
-        return json_answer({})
-    name = request.json()["tag"]
-    if name in repo.tags:
-        raise HubError(409, f"Tag reference exists already: {name}")
-    repo.tags[name] = repo.commit(revision).oid
-    return json_answer({})
-
-
-@route("GET", "{api}/commits/{revision}")
-def commits(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id)
-    entries = [
-        {
-            "id": commit.oid,
-            "title": commit.title,
-            "message": commit.message,
-            "date": commit.date,
-            "authors": [{"user": commit.author}],
-        }
-        for commit in repo.commits(revision)
-    ]
-    return paged(hub, request, entries)
-
-
-@route("POST", "{api}/super-squash/{revision}")
-def super_squash(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id, write=True)
-    head = repo.commit(revision)
-    repo.write(revision, head.blobs, request.json()["message"], "", request.user or "", root=True)
-    return json_answer({})
-
-
 # Listings of files
 
 
@@ -224,8 +141,6 @@ def entry(hub: Any, path: str, blob: Blob, last: Commit | None) -> dict[str, Any
     content: dict[str, Any] = {"type": "file", "oid": blob.oid, "size": blob.size, "path": path}
     if blob.lfs:
         content["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": len(blob.pointer)}
-        if hub.xet and blob.sha256 in hub.xet_store.by_sha256:
-            content["xetHash"] = hub.xet_store.by_sha256[blob.sha256]
     if last is not None:
         content["lastCommit"] = {"id": last.oid, "title": last.title, "date": last.date}
         content["securityFileStatus"] = {"status": "unscanned", "avScan": None, "pickleImportScan": None}

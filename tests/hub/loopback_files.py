@@ -8,7 +8,6 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-import loopback_xet
 from loopback_http import STORAGE_ROUTES, Answer, HubError, Request, json_answer, repo_type, route
 from loopback_store import Blob, card_data, checked_path, is_lfs
 
@@ -17,7 +16,7 @@ from loopback_store import Blob, card_data, checked_path, is_lfs
 
 @route("POST", "{api}/preupload/{revision}")
 def preupload(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
-    """Says for every file whether it goes by LFS, is ignored, and what is there by that name now."""
+    """For every file: whether it is uploaded by LFS or ignored, and the present content of that name."""
     repo = hub.find(request, repo_type(kind), repo_id, write=True)
     no_pull_requests(request)
     blobs = repo.commit(revision).blobs
@@ -40,14 +39,14 @@ def preupload(hub: Any, request: Request, kind: str, repo_id: str, revision: str
 
 
 def no_pull_requests(request: Request) -> None:
-    """A commit that was to be proposed must not land on the branch."""
+    """A pull request must not become a commit on the branch."""
     if request.flag("create_pr"):
         raise HubError(400, "This Hub has no pull requests")
 
 
 @route("POST", "{page}[.]git/info/lfs/objects/batch")
 def lfs_batch(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
-    """Where to put which object; those that are there already get no place."""
+    """Upload addresses of the objects that are missing."""
     hub.find(request, repo_type(kind), repo_id, write=True)
     objects = []
     for wanted in request.json()["objects"]:
@@ -58,10 +57,6 @@ def lfs_batch(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
         prefix = f"{kind}/" if kind else ""
         verify = {"href": f"{hub.endpoint}/{prefix}{repo_id}.git/info/lfs/objects/verify"}
         upload: dict[str, Any] = {"href": hub.signed(f"/uploads/{oid}")}
-        if size > hub.part_size:
-            count = -(-size // hub.part_size)
-            parts = {str(part): hub.signed(f"/uploads/{oid}/{part}") for part in range(1, count + 1)}
-            upload["header"] = {"chunk_size": str(hub.part_size), **parts}
         objects[-1]["actions"] = {"upload": upload, "verify": verify}
     return json_answer({"transfer": "basic", "objects": objects})
 
@@ -140,10 +135,6 @@ def resolve(hub: Any, request: Request, kind: str, repo_id: str, revision: str, 
     headers["X-Linked-ETag"] = headers["ETag"]
     headers["X-Linked-Size"] = str(blob.size)
     headers["Location"] = hub.signed(f"/objects/{blob.sha256}")
-    if hub.xet and blob.sha256 in hub.xet_store.by_sha256:
-        address = f"{hub.endpoint}/api/{repo.type}s/{repo.id}/xet-read-token/{made.oid}"
-        headers["X-Xet-Hash"] = hub.xet_store.by_sha256[blob.sha256]
-        headers["Link"] = f'<{address}>; rel="xet-auth"'
     return Answer(b"", 302, headers)
 
 
@@ -182,47 +173,7 @@ def upload_object(hub: Any, request: Request, oid: str) -> Answer:
     return Answer()
 
 
-@route("PUT", "/uploads/(?P<oid>[0-9a-f]{64})/(?P<part>[0-9]+)", STORAGE_ROUTES)
-def upload_part(hub: Any, request: Request, oid: str, part: str) -> Answer:
-    hub.check_signature(request)
-    hub.parts[oid, int(part)] = request.body
-    return Answer(headers={"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'})
-
-
-@route("POST", "/uploads/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
-def complete_object(hub: Any, request: Request, oid: str) -> Answer:
-    """Puts the parts of an upload together; each must be the one whose ETag the client was given."""
-    hub.check_signature(request)
-    wanted = sorted(request.json()["parts"], key=lambda part: part["partNumber"])
-    parts = [hub.parts.get((oid, part["partNumber"]), b"") for part in wanted]
-    if any(part["etag"] != f'"{hashlib.md5(got).hexdigest()}"' for part, got in zip(wanted, parts, strict=True)):
-        raise HubError(400, "InvalidPart")
-    keep_object(hub, oid, b"".join(parts))
-    return json_answer({})
-
-
 def keep_object(hub: Any, oid: str, content: bytes) -> None:
     if hashlib.sha256(content).hexdigest() != oid:
         raise HubError(400, "The checksum of what was received is not the one that was announced")
     hub.objects[oid] = content
-
-
-# xet
-
-
-@route("GET", "{api}/xet-(?P<scope>read|write)-token/{revision}")
-def xet_token(hub: Any, request: Request, kind: str, repo_id: str, scope: str, revision: str) -> Answer:
-    repo = hub.find(request, repo_type(kind), repo_id, write=scope == "write")
-    hub.check_content(request, repo)
-    return loopback_xet.access_token(hub, request, scope)
-
-
-route("POST", "/v1/xorbs/default/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)(loopback_xet.upload_xorb)
-route("POST", "/v1/shards", STORAGE_ROUTES)(loopback_xet.upload_shard)
-route("GET", "/v1/reconstructions/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)(loopback_xet.reconstruction)
-
-
-@route("GET", "/xorbs/(?P<name>[0-9a-f]{64})", STORAGE_ROUTES)
-def download_xorb(hub: Any, request: Request, name: str) -> Answer:
-    hub.check_signature(request)
-    return ranged(request, hub.xet_store.xorbs[name].packed, {})

@@ -1,4 +1,4 @@
-"""The HTTP of the loopback Hub: requests, answers, faults, and servers that close all they opened."""
+"""HTTP of the loopback Hub: requests, answers, faults, and servers that close all connections."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class HubError(Exception):
-    """An answer other than success: status, the Hub's `X-Error-Code` and a message for people."""
+    """An error answer: status, `X-Error-Code` of the Hub, and a message."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
@@ -55,7 +55,7 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     user: str | None
-    """Who asks, by the token that came along; None without a token."""
+    """Owner of the token; None without a token."""
     read_only: bool
 
     def json(self) -> Any:
@@ -108,7 +108,7 @@ def repo_type(kind: str) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads a request, lets the Hub answer it, and does to the answer what the scripted faults say."""
+    """Reads a request, lets the Hub answer it, and applies the faults."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

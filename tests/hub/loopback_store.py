@@ -1,8 +1,7 @@
-"""What the loopback Hub keeps: repositories made of immutable commits, as git and the real Hub have them.
+"""State of the loopback Hub: repositories of immutable commits, as in git.
 
 A commit is a whole snapshot `{path: Blob}` under an identifier that depends on its content and its parents; branches
-and tags point to commits. Nothing that was committed ever changes, so a reader sees one state or the next, never a
-mixture. Standard library only.
+and tags point to commits.
 """
 
 import fnmatch

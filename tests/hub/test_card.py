@@ -1,4 +1,4 @@
-"""The card has metadata that can be read back, and says what the run measured."""
+"""Model cards: metadata that can be read back, results of a run, sections that can be replaced."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_card_reads_back(tmp_path):
 
 
 def test_tables_are_whole():
-    """Every line of a table has as many bars as its head: a stray line break would cut the table in two."""
+    """Every row of a table has as many cells as its head: a line break would cut the table in two."""
     lines = build_text(FACTS).splitlines()
     tables = [i for i, line in enumerate(lines) if line.startswith("| --- ")]
     assert len(tables) == 4
@@ -77,7 +77,7 @@ def test_tables_are_whole():
         assert len(rows) > 2
 
 
-def test_data_from_the_hub_stands_in_the_metadata():
+def test_data_from_the_hub_are_in_the_metadata():
     built = card.build_card(replace(FACTS, dataset_id="user/data", base_model="user/base", repo_id="me/model"))
     assert built.data.datasets == ["user/data"]
     assert built.data.base_model == "user/base"
@@ -106,7 +106,7 @@ def test_without_results_and_tau_there_is_no_index_and_no_section():
         ("S4", "ForSequenceClassification", {"num_input_channels": 3}),
     ],
 )
-def test_card_of_an_export_tells_what_is_known_and_its_code_runs(make_model, tmp_path, capsys, family, head, flags):
+def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, head, flags):
     model = make_model(family, head, **flags)
     signals = model.config.num_input_channels is not None
     folder = exporting.export(model, None if signals else build_dna_tokenizer(), tmp_path / "mine", prove=False)
@@ -136,19 +136,19 @@ def test_card_of_an_export_tells_what_is_known_and_its_code_runs(make_model, tmp
         assert capsys.readouterr().out.startswith("[")
 
 
-def test_card_that_is_there_is_not_written_again(make_model, tmp_path):
+def test_an_existing_card_is_kept(make_model, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     card.write_default_card(tmp_path, make_model("S4", "Model"))
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_name_of_a_repository_is_what_the_code_loads(make_model, tmp_path):
+def test_the_code_of_a_card_loads_the_repository(make_model, tmp_path):
     text = card.write_default_card(tmp_path, make_model("S4", "Model"), name="ada/mine").read_text(encoding="utf-8")
     assert "\n# mine\n" in text and text.count('from_pretrained("ada/mine"') == 4
     assert card.addressed(text, "ben/other") == text
 
 
-def test_pictures_of_a_probe_are_shown(make_model, tmp_path):
+def test_figures_of_a_probe_are_shown(make_model, tmp_path):
     assert card.probe_section(tmp_path) == ""
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "curve.png").touch()
@@ -157,7 +157,7 @@ def test_pictures_of_a_probe_are_shown(make_model, tmp_path):
     assert text.index("## Theory report") < text.index("## Importance probe") < text.index("## Training")
 
 
-def test_report_that_is_there_takes_its_place_and_can_be_replaced(tmp_path):
+def test_a_report_can_be_replaced(tmp_path):
     path = card.write_card(tmp_path, replace(FACTS, theory="## Theory report\n\nτ is 3."))
     text = path.read_text(encoding="utf-8")
     assert "τ is 3." in text and "Not measured yet" not in text
@@ -170,7 +170,7 @@ def test_unknown_task_is_refused():
         card.build_card(replace(FACTS, task="translation"))
 
 
-def test_movement_and_responses_have_sections_of_their_own():
+def test_movement_and_responses_have_sections():
     movement = {"Im A": 0.0143, "step sizes Δ": 12345.678}
     text = build_text(replace(FACTS, movement=movement, response_picture="f.png", environment="Here."))
     assert "| Im A | 0.0143 |" in text and "| step sizes Δ | 1.235e+04 |" in text
@@ -183,7 +183,7 @@ def test_movement_and_responses_have_sections_of_their_own():
     assert "\n\n\n" not in text
 
 
-def test_section_is_added_then_replaced_and_the_rest_is_left_alone(tmp_path):
+def test_a_section_is_added_and_replaced(tmp_path):
     path = card.write_card(tmp_path, FACTS)
     before, _, rest = path.read_text(encoding="utf-8").partition("## Theory report\n")
     after = rest.partition("<!-- hf-ssm report: end -->")[2]
@@ -199,8 +199,8 @@ def test_section_is_added_then_replaced_and_the_rest_is_left_alone(tmp_path):
     assert ModelCard.load(path).data.model_name == "worms"
 
 
-def test_every_byte_outside_the_section_stays(tmp_path):
-    """Ends of lines, two spaces that break a line, and who may read the file."""
+def test_bytes_outside_the_section_are_kept(tmp_path):
+    """Line ends, trailing spaces, permissions."""
     path = tmp_path / "README.md"
     mine = "# Mine\r\n\r\nA line  \r\n".encode()
     path.write_bytes(mine)
@@ -216,7 +216,7 @@ def test_every_byte_outside_the_section_stays(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_card_that_cannot_be_written_is_as_it_was(tmp_path, monkeypatch):
+def test_failed_write_leaves_the_card(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_text("mine")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
@@ -225,7 +225,7 @@ def test_card_that_cannot_be_written_is_as_it_was(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["README.md"] and path.read_text() == "mine"
 
 
-def test_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_read_only_folder_is_refused(tmp_path, monkeypatch):
     card.check_section(tmp_path)
     monkeypatch.setattr(card.os, "access", lambda *_: False)
     with pytest.raises(PermissionError, match=r"README.md' cannot be replaced: its folder is read-only"):

@@ -1,11 +1,13 @@
-"""Exported checkpoints: in processes without hf_ssm, beside it, and in the place of what is there.
+"""Exported checkpoints: loaded without hf_ssm and beside it, proved, and refused.
 
-The process without hf_ssm runs in a virtual environment of its own, in which it is not installed. What it loads gives
-the bits of the model in memory: logits, gradients, and the tokens that `generate` draws with the cache.
+The process without hf_ssm runs in a virtual environment of its own, in which hf_ssm is not installed. Its logits,
+gradients and generated tokens equal those of the model in memory, bit for bit.
 """
 
+import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -22,11 +24,11 @@ from transformers import AutoTokenizer
 
 import hf_ssm
 from hf_ssm.hub import reload
-from hf_ssm.hub.exporting import auto_class_of, auto_map_of, export, write_code
-from hf_ssm.hub.flatten import flatten
+from hf_ssm.hub.exporting import auto_class_of, export, write_code
 from hf_ssm.hub.reload import probe_inputs
-from hf_ssm.models.registry import FAMILIES, HEADS
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.models.bundle import auto_map, bundle
+from hf_ssm.models.registry import FAMILIES, HEADS, register_family
+from hf_ssm.ops.backends import use_backend
 
 # Name -> family, head and flags. Names are those of folders, and some are no names of modules.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -40,12 +42,57 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "complex": ("SelectiveSSM", "ForTokenClassification", {"complex_state": True}),
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
+    "toy": ("Toy", "ForCausalLM", {}),
+}
+# A family outside hf_ssm, in three files without a package.
+TOY = {
+    "configuration_toy": """
+from huggingface_hub.dataclasses import strict
+
+from hf_ssm.models.base.configuration import SSMConfig
+
+
+@strict
+class ToyConfig(SSMConfig):
+    model_type = "toy-model"
+    width: int = 2
+""",
+    "modeling_toy": """
+from torch import nn
+
+from configuration_toy import ToyConfig
+from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.heads import SSMForCausalLM
+
+
+class ToyMixer(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size * config.width)
+
+    def forward(self, hidden_states, mask=None, output_tau=False, state=None):
+        return self.proj(hidden_states).unflatten(-1, (-1, hidden_states.shape[-1])).prod(-2), None
+
+
+class ToyPreTrainedModel(SSMPreTrainedModel):
+    config: ToyConfig
+    config_class = ToyConfig
+    mixer_class = ToyMixer
+
+
+class ToyModel(ToyPreTrainedModel, SSMModel):
+    pass
+
+
+class ToyForCausalLM(ToyPreTrainedModel, SSMForCausalLM):
+    backbone_class = ToyModel
+""",
 }
 TEXTS = ["ACGTNNACGT", "TTT"]
 
-# What a user does who has a folder and no hf_ssm; and one who has it, but did not say so.
+# Scripts of the process without hf_ssm, and of one that imports it late.
 WITHOUT, BESIDE = (Path(__file__).with_name(name) for name in ("without_hf_ssm.py", "beside_hf_ssm.py"))
-# Without flags that a head refuses: what else may be loaded from the same folder.
+# Models whose flags every head accepts: what else loads from the same folder.
 OTHER_HEADS = {"hyena-lm": list(HEADS.values()), "s4-lm": list(HEADS.values()), "mamba": list(HEADS.values())}
 
 
@@ -93,12 +140,30 @@ def make(name: str) -> Any:
     if "num_labels" not in flags and head.endswith("Classification"):
         defaults |= {"num_labels": 3}
     torch.manual_seed(sorted(MODELS).index(name))
-    return getattr(hf_ssm, f"{family}{head}")(getattr(hf_ssm, f"{family}Config")(**(defaults | flags))).eval()
+    entry = FAMILIES[family]
+    return entry.model_classes[head](entry.config_class(**(defaults | flags))).eval()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The family "Toy", registered for the tests of this file."""
+    home = tmp_path_factory.mktemp("toy")
+    for name, source in TOY.items():
+        (home / f"{name}.py").write_text(source)
+    sys.path.insert(0, str(home))
+    importlib.invalidate_caches()
+    importlib.import_module("modeling_toy")
+    register_family(sys.modules["configuration_toy"].ToyConfig)
+    yield
+    sys.path.remove(str(home))
+    FAMILIES.pop("Toy")
+    for name in TOY:
+        del sys.modules[name]
 
 
 def expected_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Output, gradients and generated tokens, as WITHOUT finds them."""
-    with use_kernels("torch"):
+    with use_backend("torch"):
         model.zero_grad()
         model(**inputs, return_dict=False)[0].square().mean().backward()
         found = {f"grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
@@ -113,7 +178,7 @@ def expected_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(toy: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All models, exported to folders of their names."""
     home = tmp_path_factory.mktemp("exported")
     jobs = {}
@@ -167,7 +232,7 @@ def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
     assert facts["module"].startswith("transformers_modules.")
     model = make(name)
     assert facts["class"] == type(model).__name__
-    assert facts["auto_map"] == auto_map_of(model.config)
+    assert facts["auto_map"] == auto_map(FAMILIES[MODELS[name][0]])
     family = MODELS[name][0]
     autos = {auto: f"{family}{head}" for head, auto in HEADS.items()}
     assert facts["heads"] == {auto: autos[auto] for auto in OTHER_HEADS.get(name, [])}
@@ -176,23 +241,22 @@ def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
 
 
 def test_without_hf_ssm_the_trainer_knows_causal_models(without):
-    assert without[1]["shifted"] == sorted(f"{family}ForCausalLM" for family in FAMILIES)
+    assert without[1]["shifted"] == sorted(f"{family}ForCausalLM" for family in FAMILIES if family != "Toy")
 
 
 def test_a_folder_has_all_that_a_repository_should(exported):
     for name, (family, _, flags) in MODELS.items():
         files = {path.name for path in (exported / name).iterdir()}
-        code = set(flatten(FAMILIES[family].modeling.__name__))
+        code = set(bundle(FAMILIES[family].config_class))
+        assert len(code) == 2
         other = {"README.md", "config.json", "model.safetensors"}
         if "ForCausalLM" in MODELS[name][1]:
             other |= {"generation_config.json"}
         if "num_input_channels" not in flags and "Signal" not in MODELS[name][1]:
             other |= {"tokenizer.json", "tokenizer_config.json"}
         assert files == code | other
-        assert set(json.loads((exported / name / "config.json").read_text())["auto_map"]) == {
-            "AutoConfig",
-            *HEADS.values(),
-        }
+        heads = {HEADS[head] for head in FAMILIES[family].model_classes}
+        assert set(json.loads((exported / name / "config.json").read_text())["auto_map"]) == {"AutoConfig", *heads}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -216,45 +280,80 @@ def small() -> Any:
 
 
 @pytest.fixture(scope="module")
-def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A folder exported with a proof, and what the process without hf_ssm found."""
-    found: dict[str, torch.Tensor] = {}
-    genuine = reload._in_clean_process
+def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, torch.Tensor], dict[str, str]]:
+    """A folder exported with a proof; the folder that the process without hf_ssm loaded, its results, its environment.
 
-    def recorded(*args: Any) -> dict[str, torch.Tensor]:
-        found.update(genuine(*args))
+    The folder to be proved holds code that fails when it is run.
+    """
+    home = tmp_path_factory.mktemp("proved")
+    found: dict[str, torch.Tensor] = {}
+    environment: dict[str, str] = {}
+    genuine, run = reload._run, subprocess.run
+
+    def recorded(folder: Path, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        shutil.copytree(folder, home / "loaded")
+        found.update(genuine(folder, *args, **kwargs))
         return found
+
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        environment.update(kwargs["env"])
+        return run(*args, **kwargs)
+
+    def saved(folder: Path, *args: Any, **kwargs: Any) -> None:
+        for path in [*folder.glob("*.py"), folder / "tokenization_evil.py"]:
+            path.write_text("raise SystemExit('code of the folder was run')\n")
+        path = folder / "config.json"
+        evil = {"AutoModelForCausalLM": "tokenization_evil.X"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": evil}))
+        prove(folder, *args, **kwargs)
 
     model = make("mamba").train()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
+    prove = reload.prove_export
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reload, "_in_clean_process", recorded)
-        folder = export(model, hf_ssm.build_dna_tokenizer(), tmp_path_factory.mktemp("proved") / "x")
+        patch.setattr(reload, "_run", recorded)
+        patch.setattr(reload.subprocess, "run", observed)
+        patch.setattr(reload, "prove_export", saved)
+        patch.setenv("HF_TOKEN", "hf_secret")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        folder = export(model, hf_ssm.build_dna_tokenizer(), home / "new" / "x")
     assert [module.training for module in model.modules()] == modes
-    return folder, found
+    return folder, home / "loaded", found, environment
 
 
 def test_a_proof_passes_and_leaves_nothing_behind(proved):
-    folder, found = proved
+    folder, _, found, _ = proved
     assert [path.name for path in folder.parent.iterdir()] == ["x"]
-    assert {name.partition(".")[0] for name in found} == {"first", "second"}
+    assert {name.partition(".")[0] for name in found} == {"first", "second", "ids", "trained"}
     assert {"config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+    before = make("mamba").state_dict()
+    for name in ("lm_head.weight", "model.layers.0.mixer.scan.A_log"):
+        assert not torch.equal(found[f"trained.{name}"], before[name])
+
+
+def test_a_proof_runs_code_of_the_package_only_and_sees_no_secret(proved):
+    _, loaded, _, environment = proved
+    code = bundle(hf_ssm.SelectiveSSMConfig)
+    assert {path.name: path.read_text(encoding="utf-8") for path in loaded.glob("*.py")} == code
+    assert not any("secret" in value for value in environment.values())
+    assert not Path(environment["HF_HOME"]).is_relative_to(Path.home() / ".cache")
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ("first.logits", r"without hf_ssm, the exported folder gives other logits than the model in memory"),
-        ("second.logits", r"a folder saved by a process without it gives other logits than the model"),
-        ("first.0", r"the exported folder gives other ids than the tokenizer in memory"),
-        ("second.1", r"a folder saved by a process without it gives other ids than the tokenizer"),
+        ("first.logits", r"another `logits` than the model in memory when loaded, by up to"),
+        ("second.logits", r"another `logits` than the model in memory when saved and loaded again"),
+        ("trained.loss", r"another `loss` than the model in memory after a training step"),
+        ("trained.lm_head.weight", r"another `lm_head\.weight` than the model in memory after a training step"),
+        ("ids.1", r"the exported folder without hf_ssm gives other token ids than the tokenizer in memory"),
     ],
 )
 def test_a_proof_sees_a_single_bit(proved, small, tmp_path, monkeypatch, result, message):
-    changed = {name: value.clone() for name, value in proved[1].items()}
-    changed[result].flatten().view(torch.uint8)[0] ^= 1
-    monkeypatch.setattr(reload, "_in_clean_process", lambda *args: changed)
+    changed = {name: value.clone() for name, value in proved[2].items()}
+    changed[result].view(-1).view(torch.uint8)[0] ^= 1
+    monkeypatch.setattr(reload, "_run", lambda *args, **kwargs: changed)
     with pytest.raises(OSError, match=message):
         export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
     assert list(tmp_path.iterdir()) == []
@@ -265,7 +364,7 @@ def test_a_proof_names_the_step_of_a_failure(small, tmp_path, monkeypatch):
         return subprocess.CompletedProcess(args, 1, "importing\nsaving it again\n", "Traceback\nKeyError: 'no such'\n")
 
     monkeypatch.setattr(reload.subprocess, "run", fail)
-    with pytest.raises(OSError, match=r"without hf_ssm, at saving it again: KeyError: 'no such'$"):
+    with pytest.raises(OSError, match=r"export without hf_ssm failed, at saving it again: KeyError: 'no such'$"):
         export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
     assert list(tmp_path.iterdir()) == []
 
@@ -274,7 +373,7 @@ def test_nothing_is_written_where_something_is(small, tmp_path):
     tokenizer = hf_ssm.build_dna_tokenizer()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"full' is not empty: give the name of a new folder"):
+    with pytest.raises(FileExistsError, match=r"full' is not empty: choose the name of a new folder"):
         export(small, tokenizer, tmp_path / "full", prove=False)
     with pytest.raises(NotADirectoryError, match=r"notes\.txt' is a file"):
         export(small, tokenizer, tmp_path / "full" / "notes.txt", prove=False)
@@ -299,9 +398,9 @@ def test_a_write_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
 def test_models_of_others_are_refused(tmp_path):
     config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     bert = transformers.BertModel(config)
-    with pytest.raises(ValueError, match=r"only models of hf_ssm itself can be exported, not a .*BertModel"):
+    with pytest.raises(ValueError, match=r"only models of registered families can be exported, not a .*BertModel"):
         export(bert, None, tmp_path / "x")
-    with pytest.raises(ValueError, match=r"only models of hf_ssm itself can travel with their code, not .*BertConfig"):
+    with pytest.raises(ValueError, match=r"only models of registered families have code to save, not a .*BertConfig"):
         write_code(bert, tmp_path)
 
     class Mine(hf_ssm.S4ForCausalLM):
@@ -317,7 +416,7 @@ def test_models_of_others_are_refused(tmp_path):
 def test_adapters_are_refused_with_what_to_do(small, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed (the extra `test`)")
     adapted = peft.get_peft_model(small, peft.LoraConfig(target_modules=["in_proj"], r=2))
-    with pytest.raises(ValueError, match=r"export what `merge_and_unload` gives"):
+    with pytest.raises(ValueError, match=r"export the result of `merge_and_unload`"):
         export(adapted, hf_ssm.build_dna_tokenizer(), tmp_path / "x")
 
 
@@ -328,20 +427,24 @@ def test_tokenizer_and_model_must_fit(small, tmp_path):
         export(small, None, tmp_path / "x")
     with pytest.raises(ValueError, match=r"must be a tokenizer of transformers, got str"):
         export(small, "dna", tmp_path / "x")
-    with pytest.raises(ValueError, match=r"continuous signals has no use for a tokenizer"):
+    with pytest.raises(ValueError, match=r"`tokenizer` must be None for a model of continuous signals"):
         export(make("hyena.signal"), hf_ssm.build_dna_tokenizer(), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_way_of_saving_writes_the_code(small, tmp_path):
+def test_every_way_of_saving_writes_the_same_code(small, tmp_path):
     small.save_pretrained(tmp_path / "model")
+    small.base_model.save_pretrained(tmp_path / "backbone")
     small.config.save_pretrained(tmp_path / "config")
     write_code(small, tmp_path / "code")
-    code = set(flatten("hf_ssm.models.selective.modeling_selective"))
+    arguments = transformers.TrainingArguments(str(tmp_path / "trainer"), use_cpu=True, report_to="none")
+    transformers.Trainer(small, arguments).save_model()
+    code = bundle(hf_ssm.SelectiveSSMConfig)
     for folder in tmp_path.iterdir():
-        assert code <= {path.name for path in folder.iterdir()}
-        assert json.loads((folder / "config.json").read_text())["auto_map"] == auto_map_of(small.config)
-    # A checkpoint of before gets both, and keeps all else.
+        assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")} == code
+        stored = json.loads((folder / "config.json").read_text())
+        assert stored["auto_map"] == auto_map(FAMILIES["SelectiveSSM"])
+    # A checkpoint of an older version gets both, and keeps all else.
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     before = {name: value for name, value in config.items() if name != "auto_map"} | {"note": "kept"}
     old = tmp_path / "old"
@@ -349,7 +452,7 @@ def test_every_way_of_saving_writes_the_code(small, tmp_path):
     (old / "config.json").write_text(json.dumps(before))
     write_code(hf_ssm.SelectiveSSMConfig(), old)
     assert json.loads((old / "config.json").read_text()) == config | {"note": "kept"}
-    assert {path.name for path in old.iterdir()} == code | {"config.json"}
+    assert {path.name for path in old.iterdir()} == {*code, "config.json"}
 
 
 def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
@@ -357,37 +460,35 @@ def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
     monkeypatch.setattr(type(small.config), "push_to_hub", lambda self, *args, **kwargs: pushed.append((args, kwargs)))
     small.config.save_pretrained(tmp_path, push_to_hub=True, repo_id="ada/x", private=True)
     assert pushed == [(("ada/x",), {"private": True})]
-    assert (tmp_path / "modeling_selective.py").is_file()
-
-
-def test_files_of_the_user_are_not_overwritten(small, tmp_path):
-    (tmp_path / "ops_kernels.py").write_text("mine = 1\n")
-    with pytest.raises(FileExistsError, match=r"ops_kernels\.py' is in the way of the model's code"):
-        small.save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["ops_kernels.py"]
-    assert (tmp_path / "ops_kernels.py").read_text() == "mine = 1\n"
+    assert (tmp_path / "modeling_hf_ssm_selective.py").is_file()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "bert"}'])
 def test_code_is_not_put_beside_another_configuration(small, tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json' is no"):
+    with pytest.raises(ValueError, match=r"config\.json' (is no|must hold)"):
         write_code(small, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == text
 
 
-def test_where_code_came_from_is_forgotten(small, tmp_path):
-    # As transformers once wrote it for what had been loaded from the Hub.
+def test_a_checkpoint_with_the_code_of_an_older_version_loads_and_gets_the_new_code(small, tmp_path):
+    """Older versions saved a file for each module, and transformers once named the repository in `auto_map`."""
     small.save_pretrained(tmp_path / "a")
+    for path in (tmp_path / "a").glob("*.py"):
+        path.unlink()
+    for name in ("configuration_selective.py", "modeling_selective.py", "ops_kernels.py"):
+        (tmp_path / "a" / name).write_text("raise ImportError('old code')\n")
     path = tmp_path / "a" / "config.json"
     config = json.loads(path.read_text())
-    config["auto_map"] = {auto: f"user/repo--{where}" for auto, where in config["auto_map"].items()}
-    path.write_text(json.dumps(config))
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a")
-    assert loaded.config.auto_map["AutoModel"].startswith("user/repo--")
+    classes = {auto: where.partition(".")[2] for auto, where in config["auto_map"].items()}
+    old = {auto: f"user/repo--modeling_selective.{name}" for auto, name in classes.items()}
+    path.write_text(json.dumps(config | {"auto_map": old}))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=True)
+    assert type(loaded) is type(small)
     loaded.save_pretrained(tmp_path / "b")
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == auto_map_of(small.config)
+    assert json.loads((tmp_path / "b" / "config.json").read_text()) == config
+    assert {path.name for path in (tmp_path / "b").glob("*.py")} == set(bundle(hf_ssm.SelectiveSSMConfig))
 
 
 def test_a_model_of_a_derived_configuration_is_saved_without_code(tmp_path):

@@ -325,5 +325,6 @@ class TestFromTheHub:
         for place in (folder, mamba):
             hub.create(f"ada/{place.name}", {path.name: path.read_bytes() for path in place.iterdir()})
         S4ForSequenceClassification.from_pretrained("ada/checkpoint")
+        SelectiveSSMModel.from_pretrained("ada/mamba", revision="main")
         assert cli.main(["convert", "ada/mamba", str(tmp_path / "target")]) == 0
         assert (tmp_path / "target" / "model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""The cards of the example checkpoints are what the script makes of the results, and the Hub can read them."""
+"""The cards of the example checkpoints are generated from the results and have valid metadata."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ def build() -> Iterator[ModuleType]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # where dataclasses look for their module
+        patch.setitem(sys.modules, spec.name, module)  # needed by dataclasses
         spec.loader.exec_module(module)
         yield module
 
@@ -42,7 +42,7 @@ def tables(text: str) -> list[list[list[str]]]:
     ]
 
 
-def test_every_card_is_what_the_script_makes(build):
+def test_cards_are_up_to_date(build):
     written = build.contents()
     stored = [*CARDS.glob("*.md"), *CARDS.glob("pictures/*")]
     assert {path.relative_to(CARDS).as_posix() for path in stored} - {"card_template.md"} == set(written)
@@ -50,7 +50,7 @@ def test_every_card_is_what_the_script_makes(build):
         assert (CARDS / name).read_text(encoding="utf-8") == text, f"run `python model_cards/build.py`: {name}"
 
 
-def test_there_is_a_card_for_each_example_with_a_checkpoint():
+def test_each_example_with_a_checkpoint_has_a_card():
     examples = ROOT / "examples"
     wanted = [*examples.glob("*.yaml"), *examples.glob("results/masking_*.json")]
     assert sorted(path.stem for path in wanted) == NAMES
@@ -59,7 +59,7 @@ def test_there_is_a_card_for_each_example_with_a_checkpoint():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_metadata_are_valid_and_come_back(name):
+def test_metadata_round_trip(name):
     path = CARDS / f"{name}.md"
     card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
     assert card.data.library_name == "transformers" and card.data.model_name == name
@@ -74,7 +74,7 @@ def test_metadata_are_valid_and_come_back(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_card_tells_it_all(name):
+def test_card_is_complete(name):
     text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
     for heading in ("Use", "Data", "Results", "Theory report", "Training", "Limits"):
         assert f"\n## {heading}\n" in text
@@ -96,8 +96,8 @@ def test_card_tells_it_all(name):
     assert "{{" not in text and "{%" not in text and "\n\n\n" not in text and str(ROOT) not in text
 
 
-def test_numbers_are_those_of_the_results():
-    """Read by other means than the script's."""
+def test_numbers_equal_the_results():
+    """Read independently of the script."""
     for name in NAMES:
         text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
         results = next(dict(rows[1:]) for rows in tables(text) if rows[0] == ["metric", "test"])

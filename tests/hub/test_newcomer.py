@@ -1,4 +1,4 @@
-"""A new user's way: train, push, load where hf_ssm is not installed, fine-tune and push there, roll back."""
+"""A first session: train, push, load where hf_ssm is not installed, fine-tune and push there, load an old commit."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ NAME = "ada/motifs"
 TEXTS = ["ACGTACGTAC", "TTTTGGGGCCCCAAAA"]
 SMALL = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
 
-# What a user without hf_ssm writes, with a check that it is not there.
+# A script of a user without hf_ssm, which also checks that hf_ssm is missing.
 SCRIPT = """
 import importlib.util, json, sys
 import torch
@@ -35,8 +35,8 @@ def logits(model):
     with torch.no_grad():
         return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.tolist()
 
-tokenizer = AutoTokenizer.from_pretrained(name)
 model = load()
+tokenizer = AutoTokenizer.from_pretrained(name)
 first = logits(model)
 rows = [{**tokenizer(text), "labels": i % 2} for i, text in enumerate(texts * 4)]
 arguments = TrainingArguments(
@@ -52,11 +52,11 @@ print(json.dumps({"first": first, "tuned": logits(model.eval()), "back": logits(
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """A Python with all that this one has, but hf_ssm."""
+    """An interpreter with all packages of this one except hf_ssm."""
     home = tmp_path_factory.mktemp("venv")
     venv.create(home, with_pip=False, symlinks=True)
     (packages,) = home.glob("lib/python*/site-packages")
-    # What installs hf_ssm for this Python is itself a file of paths, which is not read from there.
+    # Files of paths are not followed from here, and such a file makes hf_ssm importable for this interpreter.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin" / "python"
 
@@ -68,7 +68,7 @@ def logits(model, tokenizer) -> torch.Tensor:
 
 def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_SSM_KERNELS", "torch")
-    # What these prove is seen below.
+    # The process below replaces these proofs.
     for name in ("check_reload", "prove_export"):
         monkeypatch.setattr(f"hf_ssm.hub.reload.{name}", lambda *given: None)
     monkeypatch.chdir(tmp_path)
@@ -82,6 +82,9 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith(f"Pushed to {hub.endpoint}/{NAME}\n")
     repo = hub.repo(NAME)
     old = repo.commit().oid
+    code = {name for name in repo.files() if name.endswith(".py")}
+    assert code == {"configuration_hf_ssm_hyena.py", "modeling_hf_ssm_hyena.py"}
+    hub.requests.clear()
 
     done = subprocess.run(
         [python, "-c", SCRIPT, json.dumps([NAME, old, str(tmp_path / "tuned"), TEXTS])],
@@ -90,9 +93,14 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
+    # All that `from_pretrained` of the model asked the Hub for.
+    paths = [path for _, path, _ in hub.requests]
+    loading = paths[: next(i for i, path in enumerate(paths) if "tokenizer" in path)]
+    assert len(loading) < 15, loading
+    assert {path.rpartition("/")[2] for path in loading if path.endswith(".py")} == code
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["back"] == found["first"] != found["tuned"]
     assert [commit.title for commit in repo.commits()] == ["End of training", "Add model", "initial commit"]

@@ -1,6 +1,6 @@
 """Pipelines from pushed repositories: every family and task, one by one and in batches, with and without hf_ssm.
 
-What a pipeline says is compared with plain loops over the model in memory.
+Results are compared with plain loops over the model in memory.
 """
 
 import inspect
@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def answers(jobs: dict[str, Any], **loading: Any) -> dict[str, Any]:
-    """Name of a repository -> what the pipeline says of its texts one by one, and as a batch; and what is logged."""
+    """Results of a pipeline per repository, for single texts and for a batch; and the logged warnings."""
     import logging
 
     import transformers
@@ -62,7 +62,7 @@ def answers(jobs: dict[str, Any], **loading: Any) -> dict[str, Any]:
     return {"found": found, "said": said}
 
 
-# The same in a process where hf_ssm cannot be imported.
+# The same in a process that cannot import hf_ssm.
 WITHOUT = f"""
 import json, sys
 from typing import Any
@@ -90,7 +90,7 @@ def texts_of(task: str) -> list[str]:
 
 
 def expected(task: str, model: Any, tokenizer: Any, text: str) -> Any:
-    """What the pipeline has to say of one text."""
+    """Expected result of the pipeline for one text."""
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     if task == "text-generation":
         start = ids.shape[1]
@@ -121,7 +121,7 @@ def expected(task: str, model: Any, tokenizer: Any, text: str) -> Any:
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Numbers are close, all else is equal."""
+    """Compare nested results: numbers approximately, all else exactly."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys()
         for key in wanted:
@@ -137,7 +137,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def unpadded(task: str, batch: list[Any], tokenizer: Any) -> list[Any]:
-    """Features of a batch, as those of BERT, have rows for the padding too."""
+    """Features of a batch without the rows of the padding."""
     if task != "feature-extraction":
         return batch
     counts = [len(tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -156,7 +156,7 @@ def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
             pushing.push(model, tokenizer, name_of(family, task))
         card = hub.repo(name_of(family, task)).files()["README.md"].decode()
         assert card.count(f'from_pretrained("{name_of(family, task)}"') == 4
-    # Of one family, the Hub knows the task by the card that was pushed.
+    # For one family the task is taken from the card of the repository.
     jobs = {
         name_of(family, task): (None if family == "S4" else task, texts_of(task), OPTIONS.get(task, {}))
         for family, task in models
@@ -169,7 +169,7 @@ def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     there = json.loads(done.stdout.splitlines()[-1])
@@ -185,8 +185,8 @@ def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
             assert_same(unpadded(task, found["batch"], tokenizer), wanted)
 
 
-def test_what_is_too_long_for_the_model_is_cut(make_model, tmp_path):
-    """An implicit filter ends at 64 positions, and an exported tokenizer knows that."""
+def test_long_texts_are_truncated(make_model, tmp_path):
+    """An implicit filter has 64 positions, and the exported tokenizer the same limit."""
     text = "ACGTTGCA" * 20
     tokenizer = build_dna_tokenizer()
     for task in ("text-classification", "token-classification"):
@@ -213,7 +213,7 @@ def test_a_tokenizer_with_a_shorter_limit_keeps_it(make_model, tmp_path):
 
 
 def test_a_mask_can_be_written_into_a_text_of_bytes(make_model):
-    """The tokenizer of a run keeps "[MASK]" as it stands, but for the task that is about it."""
+    """The tokenizer of a run splits "[MASK]" into bytes except for masked language modelling."""
     data = {"dataset": "planted-motifs", "tokenizer": "byte"}
     model = make_model("S4", "ForMaskedLM", vocab_size=263)
     tokenizer = load_tokenizer(resolve({"model": {"task": "masked-lm"}, "data": data}))
@@ -231,7 +231,7 @@ def test_a_mask_can_be_written_into_a_text_of_bytes(make_model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_by_other_means(make_model, family):
-    """Nothing but the first token, several sequences, half precision."""
+    """An empty prompt, beams, several sequences."""
     model = make(make_model, family, "text-generation")
     model.config.bos_token_id = model.generation_config.bos_token_id = 2
     generate = pipeline("text-generation", model=model, tokenizer=build_dna_tokenizer(), max_new_tokens=4)
@@ -244,7 +244,7 @@ def test_generation_by_other_means(make_model, family):
 
 
 @pytest.mark.parametrize(("family", "filter_type", "limited"), [("hyena", "implicit", True), ("hyena", "s4d", False)])
-def test_the_tokenizer_of_a_run_knows_what_the_model_can_read(family, filter_type, limited):
+def test_the_tokenizer_of_a_run_has_the_limit_of_the_model(family, filter_type, limited):
     small = {"length": 40, "motif_length": 8, "copies": 1, "num_train": 8, "num_validation": 4, "num_test": 4}
     settings = resolve(
         {

@@ -1,25 +1,23 @@
-"""What a push makes of a repository on a Hub of this machine: whole, in one commit, and nothing stale."""
+"""A push makes one commit with all of a model and nothing else, and runs no code of the folder."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants
-from safetensors.torch import save_file
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from huggingface_hub import HfApi
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import hf_ssm
 from hf_ssm.cli import main
-from hf_ssm.hub import client, exporting, pushing
+from hf_ssm.hub import committing, exporting, pushing
+from hf_ssm.hub.committing import is_weights
 from hf_ssm.tokenization import build_dna_tokenizer
 
+NAME = "ada/motifs"
 CARD = "---\nlibrary_name: transformers\n---\n\n# My own words\n"
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(client, "WAITS", (0.001,) * 5)
 
 
 @pytest.fixture
@@ -37,97 +35,98 @@ def model(make_model):
     return make_model("S4", "ForSequenceClassification", vocab_size=12)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """As a run leaves it (the least that counts as a model), with things that must stay behind."""
-    path = tmp_path / "run"
-    path.mkdir()
-    save_file({"weight": torch.arange(100.0)}, path / "model.safetensors")
-    (path / "config.json").write_text('{"model_type": "something"}')
-    (path / "README.md").write_text(CARD)
-    for name in ("checkpoint-3/model.safetensors", "last-checkpoint/optimizer.pt", "training_args.bin", "_tmp/x"):
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_text("x")
-    return path
-
-
-def titles(hub, repo_id="ada/motifs", revision="main"):
-    """Of the commits, oldest first."""
+def titles(hub, repo_id=NAME, revision="main"):
+    """Titles of the commits, oldest first."""
     return [commit.title for commit in reversed(hub.repo(repo_id).commits(revision))]
 
 
+def has_code(files):
+    return any(name.startswith("modeling_") for name in files)
+
+
+def configured(folder, name="config.json", **changes):
+    """Change fields of a JSON file; `None` removes them."""
+    path = folder / name
+    content = (json.loads(path.read_text()) if path.exists() else {}) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
 def test_push_is_proved_and_loads(hub, model, tokenizer):
-    address = hf_ssm.hub.push(model, tokenizer, "ada/motifs", private=True, message="A model")
-    assert address == f"{hub.endpoint}/ada/motifs"
-    repo = hub.repo("ada/motifs")
+    address = hf_ssm.hub.push(model, tokenizer, NAME, private=True, message="A model")
+    assert address == f"{hub.endpoint}/{NAME}"
+    repo = hub.repo(NAME)
     assert repo.private and titles(hub) == ["initial commit", "A model"]
     files = repo.files()
-    assert {"modeling_s4.py", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys() and has_code(files)
     assert len(json.loads(files["config.json"])["auto_map"]) == 7
-    assert b'from_pretrained("ada/motifs"' in files["README.md"]
-    loaded = AutoModelForSequenceClassification.from_pretrained("ada/motifs").eval()
+    assert b'from_pretrained("ada/motifs"' in files["README.md"] and b"\n# motifs\n" in files["README.md"]
+    loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
     tokens = torch.randint(0, 12, (2, 9))
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_a_failing_proof_creates_nothing(hub, model, tokenizer, monkeypatch):
+def test_a_failing_proof_creates_nothing(hub, folder, model, tokenizer, monkeypatch):
     def fail(*given, **options):
         raise OSError("the proof of the export failed")
 
     monkeypatch.setattr("hf_ssm.hub.reload.prove_export", fail)
-    with pytest.raises(OSError, match="the proof of the export failed"):
-        pushing.push(model, tokenizer, "ada/motifs")
+    for action in (lambda: pushing.push(model, tokenizer, NAME), lambda: pushing.push_folder(folder, NAME)):
+        with pytest.raises(OSError, match="the proof of the export failed"):
+            action()
     assert hub.repos == {}
 
 
-def test_folder_without_the_run_s_leftovers(hub, folder):
-    pushing.push_folder(folder, "ada/motifs", message="A run")
-    files = hub.repo("ada/motifs").files()
-    kept = {path.name for path in folder.iterdir() if path.is_file()} - {"training_args.bin"}
-    assert files.keys() == kept | {".gitattributes"}
-    assert all(files[name] == (folder / name).read_bytes() for name in kept)
+def test_files_of_a_run_are_not_uploaded(hub, folder, proofs):
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    names = ("checkpoint-3/model.safetensors", "last-checkpoint/optimizer.pt", "training_args.bin", "_tmp/x", ".git/x")
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    pushing.push_folder(folder, NAME, message="A run")
+    files = hub.repo(NAME).files()
+    assert files.keys() == kept.keys() | {".gitattributes"}
+    assert all(files[name] == content for name, content in kept.items() if name != "config.json")
+    assert json.loads(files["config.json"]) == json.loads(kept["config.json"])
     assert titles(hub) == ["initial commit", "A run"]
 
 
-def test_pushing_the_same_again_changes_nothing(hub, folder):
-    pushing.push_folder(folder, "ada/motifs")
-    pushing.push_folder(folder, "ada/motifs", message="Again")
+def test_pushing_the_same_again_changes_nothing(hub, folder, proofs):
+    pushing.push_folder(folder, NAME)
+    pushing.push_folder(folder, NAME, message="Again")
     assert titles(hub) == ["initial commit", "Add model"]
 
 
-def test_one_changed_file_is_sent_alone(hub, folder):
-    pushing.push_folder(folder, "ada/motifs")
+def test_unchanged_weights_are_not_sent(hub, folder, proofs):
+    pushing.push_folder(folder, NAME)
     (folder / "README.md").write_text(CARD + "More.\n")
     hub.requests.clear()
-    pushing.push_folder(folder, "ada/motifs", message="Words")
+    pushing.push_folder(folder, NAME, message="Words")
     assert titles(hub) == ["initial commit", "Add model", "Words"]
     assert not [path for method, path, _ in hub.requests if method == "PUT"]
 
 
 @pytest.mark.parametrize("old_size", ["10KB", "10GB"])
-def test_weights_of_another_sharding_do_not_survive(hub, model, tmp_path, proofs, old_size):
-    """One file beside shards would be read in their place."""
+def test_weights_of_another_sharding_are_deleted(hub, model, tmp_path, proofs, old_size):
+    """One file beside shards would be read instead of them."""
     old, new = tmp_path / "old", tmp_path / "new"
     model.save_pretrained(old, max_shard_size=old_size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
     model.save_pretrained(new, max_shard_size="10KB" if old_size == "10GB" else "10GB")
-    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"old")
-    pushing.push_folder(old, "ada/motifs")
-    hub.requests.clear()
-    pushing.push_folder(new, "ada/motifs", message="Other shards")
+    (old / "pytorch_model.bin").write_bytes(b"old")
+    pushing.push_folder(old, NAME)
+    pushing.push_folder(new, NAME, message="Other shards")
     assert titles(hub) == ["initial commit", "Add model", "Other shards"]
-    weights = {path.name for path in new.iterdir() if pushing.is_weights(path.name)}
-    assert len({path.name for path in old.iterdir() if pushing.is_weights(path.name)}) != len(weights)
-    assert {name for name in hub.repo("ada/motifs").files() if pushing.is_weights(name)} == weights
-    loaded = AutoModelForSequenceClassification.from_pretrained("ada/motifs").eval()
+    weights = {path.name for path in new.iterdir() if is_weights(path.name)}
+    assert {name for name in hub.repo(NAME).files() if is_weights(name)} == weights
+    loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
     tokens = torch.randint(0, 12, (2, 9))
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_only_what_is_stale_is_deleted(hub, folder):
-    code = f"{exporting.HEADER} 0.0.1\n"
+def test_only_stale_files_are_deleted(hub, folder, proofs):
+    code = f"{committing.HEADER} 0.0.1\n"
     stale = {"ops_gone.py": code, "model-00001-of-00002.safetensors": b"\0", "pytorch_model.bin.index.json": "{}"}
     others = {
         "handler.py": "import torch\n",
@@ -135,100 +134,166 @@ def test_only_what_is_stale_is_deleted(hub, folder):
         "onnx/model.safetensors": b"\0",
         "notes.txt": "mine",
     }
-    hub.create("ada/motifs", files={**stale, **others})
-    pushing.push_folder(folder, "ada/motifs")
-    files = hub.repo("ada/motifs").files()
+    hub.create(NAME, files={**stale, **others})
+    pushing.push_folder(folder, NAME)
+    files = hub.repo(NAME).files()
     assert others.keys() <= files.keys() and not stale.keys() & files.keys()
-    assert stale.keys() <= hub.repo("ada/motifs").files(hub.repo("ada/motifs").commit().parent).keys()
+    assert stale.keys() <= hub.repo(NAME).files(hub.repo(NAME).commit().parent).keys()
 
 
-def test_what_brings_no_weights_deletes_none(hub, tmp_path):
-    """An adapter, for one."""
-    hub.create("ada/motifs", files={"model.safetensors": b"\0"})
+def test_a_push_without_weights_deletes_none(hub, tmp_path):
+    hub.create(NAME, files={"model.safetensors": b"\0"})
     (tmp_path / "adapter_config.json").write_text("{}")
-    pushing.push_files({"adapter_config.json": tmp_path / "adapter_config.json"}, "ada/motifs")
-    assert {"model.safetensors", "adapter_config.json"} <= hub.repo("ada/motifs").files().keys()
+    pushing.push_files({"adapter_config.json": tmp_path / "adapter_config.json"}, NAME)
+    assert {"model.safetensors", "adapter_config.json"} <= hub.repo(NAME).files().keys()
 
 
-def test_a_card_with_words_outlives_the_export_s(hub, model, tokenizer, unproved):
-    hub.create("ada/motifs", files={"README.md": CARD})
-    pushing.push(model, tokenizer, "ada/motifs")
-    assert hub.repo("ada/motifs").files()["README.md"].decode() == CARD
+def test_the_card_of_a_repository_is_kept(hub, model, tokenizer, unproved):
+    hub.create(NAME, files={"README.md": CARD})
+    pushing.push(model, tokenizer, NAME)
+    assert hub.repo(NAME).files()["README.md"].decode() == CARD
 
 
-def test_branch(hub, folder):
-    hub.create("ada/motifs", files={"notes.txt": "mine"})
-    pushing.push_folder(folder, "ada/motifs", revision="second/try")
-    repo = hub.repo("ada/motifs")
+def test_branch(hub, folder, proofs):
+    hub.create(NAME, files={"notes.txt": "mine"})
+    for _ in range(2):
+        pushing.push_folder(folder, NAME, revision="second/try")
+    repo = hub.repo(NAME)
     assert "config.json" not in repo.files() and {"config.json", "notes.txt"} <= repo.files("second/try").keys()
-    pushing.push_folder(folder, "ada/motifs", revision="second/try")
     assert titles(hub, revision="second/try") == ["initial commit", "Files", "Add model"]
 
 
 @pytest.mark.parametrize("revision", ["", " ", "0" * 40])
-def test_what_is_no_branch_is_refused(hub, folder, revision):
+def test_a_commit_is_not_a_branch(hub, folder, revision):
     with pytest.raises(ValueError, match="revision must be the name of a branch"):
-        pushing.push_folder(folder, "ada/motifs", revision=revision)
+        pushing.push_folder(folder, NAME, revision=revision)
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("xet", [False, True])
-def test_both_ways_for_large_files(hub, folder, xet):
-    hub.xet = xet
-    pushing.push_folder(folder, "ada/motifs")
-    assert hub.repo("ada/motifs").files()["model.safetensors"] == (folder / "model.safetensors").read_bytes()
-    assert any("xet" in path for _, path, _ in hub.requests) == xet
-
-
-def test_hub_without_xet(hub, folder, monkeypatch):
-    """With hf_xet installed, the client asks such a Hub for xet all the same, and gives up."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    pushing.push_folder(folder, "ada/motifs")
-    assert hub.repo("ada/motifs").files()["model.safetensors"] == (folder / "model.safetensors").read_bytes()
-    assert [status for _, path, status in hub.requests if "xet-write-token" in path] == [404]
-
-
-@pytest.fixture
-def proofs(monkeypatch):
-    found = []
-    monkeypatch.setattr(pushing.reload, "prove_export", lambda *given: found.append(given))
-    return found
-
-
 @pytest.mark.parametrize("with_code", [True, False])
-def test_folder_is_proved(hub, model, tokenizer, tmp_path, proofs, with_code):
-    path = tmp_path / "saved"
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+def test_a_folder_is_proved_with_fresh_code(hub, folder, model, tokenizer, proofs, with_code):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     if not with_code:
-        stored = json.loads((path / "config.json").read_text())
-        del stored["auto_map"]
-        (path / "config.json").write_text(json.dumps(stored))
-        for code in path.glob("*.py"):
-            code.unlink()
-    pushing.push_folder(path, "ada/motifs")
+        configured(folder, auto_map=None)
+        for path in folder.glob("*.py"):
+            path.unlink()
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    pushing.push_folder(folder, NAME)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
     ((where, proved, with_tokenizer, auto_class),) = proofs
-    assert where == path and auto_class == "AutoModelForSequenceClassification"
+    assert Path(where) != folder and auto_class == "AutoModelForSequenceClassification"
     assert with_tokenizer.get_vocab() == tokenizer.get_vocab()
     for name, value in model.state_dict().items():
         assert torch.equal(proved.state_dict()[name], value)
-    files = hub.repo("ada/motifs").files()
-    assert "modeling_s4.py" in files and len(json.loads(files["config.json"])["auto_map"]) == 7
+    files = hub.repo(NAME).files()
+    assert has_code(files) and len(json.loads(files["config.json"])["auto_map"]) == 7
 
 
-def test_folder_that_cannot_be_proved(hub, model, tmp_path, monkeypatch):
-    def fail(*given):
-        raise OSError("the proof of the export failed")
+def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, caplog):
+    """The header of a file may be forged: the code takes what it finds in the environment."""
+    marker = tmp_path / "ran"
+    (path,) = folder.glob("modeling_*.py")
+    whole = path.read_bytes()
+    path.write_bytes(whole + f"\nimport os\nopen({str(marker)!r}, 'w').write(os.environ['HF_TOKEN'])\n".encode())
+    pushing.push_folder(folder, NAME)
+    assert not marker.exists()
+    assert hub.repo(NAME).files()[path.name] == whole
+    assert f"{path.name}: has been changed" in caplog.text
 
-    monkeypatch.setattr(pushing.reload, "prove_export", fail)
-    model.save_pretrained(tmp_path / "saved")
-    with pytest.raises(OSError, match="the proof of the export failed"):
-        pushing.push_folder(tmp_path / "saved", "ada/motifs")
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    (tmp_path / "saved" / "config.json").write_text(json.dumps({**config, "architectures": ["Other"]}))
-    with pytest.raises(ValueError, match=r"has the architectures \['Other'\]"):
-        pushing.push_folder(tmp_path / "saved", "ada/motifs")
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "handler.py").write_text("import os\n"), r"handler\.py: is foreign code"),
+        (
+            lambda folder: configured(folder, auto_map={"AutoConfig": "eve/x--configuration_x.X"}),
+            r"config\.json: `auto_map` refers to foreign code in another repository: 'eve/x--configuration_x\.X'",
+        ),
+        (
+            lambda folder: configured(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["e/x--t.T", None]}),
+            r"tokenizer_config\.json: `auto_map` refers to foreign code in another repository",
+        ),
+    ],
+)
+def test_foreign_code_is_refused(hub, folder, proofs, spoil, message):
+    spoil(folder)
+    with pytest.raises(ValueError, match=rf"is damaged or contains foreign code.*{message}"):
+        pushing.push_folder(folder, NAME)
+    assert hub.requests == [] and proofs == []
+
+
+SECRETS = {
+    "Hugging Face": "hf_" + "aB3" * 12,
+    "OpenAI": "sk-proj-" + "aB3" * 12,
+    "AWS": "AKIA" + "ABCDEFGH" * 2,
+    "GitHub": "ghp_" + "aB3" * 12,
+    "private key": "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n",
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("name", ["README.md", "notes/settings.yaml", "tokenizer_config.json"])
+def test_secrets_are_not_published(hub, folder, proofs, secret, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    text = CARD + SECRETS[secret] if name == "README.md" else json.dumps({"key": f"\n{SECRETS[secret]}"})
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=f"access token or private key found in {name}: remove it") as caught:
+        pushing.push_folder(folder, NAME)
+    assert SECRETS[secret] not in str(caught.value)
+    assert hub.requests == [] and proofs == []
+
+
+def test_the_token_of_the_push_is_not_published(hub, folder, proofs):
+    (folder / "notes.txt").write_text("the-token of an enterprise hub")
+    with pytest.raises(ValueError, match=r"found in notes\.txt"):
+        pushing.push_folder(folder, NAME, token="the-token")
     assert hub.repos == {}
+
+
+def test_text_that_resembles_a_token_is_published(hub, folder, proofs):
+    """Names of this package, names with dashes, proteins."""
+    text = f"hf_ssm_{'hyena_' * 9} task-specific-fine-tuning-2026 {'MAKIAVLGLKWREQSTPDFHCY' * 3} {'a' * 64}"
+    (folder / "notes.txt").write_text(text)
+    pushing.push_folder(folder, NAME)
+    assert hub.repo(NAME).files()["notes.txt"].decode() == text
+
+
+def _link(folder, name, target):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: _link(folder, "notes.md", "/etc/hostname"), r"notes\.md \(a symbolic link out of the folder\)"),
+        (lambda folder: _link(folder, "up", ".."), r"up \(a symbolic link out of the folder\)"),
+        (lambda folder: (folder / ".env").write_text("PASSWORD=x"), r"\.env \(a hidden file\)"),
+        (lambda folder: (folder / ".netrc").write_text("password x"), r"\.netrc \(a hidden file\)"),
+        (lambda folder: _link(folder, ".ssh/id", "../README.md"), r"\.ssh/id \(a hidden file\)"),
+    ],
+)
+def test_links_out_and_hidden_files_are_refused(hub, folder, proofs, make, message):
+    make(folder)
+    with pytest.raises(ValueError, match=rf"does not upload: {message}. Move them out of the folder"):
+        pushing.push_folder(folder, NAME)
+    assert hub.requests == [] and proofs == []
+
+
+def test_files_that_a_download_has(hub, folder, proofs, tmp_path):
+    """A copy of the cache has links to blobs; the Hub keeps hidden files of its own in a repository."""
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (folder / ".gitattributes").write_text("*.x filter=lfs\n")
+    for path in folder.iterdir():
+        shutil.copy(path, blobs / path.name)
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    pushing.push_folder(snapshot, NAME)
+    files = hub.repo(NAME).files()
+    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    assert files[".gitattributes"] == b"*.x filter=lfs\n"
 
 
 @pytest.mark.parametrize("present", [[], ["config.json"], ["model.safetensors"]])
@@ -236,56 +301,58 @@ def test_folder_without_a_model_is_refused(hub, tmp_path, present):
     for name in present:
         (tmp_path / name).write_text("x")
     with pytest.raises(ValueError, match="output folder of a finished run"):
-        pushing.push_folder(tmp_path, "ada/motifs")
+        pushing.push_folder(tmp_path, NAME)
     assert hub.requests == []
 
 
-def test_damaged_folder_is_refused(hub, folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"is not whole: model\.safetensors: .*cut off"):
-        pushing.push_folder(folder, "ada/motifs")
-    assert hub.requests == []
+def _cut_off(folder):
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 4)
 
 
-def test_card_with_bad_metadata_is_refused(hub, folder):
-    (folder / "README.md").write_text("---\ntags: [a\n---\n")
-    with pytest.raises(ValueError, match=r"README\.md has metadata that cannot be read"):
-        pushing.push_folder(folder, "ada/motifs")
-    assert hub.repos == {}
+def _of_another_library(folder):
+    config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    for path in folder.glob("*.py"):
+        path.unlink()
+    BertModel(config).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", ["README.md", "notes/settings.json"])
-def test_a_token_in_a_file_is_not_published(hub, folder, name):
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(f"hub_token: {hub.token}")
-    with pytest.raises(ValueError, match=f"{name} has the token of the login in it") as caught:
-        pushing.push_folder(folder, "ada/motifs")
-    assert hub.token not in str(caught.value)
-    assert hub.repos == {}
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_cut_off, r"is damaged or contains foreign code: model\.safetensors: is damaged"),
+        (_of_another_library, "is not a model of hf_ssm: push it with `hf upload`"),
+        (lambda folder: configured(folder, architectures=["Other"]), r"has the `architectures` \['Other'\]"),
+        (lambda folder: (folder / "README.md").write_text("---\ntags: [a\n---\n"), r"README\.md has invalid metadata"),
+    ],
+)
+def test_a_folder_that_is_refused_creates_nothing(hub, folder, proofs, spoil, message):
+    spoil(folder)
+    with pytest.raises(ValueError, match=message):
+        pushing.push_folder(folder, NAME)
+    assert hub.repos == {} and proofs == []
 
 
-def test_somebody_else_s_commit_in_between_survives(hub, folder, monkeypatch):
-    repo, send = hub.create("ada/motifs"), HfApi.create_commit
+def test_a_commit_of_somebody_else_survives(hub, folder, proofs, monkeypatch):
+    repo, send = hub.create(NAME), HfApi.create_commit
 
     def overtaken(self, *given, **options):
         monkeypatch.setattr(HfApi, "create_commit", send)
         blobs = dict(repo.commit().blobs)
-        # What is stale is so from now on.
+        # Stale from now on.
         blobs["other.txt"] = blobs["pytorch_model.bin"] = blobs[".gitattributes"]
         repo.write("main", blobs, "Somebody else", "", "ada")
         return send(self, *given, **options)
 
     monkeypatch.setattr(HfApi, "create_commit", overtaken)
-    pushing.push_folder(folder, "ada/motifs")
+    pushing.push_folder(folder, NAME)
     assert titles(hub) == ["initial commit", "Somebody else", "Add model"]
     assert "other.txt" in repo.files() and "pytorch_model.bin" not in repo.files()
 
 
-def test_command(hub, folder, capsys):
-    assert main(["push", str(folder), "ada/motifs", "--private", "--revision", "next"]) == 0
-    assert capsys.readouterr().out == f"Pushed to {hub.endpoint}/ada/motifs\n"
-    assert hub.repo("ada/motifs").private and "config.json" in hub.repo("ada/motifs").files("next")
+def test_command(hub, folder, proofs, capsys):
+    assert main(["push", str(folder), NAME, "--private", "--revision", "next"]) == 0
+    assert capsys.readouterr().out == f"Pushed to {hub.endpoint}/{NAME}\n"
+    assert hub.repo(NAME).private and "config.json" in hub.repo(NAME).files("next")
 
 
 def test_the_readme_runs(hub, model, tokenizer, unproved):

@@ -1,30 +1,27 @@
-"""What the Trainer pushes, with every strategy, and what it says when it cannot."""
+"""Pushes of the Trainer, with every strategy, and their failures."""
 
 import json
 import logging
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, snapshot_download
+from huggingface_hub import HfApi, ModelCard
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ssm.hub import client, pushing
 from hf_ssm.tokenization import build_dna_tokenizer
 from hf_ssm.training import SSMTrainer, pushes
 
 NAME = "ada/run"
 COMMIT = ("POST", "/commit/")
 ROWS = [{"input_ids": torch.arange(7, 12).roll(i), "labels": torch.tensor(i % 2)} for i in range(8)]
-# What another process needs to load the model.
-LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "modeling_s4.py", "README.md"}
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0))
+def is_whole(files):
+    """Whether a commit has all that another process needs to load the model."""
+    names = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    return files.keys() >= names and any(name.startswith("modeling_") for name in files)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def trainer(hub, make_model, tokenizer, tmp_path):
             "push_to_hub": True,
             "hub_strategy": strategy,
             "hub_model_id": NAME,
-            # Each save is pushed, however fast they come.
+            # Each save is pushed, also during another push.
             "hub_always_push": True,
             "num_train_epochs": 2,
             "per_device_train_batch_size": 4,
@@ -71,12 +68,20 @@ class StopAfter(TrainerCallback):
         control.should_training_stop = state.global_step >= self.steps
 
 
+class AtTheEnd(TrainerCallback):
+    def __init__(self, action):
+        self.action = action
+
+    def on_train_end(self, args, state, control, **others):
+        self.action()
+
+
 class WaitForPush(TrainerCallback):
     def __init__(self, run):
         self.run = run
 
     def on_save(self, args, state, control, **others):
-        self.run.push_in_progress.wait_until_done()
+        self.run.report_failed_pushes(wait_for_all=True)
 
 
 def titles(hub, revision="main"):
@@ -92,7 +97,7 @@ def test_end(hub, trainer):
     repo = hub.repo(NAME)
     assert titles(hub) == ["initial commit", "End of training"] and info.oid == repo.commit().oid
     files = repo.files()
-    assert files.keys() >= LAYOUT
+    assert is_whole(files)
     assert not [name for name in files if "checkpoint" in name or name == "training_args.bin"]
     assert len(json.loads(files["config.json"])["auto_map"]) == 7
     card = ModelCard(files["README.md"].decode())
@@ -112,7 +117,7 @@ def test_each_save_is_whole(hub, trainer, strategy):
     weights = []
     for commit, step in zip(repo.commits()[:2], (4, 2), strict=True):
         files = repo.files(commit.oid)
-        assert files.keys() >= LAYOUT and "trainer_state.json" not in files and "optimizer.pt" not in files
+        assert is_whole(files) and "trainer_state.json" not in files and "optimizer.pt" not in files
         weights.append(files["model.safetensors"])
         place = {"every_save": None, "checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoint-{step}"}[strategy]
         if place is not None:
@@ -127,18 +132,17 @@ def test_each_save_is_whole(hub, trainer, strategy):
 
 
 def test_a_slow_push_is_not_overtaken(hub, trainer, monkeypatch):
-    """As in transformers, a save is not pushed while another one is; and its folder may be deleted meanwhile."""
-    go_on, pushed, send = threading.Event(), [], pushes.push_files
+    """As in transformers, a save is not pushed during another push; its folder may be deleted meanwhile."""
+    may_start, pushed, send = threading.Event(), [], pushes.push_files
 
     def slow(files, *given, **options):
-        assert go_on.wait(20)
+        assert may_start.wait(300)
         pushed.append(options["message"])
         return send(files, *given, **options)
 
     monkeypatch.setattr(pushes, "push_files", slow)
     run = trainer("checkpoint", hub_always_push=False, save_total_limit=1, num_train_epochs=3)
-    finish = run._finish_current_push
-    monkeypatch.setattr(run, "_finish_current_push", lambda: (go_on.set(), finish()))
+    run.callback_handler.callbacks.insert(0, AtTheEnd(may_start.set))
     run.train()
     assert pushed == ["Training in progress, epoch 1"]
     assert not Path(run.args.output_dir, "checkpoint-2").exists()
@@ -161,7 +165,7 @@ def test_branch_and_name(hub, trainer):
     assert titles(hub, "tries") == ["initial commit", "Training in progress, epoch 1"]
 
 
-def test_going_on_from_the_hub(hub, trainer, tmp_path):
+def test_resuming_from_the_hub(hub, trainer, tmp_path):
     whole = trainer("end")
     whole.train()
     first = trainer("checkpoint", output_dir=str(tmp_path / "first"))
@@ -175,33 +179,29 @@ def test_going_on_from_the_hub(hub, trainer, tmp_path):
         assert torch.equal(here, there), name
 
 
-def test_no_checkpoint_to_go_on_from(hub, trainer):
+def test_no_checkpoint_to_resume_from(hub, trainer):
     with pytest.raises(ValueError, match="'ada/run' has no last-checkpoint"):
         trainer("checkpoint").train(resume_from_checkpoint="last-checkpoint")
 
 
 @pytest.fixture
-def said(caplog, monkeypatch):
+def errors(caplog, monkeypatch):
+    """Messages of errors logged by the package."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("hf_ssm"), "propagate", True)
-    return lambda level: [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno == level and "trainer.push_to_hub()" in record.getMessage()
-    ]
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
-def test_failed_pushes_are_reported_and_the_training_goes_on(hub, trainer, said):
+def test_failed_pushes_are_reported_and_the_training_continues(hub, trainer, errors):
     hub.fail(*COMMIT, status=500, times=99)
     run = trainer("every_save", hub_token=hub.token)
-    # The push of an epoch is over before the next save.
+    # The push of an epoch ends before the next save.
     run.add_callback(WaitForPush(run))
     run.train()
     assert run.state.global_step == 4 and titles(hub) == ["initial commit"]
-    (warning,), (error,) = said(logging.WARNING), said(logging.ERROR)
-    assert "push to 'ada/run' failed" in warning and "500" in warning and "this save is pushed" in warning
-    assert "pushes the model as it is now" in error
-    assert hub.token not in warning + error and "\n" not in warning + error
+    assert len(errors()) == 2
+    for line in errors():
+        assert "push to 'ada/run' failed" in line and "500" in line and "call `trainer.push_to_hub()` again" in line
+        assert hub.token not in line and "\n" not in line
     with pytest.raises(OSError, match=r"failed, .* call `trainer\.push_to_hub\(\)` again"):
         run.push_to_hub()
     for fault in hub._faults:
@@ -210,17 +210,40 @@ def test_failed_pushes_are_reported_and_the_training_goes_on(hub, trainer, said)
     assert titles(hub) == ["initial commit", "End of training"]
 
 
-def test_disk_that_is_full(hub, trainer, caplog, said, monkeypatch):
-    def fail(source, target):
+def test_full_disk(hub, trainer, errors, monkeypatch):
+    def fail(*given):
         raise OSError("No space left on device")
 
     run = trainer("every_save")
-    monkeypatch.setattr(pushes, "_second_name", fail)
+    monkeypatch.setattr(pushes, "stage", fail)
     run.train()
-    assert run.state.global_step == 4 and "No space left" in caplog.text
+    assert run.state.global_step == 4 and len(errors()) == 2
+    assert "checkpoint-2 is not pushed: No space left on device" in errors()[0]
 
 
-def test_fault_that_passes(hub, trainer):
+@pytest.mark.parametrize("name", [".env", "notes.txt"])
+def test_secrets_of_the_output_folder_are_not_published(hub, trainer, name):
+    run = trainer("end", hub_token=hub.token)
+    Path(run.args.output_dir).mkdir(exist_ok=True)
+    Path(run.args.output_dir, name).write_text("hf_" + "aB3" * 12)
+    with pytest.raises(ValueError, match=name):
+        run.push_to_hub()
+    assert titles(hub) == ["initial commit"]
+
+
+def test_pushes_of_transformers_are_turned_off(hub, trainer, monkeypatch):
+    """They would upload `training_args.bin`, which contains the token; "end" is the strategy without any."""
+    for name in ("upload_folder", "upload_file"):
+        monkeypatch.setattr(HfApi, name, lambda *given, **options: pytest.fail("a push of transformers"))
+    run = trainer("all_checkpoints", hub_token=hub.token)
+    run.train()
+    run.push_to_hub()
+    assert run.args.hub_strategy == "end" and len(titles(hub)) == 4
+    for commit in hub.repo(NAME).commits():
+        assert not [name for name, content in hub.repo(NAME).files(commit.oid).items() if hub.token.encode() in content]
+
+
+def test_transient_fault(hub, trainer):
     hub.fail("POST", "/api/repos/create", status=503)
     hub.fail("POST", "/api/validate-yaml", status=503)
     hub.fail(*COMMIT, lose_answer=True)
@@ -236,13 +259,13 @@ def test_push_without_waiting(hub, trainer):
     weights = Path(run.args.output_dir, "model.safetensors")
     expected = weights.read_bytes()
     weights.write_bytes(b"")
-    assert future.result(timeout=20).oid == hub.repo(NAME).commit().oid
+    assert future.result(timeout=600).oid == hub.repo(NAME).commit().oid
     assert hub.repo(NAME).files()["model.safetensors"] == expected
 
 
 def test_save_model_pushes(hub, trainer):
     trainer("end").save_model()
-    assert titles(hub) == ["initial commit", "Model save"] and hub.repo(NAME).files().keys() >= LAYOUT
+    assert titles(hub) == ["initial commit", "Model save"] and is_whole(hub.repo(NAME).files())
 
 
 def test_own_card_stays(hub, trainer):
@@ -260,7 +283,7 @@ def test_own_card_stays(hub, trainer):
     [
         (lambda hub, patch: patch.delenv("HF_TOKEN"), "needs a login"),
         (lambda hub, patch: hub.read_only.add(hub.token), "right to write"),
-        (lambda hub, patch: patch.setattr("hf_ssm.hub.exporting.flatten", _cannot), "cannot travel"),
+        (lambda hub, patch: patch.setattr(pushes, "write_code", _fail), "cannot be exported"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(hub, trainer, monkeypatch, change, message):
@@ -270,31 +293,26 @@ def test_what_cannot_work_is_refused_at_once(hub, trainer, monkeypatch, change, 
     assert hub.repos == {}
 
 
-def _cannot(module):
-    raise ValueError("an import cannot travel")
+def _fail(*given):
+    raise ValueError("the code cannot be exported")
 
 
 def test_the_stock_trainer_at_the_end(hub, trainer):
     """Fine-tuning without this package's Trainer: what it pushes at the end can be loaded by others, too."""
     trainer("end", Trainer).push_to_hub()
-    assert hub.repo(NAME).files().keys() >= LAYOUT
+    assert is_whole(hub.repo(NAME).files())
     assert len(json.loads(hub.repo(NAME).files()["config.json"])["auto_map"]) == 7
 
 
 @pytest.mark.parametrize("by_saving", [False, True])
 def test_models_push_themselves(hub, make_model, tmp_path, by_saving):
-    stale = {"model-00001-of-00002.safetensors": b"\0", "model.safetensors.index.json": "{}", "notes.txt": "mine"}
-    hub.create(NAME, files=stale)
+    """By transformers' own way, with the code of the model."""
     model = make_model("S4", "ForSequenceClassification")
     if by_saving:
         model.save_pretrained(tmp_path / "m", push_to_hub=True, repo_id=NAME)
     else:
         model.push_to_hub(NAME)
-    files = hub.repo(NAME).files()
-    assert {"config.json", "model.safetensors", "modeling_s4.py", "README.md", "notes.txt"} <= files.keys()
-    assert {name for name in files if pushing.is_weights(name)} == {"model.safetensors"}
-    assert len(titles(hub)) == 3
-    target = snapshot_download(NAME)
-    loaded = AutoModelForSequenceClassification.from_pretrained(target).eval()
+    assert {"config.json", "model.safetensors"} <= hub.repo(NAME).files().keys()
+    loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
     tokens = torch.arange(7, 12)[None]
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)

@@ -1,7 +1,8 @@
-"""Whether damage to a checkpoint is found, and named."""
+"""Verification finds and names damaged files and foreign code, and runs none."""
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import hf_ssm
 from hf_ssm.cli import main
-from hf_ssm.hub import client, verifying
+from hf_ssm.hub import verifying
 from hf_ssm.hub.verifying import check_folder, verify
 
 NAME = "ada/motifs"
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(client, "WAITS", (0.001,) * 5)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def shards(saved, tmp_path):
 
 
 def without_code(folder: Path) -> Path:
-    """Its many files take time."""
+    """As versions without exported code saved it."""
     config = json.loads((folder / "config.json").read_text())
     del config["auto_map"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -85,7 +81,7 @@ def test_cut_off(single):
     path = single / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     (problem,) = check_folder(single)
-    assert problem.path == "model.safetensors" and "cut off" in problem.what and str(single) not in problem.what
+    assert problem.path == "model.safetensors" and "is damaged" in problem.what and str(single) not in problem.what
 
 
 def test_no_safetensors_at_all(single):
@@ -95,7 +91,7 @@ def test_no_safetensors_at_all(single):
 
 def test_no_weights(single):
     (single / "model.safetensors").unlink()
-    assert str(check_folder(single)[0]) == "model.safetensors: is not there, nor are there other weights"
+    assert str(check_folder(single)[0]) == "model.safetensors: is missing, and there is no model.safetensors.index.json"
 
 
 def test_pickle(single):
@@ -108,14 +104,13 @@ def test_missing_shard(shards):
     gone = sorted(shards.glob("*.safetensors"))[1]
     gone.unlink()
     (problem,) = check_folder(shards)
-    assert problem.path == gone.name and "is not there, but model.safetensors.index.json names it" in problem.what
+    assert problem.path == gone.name and "is missing, but model.safetensors.index.json lists" in problem.what
 
 
 def test_index_is_gone(shards):
     (shards / "model.safetensors.index.json").unlink()
-    problems = check_folder(shards)
-    assert [problem.path for problem in problems] == sorted(path.name for path in shards.glob("*.safetensors"))
-    assert "there is no model.safetensors.index.json" in problems[0].what
+    (problem,) = check_folder(shards)
+    assert str(problem) == "model.safetensors: is missing, and there is no model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -135,16 +130,10 @@ def test_index_against_its_shards(shards, lost):
 def test_two_kinds_of_weights(shards, single):
     (shards / "model.safetensors").write_bytes((single / "model.safetensors").read_bytes())
     (problem,) = check_folder(shards)
-    assert problem.path == "model.safetensors" and "in the place of the shards" in problem.what
+    assert problem.path == "model.safetensors" and "instead of the shards" in problem.what
 
 
-def test_shard_that_no_index_names(shards):
-    extra = shards / "model-00009-of-00009.safetensors"
-    save_file({"x": torch.zeros(1)}, extra)
-    assert [problem.path for problem in check_folder(shards)] == [extra.name]
-
-
-@pytest.mark.parametrize("change", [{"weight_map": 3}, {"metadata": 1}])
+@pytest.mark.parametrize("change", [{"weight_map": 3}, {"weight_map": {"a": ["b"]}}, {"metadata": 1}])
 def test_bad_index(shards, change):
     path = shards / "model.safetensors.index.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -167,29 +156,106 @@ def test_no_json(single, name):
 
 def test_no_configuration(single):
     (single / "config.json").unlink()
-    assert [str(problem) for problem in check_folder(single)] == ["config.json: is not there"]
+    assert [str(problem) for problem in check_folder(single)] == ["config.json: is missing"]
 
 
 def test_missing_code(coded):
-    assert (coded / "configuration_common.py").unlink() is None
+    (path,) = coded.glob("configuration_*s4.py")
+    path.unlink()
     (problem,) = check_folder(coded)
-    assert str(problem) == "configuration_common.py: is not there, but the model's code needs it"
+    assert str(problem) == f"{path.name}: is missing, but config.json refers to {path.stem}.S4Config"
 
 
-def test_code_that_is_cut_off(coded):
-    path = coded / "modeling_s4.py"
-    source = path.read_text()
-    path.write_text(source[: source.index("class ")] + "class S4(")
-    (problem,) = check_folder(coded)
-    assert problem.path == path.name and "cannot be read as code" in problem.what
-    path.write_text(source[: source.index("class ")])
-    assert all("has no class S4" in problem.what for problem in check_folder(coded)) and len(check_folder(coded)) == 6
+def configured(folder, name="config.json", **changes):
+    path = folder / name
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+def modeling(folder):
+    """The file of code with the model classes."""
+    (path,) = folder.glob("modeling_*.py")
+    return path
+
+
+def _appended(folder):
+    path = modeling(folder)
+    path.write_text(path.read_text() + "\nimport os\nprint(os.environ['HF_TOKEN'])\n")
+
+
+def _cut_off(folder):
+    path = modeling(folder)
+    path.write_text(path.read_text()[:-100])
+
+
+def _other_version(folder):
+    path = modeling(folder)
+    path.write_text(path.read_text().replace(hf_ssm.__version__, "0.0.9", 1))
+
+
+def _in_a_folder(folder):
+    (folder / "more").mkdir()
+    (folder / "more" / "x.py").write_text("print()\n")
+
+
+def _bare_header(folder):
+    (folder / "x.py").write_text(verifying.HEADER)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (_appended, rf"modeling_\w+\.py: has been changed: it is not what hf_ssm {hf_ssm.__version__} writes"),
+        (_cut_off, r"modeling_\w+\.py: has been changed"),
+        (_other_version, rf"modeling_\w+\.py: is marked as code of hf_ssm 0.0.9, which .* {hf_ssm.__version__} cannot"),
+        (lambda folder: (folder / "x.py").write_text("print()\n"), "x.py: is foreign code, not written by hf_ssm"),
+        (_in_a_folder, "more/x.py: is foreign code"),
+        (_bare_header, "x.py: is foreign code"),
+        (
+            lambda folder: configured(folder, auto_map={"AutoConfig": "user/other--file.Class"}),
+            "config.json: `auto_map` refers to foreign code in another repository: 'user/other--file.Class'",
+        ),
+        (
+            lambda folder: configured(folder, auto_map={"AutoConfig": "modeling_s4.Other"}),
+            "config.json: `auto_map` refers to foreign code: 'modeling_s4.Other'",
+        ),
+        (
+            lambda folder: configured(folder, custom_pipelines={"motif": {"impl": "pipe.MotifPipeline"}}),
+            "config.json: `custom_pipelines` refers to foreign code: 'pipe.MotifPipeline'",
+        ),
+        (
+            lambda folder: configured(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["t.T", None]}),
+            "tokenizer_config.json: `auto_map` refers to foreign code: 't.T'",
+        ),
+        (
+            lambda folder: configured(folder, model_type="no_such_type"),
+            "config.json: `auto_map` refers to foreign code: 'configuration_",
+        ),
+    ],
+)
+def test_foreign_code(coded, spoil, found, capsys):
+    spoil(coded)
+    problems = list(map(str, check_folder(coded)))
+    assert any(re.match(found, problem) for problem in problems), problems
+    with pytest.raises(SystemExit):
+        main(["verify", str(coded)])
+    assert problems[0] in capsys.readouterr().out
 
 
 def test_code_is_not_run(coded, tmp_path):
-    path = coded / "modeling_s4.py"
+    path = modeling(coded)
     path.write_text(f"open({str(tmp_path / 'run')!r}, 'w')\n" + path.read_text())
-    assert check_folder(coded) == [] and not (tmp_path / "run").exists()
+    assert [problem.path for problem in check_folder(coded)] == [path.name]
+    assert not (tmp_path / "run").exists()
+
+
+def test_foreign_code_of_a_repository(hub, coded):
+    """Loading with hf_ssm does not put the code into the cache; `verify` does."""
+    _appended(coded)
+    hub.create(NAME, files={path.name: path.read_bytes() for path in coded.iterdir()} | {"x.py": "print()"})
+    hf_ssm.S4ForSequenceClassification.from_pretrained(NAME)
+    found = {problem.path: problem.what for problem in verify(NAME).problems}
+    assert found.keys() == {modeling(coded).name, "x.py"} and "is foreign code" in found["x.py"]
 
 
 @pytest.fixture
@@ -216,7 +282,7 @@ def test_flipped_byte_on_the_way(hub, pushed):
     """The client sees the size only."""
     hub.fail("GET", "/objects/", flip=True)
     (problem,) = verify(NAME).problems
-    assert str(problem) == "model.safetensors: its sha256 is not the one on the Hub"
+    assert str(problem) == "model.safetensors: its sha256 differs from the one on the Hub"
 
 
 @pytest.mark.parametrize("fault", [{"truncate": 0}, {"short": 500}], ids=str)
@@ -240,7 +306,7 @@ def test_only_part_of_it_is_in_the_cache(pushed):
 def test_file_that_is_not_the_repository_s(pushed):
     folder = Path(snapshot_download(NAME))
     (folder / "model-00001-of-00001.safetensors").write_bytes(b"x")
-    assert "model-00001-of-00001.safetensors: it is not in the repository" in map(str, verify(NAME).problems)
+    assert "model-00001-of-00001.safetensors: is not in the repository" in map(str, verify(NAME).problems)
 
 
 def test_old_revision(hub, pushed, single):
@@ -279,10 +345,10 @@ def _offline(hub, patch):
 @pytest.mark.parametrize(
     ("break_it", "error", "message"),
     [
-        (lambda hub, patch: None, ValueError, "no repository 'ben/motifs' that this login may see"),
-        (_private, ValueError, "no repository 'ben/motifs' that this login may see"),
+        (lambda hub, patch: None, ValueError, "no repository 'ben/motifs' visible to this login"),
+        (_private, ValueError, "no repository 'ben/motifs' visible to this login"),
         (_gated, ValueError, "'ben/motifs' is gated"),
-        (_wrong_token, ValueError, "refuses the token"),
+        (_wrong_token, ValueError, "rejects the token"),
         (_offline, ValueError, "offline"),
     ],
 )
@@ -302,7 +368,7 @@ def test_missing_revision(hub, pushed):
 
 @pytest.mark.parametrize("source", ["./nowhere", "/nowhere", "a/b/c", "~/nowhere", Path("nowhere")])
 def test_no_folder(source):
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="there is no folder"):
         verify(source)
 
 
@@ -313,14 +379,16 @@ def test_revision_of_a_folder(single):
 
 def test_command(hub, pushed, single, capsys):
     assert main(["verify", str(single)]) == 0
-    assert "nothing found wrong" in capsys.readouterr().out
+    assert "no problems" in capsys.readouterr().out
     (single / "model.safetensors").unlink()
     (single / "generation_config.json").write_text("{")
     with pytest.raises(SystemExit) as caught:
         main(["verify", str(single)])
     other, bad, last = capsys.readouterr().out.splitlines()
     assert caught.value.code == 1
-    assert bad.startswith("generation_config.json: ") and other.startswith("model.safetensors: ") and "2 found" in last
+    assert (
+        bad.startswith("generation_config.json: ") and other.startswith("model.safetensors: ") and "2 problems" in last
+    )
     flip(Path(snapshot_download(NAME), "model.safetensors"))
     with pytest.raises(SystemExit):
         main(["verify", NAME, "--revision", "main"])

@@ -1,8 +1,8 @@
-"""What a user does who has exported folders and no hf_ssm; run by test_export.py in an environment of its own.
+"""Load exported folders where hf_ssm is not installed; run by test_export.py in an environment of its own.
 
     python without_hf_ssm.py FOLDER THREADS
 
-`FOLDER/jobs.json` says which models there are. Writes `found.safetensors` and `facts.json` beside it.
+`FOLDER/jobs.json` lists the models. Writes `found.safetensors` and `facts.json` to the folder.
 """
 
 import json
@@ -44,13 +44,37 @@ def run(name: str, folder: Path, auto: str, inputs: dict[str, torch.Tensor]) -> 
     return model
 
 
+def code(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+
+
 def check_backbone(folder: Path, auto: str, again: Path, inputs: dict[str, torch.Tensor]) -> None:
-    """A part that no Auto class has loaded takes the code along too."""
-    part = load(auto, folder).model
+    """The backbone of a model with a head, which no Auto class has loaded, saves the code as well."""
+    part = load(auto, folder).base_model
+    # As a process leaves it that was killed while saving.
+    again.mkdir()
+    for name in code(folder):
+        (again / name).touch()
     part.save_pretrained(again)
+    assert code(again) == code(folder)
     loaded = load("AutoModel", again)
     with torch.no_grad():
         assert torch.equal(part(**inputs)[0], loaded(**inputs)[0]), folder.name
+
+
+def check_trainer(model: Any, folder: Path, again: Path) -> None:
+    """The stock Trainer saves the same code."""
+    arguments = transformers.TrainingArguments(str(again), use_cpu=True, report_to="none")
+    transformers.Trainer(model, arguments).save_model()
+    assert code(again) == code(folder)
+
+
+def check_reloading(folder: Path, auto: str, inputs: dict[str, torch.Tensor], expected: torch.Tensor) -> None:
+    """Changed code of the same folder is loaded in the same process, and registers its operators again."""
+    for path in folder.glob("modeling_*.py"):
+        path.write_text(f"{path.read_text(encoding='utf-8')}# changed\n", encoding="utf-8")
+    with torch.no_grad():
+        assert torch.equal(load(auto, folder)(**inputs, return_dict=False)[0], expected)
 
 
 transformers.logging.set_verbosity_error()
@@ -58,7 +82,9 @@ torch.set_num_threads(int(sys.argv[2]))
 for name, job in json.loads((HOME / "jobs.json").read_text()).items():
     folder, again = HOME / name, HOME / f"again-{name}"
     inputs = load_file(HOME / f"{name}.inputs")
-    run(name, folder, job["auto"], inputs).save_pretrained(again)
+    model = run(name, folder, job["auto"], inputs)
+    model.save_pretrained(again)
+    assert code(again) == code(folder) and len(code(again)) == 2
     if job["tokens"]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         facts[name]["ids"] = tokenizer(job["texts"])["input_ids"]
@@ -67,7 +93,9 @@ for name, job in json.loads((HOME / "jobs.json").read_text()).items():
     facts[name]["heads"] = {auto: type(load(auto, again)).__name__ for auto in job["heads"]}
     if job["heads"]:
         check_backbone(folder, job["auto"], HOME / f"part-{name}", inputs)
-# By which the Trainer knows that label smoothing has to shift the labels.
+        check_trainer(model, folder, HOME / f"trained-{name}")
+        check_reloading(again, job["auto"], inputs, tensors[f"{name}.output"])
+# Where the Trainer looks up whether label smoothing shifts the labels.
 names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
 facts["shifted"] = sorted(name for kind, name in names if kind.startswith("hf_ssm"))
 facts["hf_ssm"] = sorted(module for module in sys.modules if module.partition(".")[0] == "hf_ssm")

@@ -10,8 +10,8 @@ from torch import nn
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-import hf_ssm.models.base.backbone as common
-from hf_ssm.ops.kernels import use_kernels
+import hf_ssm.models.selective.modeling_selective as modeling
+from hf_ssm.ops.backends import use_backend
 
 ELIGIBLE = {
     "plain-norms": {},
@@ -39,7 +39,7 @@ NOT_ELIGIBLE = {
 
 @pytest.fixture(autouse=True)
 def compiled_kernels() -> Iterator[None]:
-    with use_kernels("numba"):
+    with use_backend("numba"):
         yield
 
 
@@ -47,14 +47,14 @@ def compiled_kernels() -> Iterator[None]:
 def stepped(monkeypatch) -> list[bool]:
     """Of each forward pass with a cache, whether the kernel served."""
     calls = []
-    original = common.step_of_blocks
+    original = modeling.step_of_blocks
 
     def spy(*arguments: Any) -> Any:
         found = original(*arguments)
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(common, "step_of_blocks", spy)
+    monkeypatch.setattr(modeling, "step_of_blocks", spy)
     return calls
 
 
@@ -80,7 +80,7 @@ def test_the_same_as_block_by_block(make_model, stepped, name, batch):
     ids = tokens(batch)
     found = one_by_one(model, ids)
     assert stepped == [False] + [True] * 5
-    with use_kernels("torch"):
+    with use_backend("torch"):
         expected = one_by_one(model, ids)
     assert not any(stepped[6:])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
@@ -101,7 +101,7 @@ def test_generated_tokens_are_the_same(make_model, stepped):
         stepped.clear()
         found = model.generate(prompt, **arguments, **more)
         assert sum(stepped) == 11
-        with use_kernels("torch"):
+        with use_backend("torch"):
             assert torch.equal(found, model.generate(prompt, **arguments, **more))
 
 
@@ -111,7 +111,7 @@ def test_all_hidden_states_are_there(make_model, stepped):
     token = tokens(length=1)
     with torch.no_grad():
         found = model(token, past_key_values=copy.deepcopy(cache), output_hidden_states=True).hidden_states
-        with use_kernels("torch"):
+        with use_backend("torch"):
             expected = model(token, past_key_values=cache, output_hidden_states=True).hidden_states
     assert stepped == [False, True, False]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -198,7 +198,7 @@ def test_new_weights_are_read(make_model, stepped):
     before = copy.deepcopy(model.state_dict())
     found = changed()
     assert stepped == [False] + [True] * 4
-    with use_kernels("torch"):
+    with use_backend("torch"):
         torch.testing.assert_close(found, changed(), rtol=1e-4, atol=1e-5)
 
 
@@ -302,7 +302,7 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
         stepped.clear()
         found = changed(change)
         assert stepped == [True, True]
-        with use_kernels("torch"):
+        with use_backend("torch"):
             torch.testing.assert_close(found, changed(change), rtol=1e-4, atol=1e-5)
 
 

@@ -123,10 +123,31 @@ class TestMamba:
             names = set(file.keys())
         assert "model.layers.0.mixer.scan.A_log" in names
         assert not any("backbone" in name for name in names)
+        assert not any("MAMBA_NAMES" in path.read_text() for path in tmp_path.glob("*.py"))
         ids = torch.randint(0, 60, (2, 20))
         again = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert type(again) is SelectiveSSMForCausalLM
         assert torch.equal(again.eval()(ids).logits, ours(ids).logits)
+
+    def test_arguments_of_from_pretrained(self, mamba, mamba_folder, tmp_path):
+        ids = torch.randint(0, 60, (2, 20))
+        expected = SelectiveSSMForCausalLM.from_pretrained(mamba_folder)
+        assert expected.name_or_path == expected.config.name_or_path == str(mamba_folder)
+        mamba.save_pretrained(tmp_path / "below", variant="other", max_shard_size="20KB")
+        devices = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "lm_head": "cpu"}
+        for source, arguments in (
+            (tmp_path, {"subfolder": "below", "variant": "other"}),
+            (mamba_folder, {"device_map": devices, "offload_folder": tmp_path / "offload"}),
+            (mamba_folder, {"config": SelectiveSSMConfig.from_pretrained(mamba_folder, tau_weight=0.1)}),
+        ):
+            with torch.no_grad():
+                found = SelectiveSSMForCausalLM.from_pretrained(source, **arguments)(ids).logits
+            assert torch.equal(found, expected(ids).logits)
+        changed, info = SelectiveSSMForCausalLM.from_pretrained(
+            mamba_folder, sobolev_trainable=True, dtype=torch.float64, output_loading_info=True
+        )
+        assert info["missing_keys"] == {f"model.layers.{i}.mixer.scan.sobolev_order" for i in range(3)}
+        assert changed.dtype == torch.float64
 
     def test_initial_weights_follow_the_same_laws(self):
         arguments = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 4, "rescale_prenorm_residual": True}

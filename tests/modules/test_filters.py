@@ -8,7 +8,7 @@ import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaForMaskedLM
 from hf_ssm.modules.filters import LongFilter, build_filter, implicit, sinusoid
-from hf_ssm.ops.transfer import frequency_grid
+from hf_ssm.ops.lti.transfer import frequency_grid
 
 KINDS = ["implicit", "sinusoid", "s4d", "s4"]
 STORED = ["stored", "learned"]

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ssm.ops import long_conv as module
-from hf_ssm.ops.kernels import use_kernels
-from hf_ssm.ops.long_conv import kernel_spectrum, long_conv, long_conv_reference, next_fast_len
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.long_conv import fft as module
+from hf_ssm.ops.long_conv import long_conv, long_conv_reference, next_fast_len
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def small_blocks() -> Iterator[None]:
 @pytest.fixture
 def transforms() -> Iterator[None]:
     """The transforms whatever `HF_SSM_KERNELS` says, for what is theirs alone."""
-    with use_kernels("torch"):
+    with use_backend("torch"):
         yield
 
 
@@ -281,30 +281,6 @@ def test_scratch_does_not_grow_with_the_batch(monkeypatch):
 
 
 @pytest.mark.usefixtures("transforms")
-@pytest.mark.parametrize("length", [6, 33])
-@pytest.mark.parametrize("back", [None, 5])
-def test_a_known_spectrum_changes_no_bit(length, back):
-    inputs = [randn(2, length, 3), randn(3, 20, seed=1), *([] if back is None else [randn(3, back, seed=2)])]
-    spectrum = kernel_spectrum(*inputs[1:], length=length, dtype=torch.float64)
-    assert (spectrum is None) == (length == 6 and back is None)
-    plain = gradients(long_conv, inputs, [True] * len(inputs))
-    given_one = gradients(lambda *args: long_conv(*args, spectrum=spectrum), inputs, [True] * len(inputs))
-    with torch.no_grad():
-        assert torch.equal(long_conv(*inputs), plain[0])
-    assert all(torch.equal(*pair) for pair in zip(plain, given_one, strict=True))
-
-
-@pytest.mark.usefixtures("transforms")
-def test_a_spectrum_of_other_sizes_is_refused():
-    u, kernel = randn(2, 33, 3), randn(3, 20, seed=1)
-    spectrum = kernel_spectrum(kernel, length=40, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"spectrum must be of shape \(3, 28\).* got \(3, 31\)"):
-        long_conv(u, kernel, spectrum=spectrum)
-    with pytest.raises(ValueError, match=r"complex128, got .*complex64"):
-        long_conv(u, kernel, spectrum=kernel_spectrum(kernel.float(), length=33))
-
-
-@pytest.mark.usefixtures("transforms")
 @pytest.mark.parametrize("length", [6, 40])
 def test_the_operators_keep_the_rules_of_operators(length):
     u, kernel = randn(2, length, 3).requires_grad_(), randn(3, 5, seed=1).requires_grad_()
@@ -352,7 +328,7 @@ def test_autocast_does_not_reach_it(length):
 def test_the_reference_serves_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.fft, "rfft", None)
     u, kernel = randn(1, 30, 2).requires_grad_(), randn(2, 30, seed=1)
-    with use_kernels("reference"):
+    with use_backend("reference"):
         (grad,) = torch.autograd.grad(long_conv(u, kernel).pow(2).sum(), u, create_graph=True)
         grad.sum().backward()
         assert long_conv(u.detach().bfloat16(), kernel.float()).dtype == torch.bfloat16

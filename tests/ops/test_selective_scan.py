@@ -9,10 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
-from hf_ssm.ops import chunked_scan
-from hf_ssm.ops import selective_scan as module
-from hf_ssm.ops.kernels import use_kernels
-from hf_ssm.ops.selective_scan import scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
+import hf_ssm.ops.selective_scan as module
+from hf_ssm.ops.backends import Implementation, Operation, use_backend
+from hf_ssm.ops.selective_scan import chunked as chunked_scan
+from hf_ssm.ops.selective_scan import hub, scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
 
 BATCH, CHANNELS, STATES = 3, 4, 3
 # Tensors by the name of the argument; Any, for they are unpacked beside flags.
@@ -32,7 +33,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     choice = getattr(request, "param", "torch")
     if choice == "numba":
         pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
-    with use_kernels(choice):
+    with use_backend(choice):
         yield
 
 
@@ -100,7 +101,7 @@ def test_values_and_gradients_match_the_reference(length, is_complex, shared):
 @pytest.mark.parametrize("length", [7, 8, 9, 30])
 def test_short_chunks_and_blocks_of_one_sequence(monkeypatch, length, is_complex):
     monkeypatch.setattr(chunked_scan, "_MAX_CHUNK", 4)
-    monkeypatch.setattr(chunked_scan, "_CPU_BLOCK", 1)
+    monkeypatch.setattr(chunked_scan, "_NUMBERS_PER_THREAD", 1)
     assert_parity(scan_inputs(length, is_complex))
 
 
@@ -353,6 +354,24 @@ def test_step_is_pure_and_keeps_types():
     torch.testing.assert_close(selective_scan_step(**bare), with_zero)
 
 
+@pytest.mark.parametrize("implementation", ["torch", "numba", "reference"], indirect=True)
+@COMPLEX
+def test_steps_skip_masked_rows(is_complex):
+    inputs = {k: v.detach() for k, v in scan_inputs(9, is_complex).items()}
+    mask = torch.rand(BATCH, 9, generator=torch.Generator().manual_seed(0)) < 0.6
+    expected, last = selective_scan_reference(**inputs, mask=mask, delta_softplus=True, return_last_state=True)
+    dirty = {k: v.masked_fill(~mask[..., None], torch.nan) if k in STEPWISE else v for k, v in inputs.items()}
+    state, rows = dirty.pop("initial_state"), []
+    for t in range(9):
+        now = {k: v[:, t] if k in STEPWISE else v for k, v in dirty.items()}
+        y, state = selective_scan_step(**now, state=state, mask=mask[:, t], delta_softplus=True)
+        rows.append(y)
+    torch.testing.assert_close(torch.stack(rows, dim=1), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r"mask must have shape \(batch\) = \(3,\), got \(3, 9\)"):
+        selective_scan_step(**now, state=state, mask=mask)
+
+
 @BOTH
 @COMPLEX
 @pytest.mark.parametrize("cut", [1, 6, 19])
@@ -477,38 +496,49 @@ def _forbidden(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("went through the hub's function")
 
 
+@pytest.fixture
+def hub_on_cpu(monkeypatch) -> None:
+    """Lets the implementation by the hub's function run on CPU tensors too."""
+    operation = Operation(torch=chunked_scan.chunked_scan)
+    operation.implementations.insert(0, ("torch", None, Implementation(hub.hub_scan, hub.supports_hub_scan)))
+    monkeypatch.setattr(module, "_SELECTIVE_SCAN", operation)
+
+
 def test_cpu_never_asks_the_hub(monkeypatch):
-    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
+    monkeypatch.setattr(hub, "hub_selective_scan", _forbidden)
     selective_scan(**{k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"})
 
 
 @pytest.mark.parametrize("implementation", ["auto"], indirect=True)
-def test_what_the_hub_kernel_takes():
-    def ask(device: str = "cuda", **changes: Any) -> bool:
+def test_what_the_hub_kernel_supports():
+    def asks(device: str = "cuda", needs_last: bool = False, **changes: Any) -> bool:
         with FakeTensorMode():
             sizes = {"u": (2, 5, 4), "delta": (2, 5, 4), "A": (4, 3), "B": (2, 5, 3), "C": (2, 5, 3)}
             tensors = {name: torch.empty(size, device=device) for name, size in sizes.items()}
             for name, (size, dtype) in changes.items():
                 tensors[name] = torch.empty(size, device=device, dtype=dtype)
-            return module._uses_hub_kernel(module._Arguments(**tensors))
+            tensors["u"].requires_grad_(needs_last)
+            arguments = ScanTensors(**tensors), False, None, needs_last
+            return module._SELECTIVE_SCAN.choose(*arguments) is hub.hub_scan
 
-    assert ask()
-    assert ask(u=((2, 5, 4), torch.bfloat16))
-    assert ask(A=((4, 256), torch.float32))
-    assert not ask("cpu")
-    assert not ask("meta")
-    assert not ask(A=((4, 257), torch.float32))
-    assert not ask(A=((4, 3), torch.complex64))
-    assert not ask(u=((2, 5, 4), torch.float64))
-    assert not ask(state=((2, 4, 3), torch.float32))
-    with use_kernels("torch"):
-        assert not ask()
+    assert asks()
+    assert asks(u=((2, 5, 4), torch.bfloat16))
+    assert asks(A=((4, 256), torch.float32))
+    assert not asks("cpu")
+    assert not asks("meta")
+    assert not asks(A=((4, 257), torch.float32))
+    assert not asks(A=((4, 3), torch.complex64))
+    assert not asks(u=((2, 5, 4), torch.float64))
+    assert not asks(state=((2, 4, 3), torch.float32))
+    assert not asks(needs_last=True)
+    with use_backend("torch"):
+        assert not asks()
 
 
+@pytest.mark.usefixtures("hub_on_cpu")
 @SHARED
 @pytest.mark.parametrize("left_out", [(), ("D", "z", "delta_bias")])
-def test_hub_fallback_matches_the_reference(monkeypatch, shared, left_out):
-    monkeypatch.setattr(module, "_uses_hub_kernel", lambda args: True)
+def test_hub_fallback_matches_the_reference(shared, left_out):
     names = [k for k in scan_inputs(1) if k not in (*left_out, "initial_state")]
     single, double = (scan_inputs(17, shared=shared, dtype=dtype) for dtype in (torch.float32, torch.float64))
     inputs, expected_inputs = ({k: tensors[k] for k in names} for tensors in (single, double))
@@ -521,17 +551,29 @@ def test_hub_fallback_matches_the_reference(monkeypatch, shared, left_out):
     torch.testing.assert_close(last.double(), expected_last, rtol=1e-5, atol=1e-5)
 
 
-def test_hub_kernel_is_passed_by_where_the_last_state_learns(monkeypatch):
-    monkeypatch.setattr(module, "_uses_hub_kernel", lambda args: True)
-    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
-    inputs = {k: v for k, v in scan_inputs(5).items() if k != "initial_state"}
-    assert_parity(inputs, last=True)
+@pytest.mark.usefixtures("hub_on_cpu")
+@pytest.mark.parametrize("softplus", [False, True])
+def test_the_hub_kernel_skips_masked_positions(softplus):
+    inputs = {k: v.detach() for k, v in scan_inputs(9, dtype=torch.float32).items() if k != "initial_state"}
+    mask = torch.ones(BATCH, 9, dtype=torch.bool)
+    mask[0, 2:5] = mask[1, 7:] = False
+    options = {"mask": mask, "delta_softplus": softplus, "return_last_state": True}
+    found, expected = (scan(**inputs, **options) for scan in (selective_scan, selective_scan_reference))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hub_on_cpu")
+def test_hub_kernel_is_not_used_where_the_last_state_has_a_gradient(monkeypatch):
+    monkeypatch.setattr(hub, "hub_selective_scan", _forbidden)
+    inputs = {k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"}
+    selective_scan(**inputs, return_last_state=True)
     with pytest.raises(AssertionError, match="went through"):
         selective_scan(**inputs)
     with torch.no_grad(), pytest.raises(AssertionError, match="went through"):
         selective_scan(**inputs, return_last_state=True)
 
 
+@pytest.mark.usefixtures("hub_on_cpu")
 @pytest.mark.parametrize(
     ("half", "expected"), [(("u", "delta", "B", "C", "z"), torch.bfloat16), (("u",), torch.float32)]
 )
@@ -543,8 +585,7 @@ def test_what_the_hub_kernel_is_given(monkeypatch, half, expected):
         assert (delta_softplus, return_last_state) == (True, True)
         return u, A.new_zeros(len(u), *A.shape)
 
-    monkeypatch.setattr(module, "_uses_hub_kernel", lambda args: True)
-    monkeypatch.setattr(module, "hub_selective_scan", kernel)
+    monkeypatch.setattr(hub, "hub_selective_scan", kernel)
     inputs = {k: v for k, v in scan_inputs(5, shared=True, dtype=torch.float32).items() if k != "initial_state"}
     inputs |= {k: inputs[k].bfloat16() for k in half} | {"D": inputs["D"].bfloat16()}
     y = selective_scan(**inputs, delta_softplus=True)
@@ -624,6 +665,7 @@ def test_errors_of_the_step_and_the_matrix():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_compiles_as_one_graph(is_complex):
+    torch._dynamo.reset()
     inputs = scan_inputs(20, is_complex=is_complex)
     compiled = torch.compile(selective_scan, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**inputs), selective_scan(**inputs), rtol=1e-9, atol=1e-9)

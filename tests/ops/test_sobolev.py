@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.hippo import initial_eigenvalues
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.sobolev import causal_taps, circular_response, sobolev_weight, zero_phase_taps
 
 FREQUENCIES = ("bilinear", "normalized", "radian")

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.streaming_conv import StreamingConvolution
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 127, 128, 129, 130, 1100)
 SPLITS = {
@@ -358,7 +358,7 @@ class Work(TorchDispatchMode):
 def work_of(length: int, pieces: Callable[[int], Iterable[int]]) -> float:
     taps = Taps(randn(1, 4 * length, seed=1))
     # The reference is quadratic by its nature.
-    with use_kernels("torch"), torch.no_grad(), Work() as work:
+    with use_backend("torch"), torch.no_grad(), Work() as work:
         feed(StreamingConvolution(), randn(1, length, 1), taps, pieces(length))
     return work.total
 

@@ -30,7 +30,7 @@ def test_two_processes_find_the_same_as_one(tmp_path):
         for rank in "01"
     ]
     try:
-        errors = [worker.communicate(timeout=300)[1] for worker in workers]
+        errors = [worker.communicate(timeout=600)[1] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.hippo import legs_nplr
-from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_dense
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.dplr import dplr_dense
+from hf_ssm.ops.lti.hippo import legs_nplr
 from hf_ssm.theory.complexity import norm_bound, pad_moments, padding_terms, resampled_kernel, tau
 from hf_ssm.theory.moments import lag_moments
 

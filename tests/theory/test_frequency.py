@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import integrate
 
-from hf_ssm.ops.hippo import initial_eigenvalues
-from hf_ssm.ops.transfer import real_transfer
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.lti.transfer import real_transfer
 from hf_ssm.theory.frequency import (
     alpha_ceiling,
     alpha_max,

@@ -145,7 +145,7 @@ def run(rank: int, world: int) -> dict[str, Found]:
 def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{(folder / 'store').absolute()}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=600))
     torch.save(run(rank, world), folder / f"{rank}.pt")
     dist.destroy_process_group()
 

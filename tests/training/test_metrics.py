@@ -19,30 +19,19 @@ pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, ma
 @given(pairs)
 def test_classification_agrees_with_sklearn(examples):
     labels, predictions = np.array(examples).T
-    assert metrics.accuracy(labels, predictions) == pytest.approx(accuracy_score(labels, predictions), abs=1e-12)
-    assert metrics.macro_f1(labels, predictions) == pytest.approx(
-        f1_score(labels, predictions, average="macro", zero_division=0.0), abs=1e-12
-    )
+    found = metrics.classification_metrics(EvalPrediction(np.eye(4)[predictions], labels))
     constant = len(set(labels)) == 1 or len(set(predictions)) == 1
-    expected = 0.0 if constant else matthews_corrcoef(labels, predictions)
-    assert metrics.matthews_correlation(labels, predictions) == pytest.approx(expected, abs=1e-12)
+    expected = {
+        "accuracy": accuracy_score(labels, predictions),
+        "f1": f1_score(labels, predictions, average="macro", zero_division=0.0),
+        "mcc": 0.0 if constant else matthews_corrcoef(labels, predictions),
+    }
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_perfect_and_opposite_predictions():
-    labels = np.array([0, 1, 1, 0])
-    assert metrics.matthews_correlation(labels, labels) == pytest.approx(1.0)
-    assert metrics.matthews_correlation(labels, 1 - labels) == pytest.approx(-1.0)
-    assert metrics.macro_f1(labels, 1 - labels) == 0.0
-
-
-def test_constant_prediction_has_no_correlation():
-    assert metrics.matthews_correlation(np.array([0, 1, 1]), np.array([1, 1, 1])) == 0.0
-
-
-@pytest.mark.parametrize(("labels", "predictions"), [([], []), ([0, 1], [0]), ([[0]], [[0]])])
-def test_bad_shapes_are_refused(labels, predictions):
-    with pytest.raises(ValueError, match="labels"):
-        metrics.accuracy(np.array(labels, dtype=int), np.array(predictions, dtype=int))
+def test_labels_that_are_all_ignored_are_refused():
+    with pytest.raises(ValueError, match="there is no example"):
+        metrics.classification_metrics(EvalPrediction(np.zeros((2, 3), dtype=int), np.full((2, 3), -100)))
 
 
 def test_classification_metrics_take_logits_and_first_of_a_tuple():

@@ -10,7 +10,7 @@ from hf_ssm import SSMTrainer
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.training import SSMTrainingArguments
 
 HEAD = "ForSequenceClassification"

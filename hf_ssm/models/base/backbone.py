@@ -128,32 +128,6 @@ class SSMPreTrainedModel(PreTrainedModel):
         _remember_loading(model)
         return (model, info) if output_loading_info else model
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; also a model whose weights came from another library is saved under our names."""
-        kwargs.setdefault("save_original_format", False)
-        self._take_code_along()
-        super().save_pretrained(*args, **kwargs)
-
-    def _upload_modified_files(  # type: ignore[override]
-        self, working_dir: Any, repo_id: str, files_timestamps: Any, create_pr: bool = False, **kwargs: Any
-    ) -> Any:
-        """As in transformers; the commit also deletes weights in another sharding, which would be read instead."""
-        if SSMConfig.on_upload is None or create_pr:
-            parent: Any = super()
-            return parent._upload_modified_files(working_dir, repo_id, files_timestamps, create_pr=create_pr, **kwargs)
-        return SSMConfig.on_upload(working_dir, repo_id, files_timestamps, **kwargs)
-
-    def _take_code_along(self) -> None:
-        """Have code that came with a checkpoint saved with this model too.
-
-        transformers does so for classes that an Auto class has loaded, and would leave it behind for the backbone of
-        such a model. In hf_ssm itself, the configuration sees to the code.
-        """
-        if type(self.config).on_save is None and not self.is_remote_code():
-            for auto_class, where in (getattr(self.config, "auto_map", None) or {}).items():
-                if where.rpartition(".")[2] == type(self).__name__:
-                    type(self).register_for_auto_class(auto_class)
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         initial_parameters: Any = getattr(module, "initial_parameters", None)

@@ -1,16 +1,17 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-import difflib
+import importlib
 import math
 import os
 from dataclasses import fields
-from typing import Any, Callable, ClassVar
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.models.base.loading import converter_for
+from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
 
@@ -119,11 +120,6 @@ class SSMConfig(PreTrainedConfig):
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
-    # Set by `hf_ssm` itself; called with the configuration and the folder it is saved to, it adds the code that loads
-    # the model. Code that came with a checkpoint is copied by transformers.
-    on_save: ClassVar[Callable[["SSMConfig", str | os.PathLike[str]], None] | None] = None
-    # Likewise; it does what the `_upload_modified_files` of a model does.
-    on_upload: ClassVar[Callable[..., Any] | None] = None
 
     vocab_size: int = 12
     hidden_size: int = 128
@@ -183,8 +179,8 @@ class SSMConfig(PreTrainedConfig):
         for name in kwargs:
             if name in known or name.startswith("_"):
                 continue
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"the arguments are {', '.join(sorted(known))}."
+            near = closest_name(name, known)
+            hint = f"did you mean `{near}`?" if near else f"the arguments are {', '.join(sorted(known))}."
             raise ValueError(f"{type(self).__name__} has no argument `{name}` (given {kwargs[name]!r}): {hint}")
 
     @classmethod
@@ -221,9 +217,9 @@ class SSMConfig(PreTrainedConfig):
         """
         known = cls._known()
         for name in kwargs.keys() - known:
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-            if near:
-                raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near[0]}`?")
+            near = closest_name(name, known, cutoff=0.8)
+            if near is not None:
+                raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near}`?")
         foreign = {name: value for name, value in config_dict.items() if name not in known and name[:1] != "_"}
         if foreign:
             logger.warning_once(f"{cls.__name__} does not know {', '.join(map(repr, sorted(foreign)))} of its file.")
@@ -234,15 +230,19 @@ class SSMConfig(PreTrainedConfig):
         return found
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers; beside the file lies the code that loads the model where hf_ssm is not installed."""
-        if SSMConfig.on_save is None:
-            super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-            return
-        if not os.path.isfile(save_directory):
-            SSMConfig.on_save(self, save_directory)
+        """Save the configuration together with the code that loads the model without hf_ssm.
+
+        Args:
+            save_directory: Folder; created if missing.
+            push_to_hub: Also push the folder's new files to the Hub.
+            kwargs: `repo_id` (default: the name of the folder) and further arguments of `push_to_hub`.
+        """
+        # transformers itself copies the code of classes that were loaded from a checkpoint.
+        if not self.is_remote_code() and not os.path.isfile(save_directory):
+            importlib.import_module("hf_ssm.models.bundle").write_code(self, save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:
-            # In one go with saving, transformers would leave the code behind.
+            # With `push_to_hub` above, transformers would upload what was written after the code.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check(self) -> None:

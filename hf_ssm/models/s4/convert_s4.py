@@ -15,8 +15,8 @@ from torch import Tensor
 from hf_ssm.models.base.converter import Converter, check_names, check_tensor, check_tensors, widest
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
-from hf_ssm.ops.discretize import bilinear_dense
-from hf_ssm.ops.lti_kernel import dplr_dense
+from hf_ssm.ops.lti.discretize import bilinear_dense
+from hf_ssm.ops.lti.dplr import dplr_dense
 
 __all__ = ["CONVERTERS", "ConvertedLayer", "S4Converter", "layer_from_state_dict"]
 
@@ -81,12 +81,7 @@ class ConvertedLayer(NamedTuple):
 
 
 class S4Converter(Converter):
-    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`).
-
-    Options:
-        norm_first: Whether the norms precede the layers (`--prenorm` of the example); default false.
-        discretization: `"zoh"` or `"bilinear"`; default: that of the version.
-    """
+    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`)."""
 
     name = "state-spaces/s4"
     options = ("norm_first", "discretization")
@@ -95,7 +90,13 @@ class S4Converter(Converter):
         return any(_STEP.search(name) for name in names)
 
     def convert(
-        self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **options: Any
+        self,
+        state_dict: Mapping[str, Tensor],
+        config: Mapping[str, Any] | None = None,
+        *,
+        norm_first: bool = False,
+        discretization: str | None = None,
+        **unused: Any,
     ) -> S4ForSequenceClassification:
         """Convert a state dict to a classifier that reads `input_values` `(B, L, C)`.
 
@@ -107,12 +108,43 @@ class S4Converter(Converter):
                 `(K, H)`, `decoder.bias`, and the layers `s4_layers.i.`, see `layer_from_state_dict`. All names may
                 begin with `module.`.
             config: Unused.
-            **options: See the class.
+            norm_first: Whether the norms precede the layers (`--prenorm` of the example).
+            discretization: `"zoh"` or `"bilinear"`; default: that of the version.
 
         Raises:
             ValueError: Tensors that are missing, unknown, of another shape or not finite; layers of different kinds.
         """
-        return _convert_example(state_dict, **options)
+        if state_dict and all(name.startswith("module.") for name in state_dict):
+            state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
+        layers = _layers_of(state_dict)
+        outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
+        shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
+        for index in range(len(layers)):
+            shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
+        shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
+        check_names(outside, shapes, "the example of state-spaces/s4")
+        parts = [
+            layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
+            for index, layer in enumerate(layers)
+        ]
+        options = parts[0].options
+        for index, part in enumerate(parts):
+            if part.options != options:
+                raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
+        sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
+        arguments: dict[str, Any] = {
+            "num_input_channels": sizes["C"],
+            "num_hidden_layers": len(parts),
+            "num_labels": sizes["K"],
+            "pooling": "mean",
+            "norm_first": norm_first,
+            "use_final_norm": False,
+        }
+        model = S4ForSequenceClassification(S4Config(**arguments, **options))
+        if widest(state_dict.values()) == torch.float64:
+            model.double()
+        model.load_state_dict(_rename(outside, [part.parameters for part in parts]))
+        return model.eval()
 
 
 def layer_from_state_dict(
@@ -290,43 +322,6 @@ def _of_any_length(filter: Mapping[str, Tensor], taps: int, name: str) -> Tensor
     found = torch.view_as_real(solved).to(filter["C"].dtype)
     check_tensor(f"{name}, for any length,", found)
     return found
-
-
-def _convert_example(
-    state_dict: Mapping[str, Tensor], *, norm_first: bool = False, discretization: str | None = None
-) -> S4ForSequenceClassification:
-    if state_dict and all(name.startswith("module.") for name in state_dict):
-        state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-    layers = _layers_of(state_dict)
-    outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
-    shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
-    for index in range(len(layers)):
-        shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
-    shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
-    check_names(outside, shapes, "the example of state-spaces/s4")
-    parts = [
-        layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
-        for index, layer in enumerate(layers)
-    ]
-    options = parts[0].options
-    for index, part in enumerate(parts):
-        if part.options != options:
-            raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
-    sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
-    arguments: dict[str, Any] = {
-        "num_input_channels": sizes["C"],
-        "num_hidden_layers": len(parts),
-        "num_labels": sizes["K"],
-        "pooling": "mean",
-        "norm_first": norm_first,
-        "use_final_norm": False,
-    }
-    config = S4Config(**arguments, **options)
-    model = S4ForSequenceClassification(config)
-    if widest(state_dict.values()) == torch.float64:
-        model.double()
-    model.load_state_dict(_rename(outside, [part.parameters for part in parts]))
-    return model.eval()
 
 
 def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -6,15 +6,35 @@ mean τ of its operators. Padding is read as zeros by everything that mixes posi
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.plain import is_plain
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.state import LayerState
 
-__all__ = ["OutputProjection", "SelectiveMixer"]
+__all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
+
+
+def has_standard_forward(module: nn.Module | None, *kinds: type) -> bool:
+    """Whether calling a module does what `forward` of one of these classes does, so that a fused path may bypass it.
+
+    It does not if the module is of another class (a subclass, as of adapters, quantisation and parametrisations), has
+    hooks, or has a `forward` of its own, as accelerate gives it.
+    """
+    if type(module) not in kinds:
+        return False
+    # There is no public way to list hooks. Plain dictionary lookups, since decoding does this at every position.
+    own = module.__dict__
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or _has_any_global_hook()
+    )
 
 
 class OutputProjection(nn.Linear):
@@ -113,6 +133,6 @@ class SelectiveMixer(nn.Module):
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
-        if is_plain(self.activation, nn.SiLU, SiLUActivation):
+        if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
             return convolution(inputs, state, mask, "silu")
         return masked(self.activation(convolution(inputs, state, mask)), mask)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.lti_scan import Recurrence
+from hf_ssm.ops.lti.recurrence import Recurrence
 
 __all__ = ["LongFilter"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import fp32_empty, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.transfer import taps_response
+from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
 

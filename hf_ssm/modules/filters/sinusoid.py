@@ -13,8 +13,7 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.lti_kernel import sinusoid_kernel
-from hf_ssm.ops.transfer import sinusoid_response
+from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
 
 __all__ = ["SinusoidFilter"]
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.hippo import initial_eigenvalues, legs_nplr
-from hf_ssm.ops.lti_kernel import diagonal_kernel, dplr_dense, dplr_kernel
-from hf_ssm.ops.lti_scan import Recurrence, diagonal_recurrence, dplr_recurrence
-from hf_ssm.ops.transfer import diagonal_response, dplr_response
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
+from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
 
 __all__ = ["StateSpaceFilter"]
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled: without the interpreter's lock, kept on disk where a folder can be written."""
+"""Compilation of kernels by numba: without the interpreter's lock, and cached on disk where a folder is writable."""
 
 import logging
 from collections.abc import Callable
@@ -14,38 +14,39 @@ logger = logging.getLogger(__name__)
 
 
 def _sources() -> tuple[tuple[str, int, int], ...]:
-    """What changes when any kernel does."""
-    files = ((path.name, path.stat()) for path in sorted(Path(__file__).parent.glob("*.py")))
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
+    """A stamp that changes with the source of any kernel."""
+    ops = Path(__file__).parents[1]
+    files = ((path, path.stat()) for path in sorted((*ops.glob("cpu/*.py"), *ops.glob("*/numba*.py"))))
+    return tuple((path.relative_to(ops).as_posix(), stat.st_mtime_ns, stat.st_size) for path, stat in files)
 
 
 _SOURCES = _sources()
 
 
 @contextmanager
-def _without_failing():
-    """A cache that cannot be read or written (a full disk, a folder that has become read-only) is done without."""
+def _ignore_cache_errors():
+    """Continue without a cache that cannot be read or written (a full disk, a folder that became read-only)."""
     try:
         yield
     except OSError as error:
-        logger.debug("compiled kernels are not kept: %s", error)
+        logger.debug("compiled kernels are not cached: %s", error)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call for the types it is called with.
+    """Compile a function for the types of its arguments at its first call.
 
-    The machine code is kept in `NUMBA_CACHE_DIR`, beside the source or in the user's cache folder; where none can be
-    written, each process compiles for itself.
+    The machine code is cached in `NUMBA_CACHE_DIR`, beside the source or in the user's cache folder; where none of
+    these is writable, each process compiles again.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        # numba says so when it finds no folder to write to.
+        # Raised by numba where it finds no writable folder.
         return numba.njit(**options)(function)
     cache = dispatcher._cache
-    # numba swallows such errors on Windows only. Its stamp is that of the file the function is written in, but machine
-    # code holds the functions called as well.
-    cache._guard_against_spurious_io_errors = _without_failing
+    # There is no public way to change these: numba ignores cache errors on Windows only, and its stamp is that of the
+    # file that contains the function, while the machine code contains the functions that it calls, too.
+    cache._guard_against_spurious_io_errors = _ignore_cache_errors
     cache._cache_file._source_stamp = _SOURCES
     return dispatcher

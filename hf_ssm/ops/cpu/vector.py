@@ -1,8 +1,8 @@
-"""Vectors of 16 floating point numbers for compiled kernels, as LLVM's own vectors: AVX-512, AVX2 or NEON alike.
+"""Vectors of 16 floating point numbers for compiled kernels, as LLVM vectors for AVX-512, AVX2 or NEON.
 
-The compiler makes no vectors of loops with exponentials; with these types a kernel is written in vectors from the
-start. Memory is addressed by typed pointers (`pointer`), made of the integers that `Tensor.data_ptr` gives, and by
-numbers of elements. All functions but `pointer` serve float32 and float64; NaN in gives NaN out.
+The compiler does not vectorise loops with exponentials, so kernels use explicit vectors. Memory is addressed by typed
+pointers (`pointer`), created from `Tensor.data_ptr()`, and by numbers of elements. All functions support float32 and
+float64 and propagate NaN.
 """
 
 import math
@@ -44,14 +44,14 @@ __all__ = [
 ]
 
 LANES = 16
-# The decorator takes the typing context off the parameters, which a type checker does not see.
+# The decorator removes the typing context from the parameters, which type checkers do not know.
 intrinsic: Any = numba_intrinsic
-# A product and a sum may become one operation, and the sign of zero may change; sums keep their order.
+# Products and sums may be contracted, and the sign of zero may change; sums are not reordered.
 _FLAGS = ("contract", "nsz")
 
 
 class Vector(types.Type):
-    """Numba's type of a vector; `scalar` is that of its numbers."""
+    """Numba's type of a vector; `scalar` is the type of its numbers."""
 
     def __init__(self, scalar: types.Float):
         self.scalar = scalar
@@ -111,7 +111,7 @@ class _Emitter:
     def absolute(self, x: Any) -> Any:
         return self.call("fabs", x)
 
-    # A comparison with NaN is false, and the second of the two is taken: bounds come first, so that NaN stays.
+    # A comparison with NaN is false and selects the second operand; so the bound comes first to propagate NaN.
 
     def maximum(self, bound: Any, x: Any) -> Any:
         return self.builder.select(self.builder.fcmp_ordered(">", bound, x), bound, x)
@@ -142,14 +142,14 @@ class _Emitter:
         return self.div(one, self.add(one, self.exp_of_minus(x)))
 
     def softplus(self, x: Any) -> Any:
-        """max(x, 0) + log(1 + e) with e = exp(-|x|), the logarithm as 2 artanh(e / (2 + e)): no case to tell apart."""
+        """max(x, 0) + log(1 + e) with e = exp(-|x|), the logarithm as 2 artanh(e / (2 + e)), without branches."""
         e = self.exp_of_minus(self.absolute(x))
         s = self.div(e, self.add(self.const(2), e))
         series = self.polynomial(self.mul(s, s), _ARTANH_SINGLE if self.single else _ARTANH_DOUBLE)
         return self.fma(self.mul(self.const(2), s), series, self.maximum(self.const(0), x))
 
     def _half_turns(self, x: Any) -> tuple[Any, Any]:
-        """What is left of `x` turns when half turns are taken off, at most a quarter, and their sign."""
+        """The remainder of `x` turns modulo half a turn, at most a quarter, and the sign of the half turns."""
         half = self.call("rint", self.mul(self.const(2), x))
         odd = self.fma(self.const(-2), self.call("rint", self.mul(self.const(0.5), half)), half)
         sign = self.fma(self.mul(self.const(-2), odd), odd, self.const(1))
@@ -165,7 +165,7 @@ class _Emitter:
         return self.mul(self.mul(sign, rest), series)
 
 
-# 2^f on [-1/2, 1/2], within 1e-7: the polynomial that is 1 at 0 whose largest relative error is least.
+# 2^f on [-1/2, 1/2] within 1e-7: the minimax polynomial (relative error) among those that are 1 at 0.
 _EXP2_SINGLE = (0.0013264738954603672, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.693146978, 1.0)
 _EXP2_DOUBLE = tuple(math.log(2) ** k / math.factorial(k) for k in range(13, -1, -1))
 # artanh(s) / s in powers of s² <= 1/9.
@@ -179,7 +179,7 @@ def _circular(first: int, terms: int) -> tuple[float, ...]:
     return tuple((-1) ** (k // 2) * math.tau**k / math.factorial(k) for k in exponents)
 
 
-# For r² <= 1/16 the first term left out is below the rounding.
+# For r² <= 1/16 the first omitted term is below the rounding error.
 _COS_SINGLE, _COS_DOUBLE = _circular(0, 7), _circular(0, 12)
 _SIN_SINGLE, _SIN_DOUBLE = _circular(1, 7), _circular(1, 12)
 
@@ -206,14 +206,14 @@ def shifted(typing: Any, at: Any, index: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, at: Any, index: Any) -> Any:
-    """Have the cache line of `at[index]` fetched; any address will do, also one past the end."""
+    """Prefetch the cache line of `at[index]`; any address is allowed, also beyond the end."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
-        # To read, into the nearest cache, of data.
+        # Arguments: read, into the first-level cache, data.
         builder.call(function, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -265,7 +265,7 @@ def copy_transposed(typing: Any, source: Any, at: Any, row: Any, target: Any, to
         for _ in range(LANES):
             rows.append(_access(kind, builder.load(_place(builder, kind, source, at))))
             at = builder.add(at, row)
-        # Squares of 2, 4, 8 and 16 numbers exchange the corners off their diagonals.
+        # Squares of 2, 4, 8 and 16 numbers exchange their off-diagonal quarters.
         for size in (1, 2, 4, 8):
             for i in range(LANES):
                 if not i & size:
@@ -290,7 +290,7 @@ def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
 
 
 def _mask(builder: Any, lanes: Any) -> Any:
-    """Which of 16 lanes come before the number `lanes`."""
+    """Mask of the first `lanes` of 16 lanes."""
     kind = ir.VectorType(lanes.type, LANES)
     numbers = ir.Constant(kind, [ir.Constant(lanes.type, i) for i in range(LANES)])
     return builder.icmp_signed("<", numbers, _spread(builder, kind, lanes))
@@ -316,7 +316,7 @@ def _masked(builder: Any, kind: Vector, name: str, result: ir.Type, arguments: S
 
 @intrinsic
 def load_some(typing: Any, at: Any, index: Any, lanes: Any) -> Any:
-    """`at[index : index + lanes]` with zeros behind, for up to 16 `lanes`."""
+    """`at[index : index + lanes]` padded with zeros, for up to 16 `lanes`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind, emitter = signature.return_type, _Emitter(builder, signature.return_type)
@@ -377,7 +377,7 @@ def constant(typing: Any, value: Any, like: Any) -> Any:
 
 
 def _operation(name: str, operands: int, meaning: str) -> Callable[..., Any]:
-    """The intrinsic of a method of `_Emitter` that takes vectors to a vector."""
+    """The intrinsic of a method of `_Emitter` that maps vectors to a vector."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return getattr(_Emitter(builder, signature.return_type), name)(*arguments)
@@ -402,8 +402,8 @@ mul = _operation("mul", 2, "`x y`.")
 div = _operation("div", 2, "`x / y`.")
 fma = _operation("fma", 3, "`x y + z`, rounded once.")
 absolute = _operation("absolute", 1, "`|x|`.")
-maximum = _operation("maximum", 2, "`max(bound, x)`; NaN of `x` stays.")
-minimum = _operation("minimum", 2, "`min(bound, x)`; NaN of `x` stays.")
+maximum = _operation("maximum", 2, "`max(bound, x)`; propagates NaN of `x`.")
+minimum = _operation("minimum", 2, "`min(bound, x)`; propagates NaN of `x`.")
 exp2 = _operation("exp2", 1, "`2^x`.")
 cos_turns = _operation("cos_turns", 1, "`cos(2πx)`.")
 sin_turns = _operation("sin_turns", 1, "`sin(2πx)`.")
@@ -413,7 +413,7 @@ softplus = _operation("softplus", 1, "`log(1 + exp(x))`.")
 
 @intrinsic
 def total(typing: Any, x: Any) -> Any:
-    """The sum of the lanes, in an order of the machine's choice."""
+    """The sum of the lanes, in an order that depends on the machine."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         emitter = _Emitter(builder, signature.args[0])

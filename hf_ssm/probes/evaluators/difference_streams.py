@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.streaming_conv import Taps
+from hf_ssm.ops.long_conv.streaming import Taps
 
 __all__ = ["DifferenceStream", "LastPositionStream"]
 

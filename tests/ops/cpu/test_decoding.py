@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-from hf_ssm.ops.cpu.decoding import BlockOptions, BlocksStep, BlockWeights, blocks_step_reference
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan_step
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference
+from hf_ssm.ops.selective_scan.numba_decoding import BlocksStep
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 
@@ -102,9 +103,9 @@ def test_the_step_of_the_scan(batch, channels, states, flags, dtype):
         "z": torch.randn(batch, 2 * channels).to(dtype)[:, channels:] if with_gate else None,
         "delta_softplus": softplus,
     }
-    with use_kernels("numba"):
+    with use_backend("numba"):
         y, state = selective_scan_step(**arguments)
-    with use_kernels("torch"):
+    with use_backend("torch"):
         expected = selective_scan_step(**arguments)
     assert y.dtype == dtype
     tolerance = TOLERANCE[precise] if dtype != torch.bfloat16 else 1e-2

@@ -17,11 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-from hf_ssm.ops.cpu import scan_tiles, vector
-from hf_ssm.ops.cpu import selective_scan as operator
-from hf_ssm.ops.cpu.selective_scan import _backward, _forward
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
+from hf_ssm.ops.selective_scan.numba import _backward, _forward
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 ALONG = ("u", "delta", "B", "C", "z")
@@ -30,7 +28,7 @@ OPTIONS = ("D", "z", "delta_bias", "initial_state", "mask")
 
 @pytest.fixture(autouse=True)
 def implementation() -> Iterator[None]:
-    with use_kernels("numba"):
+    with use_backend("numba"):
         yield
 
 
@@ -142,7 +140,7 @@ def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
     inputs["mask"][1, [3, 20]] = True
     bad = {k: v.masked_fill(~inputs["mask"][..., None], math.nan) if k in ALONG else v for k, v in inputs.items()}
     bad["u"].masked_fill_(bad["u"].isnan(), math.inf)
-    with use_kernels(kernels):
+    with use_backend(kernels):
         actual = outputs_and_gradients(selective_scan, learning(bad))
     for b, seen in enumerate(inputs["mask"]):
         alone = {k: v[b : b + 1] if k in (*ALONG, "initial_state") else v for k, v in inputs.items() if k != "mask"}
@@ -160,7 +158,7 @@ def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
 @pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
 def test_all_masked_and_none_masked(kernels):
     inputs = scan_inputs()
-    with use_kernels(kernels):
+    with use_backend(kernels):
         none, every = torch.zeros(2, 37, dtype=torch.bool), torch.ones(2, 37, dtype=torch.bool)
         y, last = selective_scan(**(inputs | {"mask": none}), return_last_state=True, delta_softplus=True)
         assert (y == 0).all()
@@ -237,6 +235,7 @@ def test_the_operators_pass_torchs_own_checks():
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_compiles_as_one_graph_with_gradients(is_complex, dynamic):
+    torch._dynamo.reset()
     compiled = torch.compile(selective_scan, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     for length in (20, 33):
         inputs = learning(scan_inputs(length=length, is_complex=is_complex))
@@ -290,8 +289,8 @@ def test_a_forked_child_computes_the_same():
         queue = context.Queue()
         child = context.Process(target=_in_child, args=(queue, inputs))
         child.start()
-        actual = queue.get(timeout=60)
-        child.join(timeout=60)
+        actual = queue.get(timeout=600)
+        child.join(timeout=600)
         assert child.exitcode == 0
     finally:
         torch.set_num_threads(before)
@@ -361,23 +360,12 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_of_gloo(tmp_path):
     commands = [[sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path / "meet")] for rank in range(2)]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [process.communicate(timeout=120)[1] for process in running]
+    errors = [process.communicate(timeout=600)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
-
-
-def test_importing_the_operator_imports_no_numba():
-    script = "import sys, hf_ssm.ops.selective_scan; print('numba' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
-
-
-def test_sizes_that_are_written_twice():
-    # The operator's module cannot import them: they stand beside numba.
-    sizes = scan_tiles.TILE, vector.LANES, scan_tiles.GROUP
-    assert sizes == (operator._TILE, operator._LANES, operator._GROUP)
 
 
 @pytest.mark.parametrize("batch", [15, 16, 33, 70])

@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-from hf_ssm.ops.cpu import short_conv as compiled_conv
-from hf_ssm.ops.kernels import use_kernels
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.short_conv import numba as numba_short_conv
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend, short_conv_reference
 
 
 @pytest.fixture(autouse=True)
 def compiled_kernels() -> Iterator[None]:
-    with use_kernels("numba"):
+    with use_backend("numba"):
         yield
 
 
@@ -51,14 +51,14 @@ def test_values_and_gradients_match_the_reference(kernels, shape, bidirectional,
     arguments = make(*shape, bias)
     mask = torch.rand(shape[:2]) < 0.7 if masked else None
     options = {"bidirectional": bidirectional, "activation": activation, "mask": mask}
-    with use_kernels(kernels):
+    with use_backend(kernels):
         y = short_conv(**arguments, **options)
     expected = short_conv_reference(**arguments, **options)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
     cotangent = torch.randn_like(y)
     found, wanted = (gradients(t, arguments, cotangent) for t in (y, expected))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    with use_kernels(kernels), torch.no_grad():
+    with use_backend(kernels), torch.no_grad():
         # Without gradients the kernel is called without the operator.
         assert torch.equal(short_conv(**arguments, **options), y)
 
@@ -67,7 +67,7 @@ def test_values_and_gradients_match_the_reference(kernels, shape, bidirectional,
 def test_tiles_of_time_and_blocks_of_channels_meet(length):
     arguments = make(2, length, 300, 4)
     y = short_conv(**arguments, activation="silu")
-    with use_kernels("torch"):
+    with use_backend("torch"):
         # The reference would take its time.
         expected = short_conv(**arguments, activation="silu")
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
@@ -83,7 +83,7 @@ def test_nan_at_padding_goes_nowhere(kernels):
     mask[0, :3] = mask[1, 6:] = False
     clean = arguments["u"].detach()
     dirty = clean.masked_fill(~mask.unsqueeze(-1), torch.nan).requires_grad_()
-    with use_kernels(kernels):
+    with use_backend(kernels):
         y = short_conv(dirty, arguments["weight"], arguments["bias"], activation="silu", mask=mask)
         du, dweight = torch.autograd.grad(y, [dirty, arguments["weight"]], torch.randn_like(y))
     assert (y[~mask] == 0).all() and (du[~mask] == 0).all()
@@ -102,7 +102,7 @@ def test_nan_in_nan_out():
 def test_half_precision_is_computed_in_single(kernels, dtype):
     arguments = {name: t.detach().to(dtype).requires_grad_() for name, t in make(2, 9, 5, 4).items()}
     precise = {name: t.detach().float().requires_grad_() for name, t in arguments.items()}
-    with use_kernels(kernels):
+    with use_backend(kernels):
         y = short_conv(**arguments, activation="silu")
     expected = short_conv_reference(**precise, activation="silu")
     assert y.dtype == dtype
@@ -132,7 +132,7 @@ def test_pieces_equal_the_whole(kernels, grad, taps, with_mask):
     arguments = make(2, 9, 18, taps)
     mask = torch.rand(2, 9) < 0.7 if with_mask else None
     u, weight, bias = arguments.values()
-    with use_kernels(kernels), torch.set_grad_enabled(grad):
+    with use_backend(kernels), torch.set_grad_enabled(grad):
         state, outputs, start = None, [], 0
         for length in (2, 1, 1, 4, 1):
             piece = slice(start, start + length)
@@ -153,7 +153,7 @@ def test_pieces_equal_the_whole(kernels, grad, taps, with_mask):
 def test_the_operator_keeps_the_rules_of_torch():
     arguments = make(2, 5, 6, 3, dtype=torch.float32)
     mask = torch.ones(2, 5, dtype=torch.bool)
-    torch.library.opcheck(compiled_conv._operator, (*arguments.values(), mask, 2, True))
+    torch.library.opcheck(numba_short_conv._operator, (*arguments.values(), mask, 2, True))
 
 
 def test_compiled_by_torch_without_a_break():
@@ -176,7 +176,7 @@ def test_checkpointed_and_under_autocast():
     found, wanted = (gradients(t, arguments, cotangent) for t in (y, expected))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     for kernels in ("numba", "torch"):
-        with use_kernels(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
+        with use_backend(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
             torch.testing.assert_close(short_conv(**arguments, activation="silu"), expected)
 
 
@@ -203,7 +203,7 @@ def test_threads_change_no_digit():
 
 def test_in_a_forked_process(monkeypatch):
     # Several tasks, but no tensor so large that torch itself would take threads, which do not survive a fork.
-    monkeypatch.setattr(compiled_conv, "_TASK_SIZE", 64)
+    monkeypatch.setattr(numba_short_conv, "_TASK_SIZE", 64)
     arguments = {name: t.detach() for name, t in make(3, 40, 20, 4).items()}
     before = torch.get_num_threads()
     torch.set_num_threads(2)

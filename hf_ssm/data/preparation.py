@@ -1,0 +1,130 @@
+"""From loaded splits to checked ones: names of the splits, labels, sequences, pixels."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from datasets import ClassLabel, Dataset, Image, List
+
+from hf_ssm.data.checks import RowName, check_column, check_sequences
+from hf_ssm.data.images import ImageOptions, images_to_pixels
+from hf_ssm.data.labels import check_no_missing, classes_in, label_kind, read_labels
+from hf_ssm.data.signals import check_signals, is_signal
+from hf_ssm.data.splits import split_name
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(
+    source: str,
+    loaded: Mapping[str, Dataset],
+    text_columns: Mapping[str, str],
+    label_column: str | None,
+    images: ImageOptions,
+    targets: bool,
+    places: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Dataset]:
+    """Check the rows of a data set and convert labels, signals and images.
+
+    Splits with other names than train, validation and test (or "valid", "val", "dev"), and splits whose labels are
+    all -1 (hidden), are dropped with a warning.
+
+    Args:
+        source: Name of the data in messages.
+        loaded: The splits.
+        text_columns: Argument name to the column it names, such as `sequence_column` to "text". Each must hold text;
+            that of `sequence_column` may hold signals or images.
+        label_column: Column of the labels, or None.
+        images: Conversion of images to pixels.
+        targets: Whether the labels are regression targets; see `read_labels`.
+        places: Split name to the names of its rows in messages; by default "17 of 'test'".
+
+    Raises:
+        ValueError: There is no split "train", a column is missing, or rows are unfit for training.
+    """
+    splits = _named_splits(source, loaded)
+    needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
+    for argument, column in needed.items():
+        check_column(argument, column, splits["train"].column_names, source)
+    if label_column is not None:
+        splits = splits if targets else _without_hidden_labels(source, splits, label_column)
+        splits = _with_clean_labels(source, splits, label_column, targets, places)
+    for argument, column in text_columns.items():
+        feature = splits["train"].features[column]
+        if argument == "sequence_column" and isinstance(feature, Image):
+            splits = images_to_pixels(splits, column, images)
+        elif argument == "sequence_column" and is_signal(feature):
+            values = (value for split in splits.values() for value in split.with_format("numpy")[column])
+            kind = check_signals(column, values, source, _row_name(splits, places))
+            splits = {name: split.cast_column(column, kind) for name, split in splits.items()}
+        else:
+            for name, split in splits.items():
+                check_sequences(column, list(split[column]), source, _row_name({name: split}, places), argument)
+    return splits
+
+
+def _named_splits(source: str, loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    named: dict[str, Dataset] = {}
+    for name, split in loaded.items():
+        target = split_name(name)
+        if target is None or target in named:
+            logger.warning("%s: dropped %d rows of split %r.", source, split.num_rows, name)
+        else:
+            named[target] = split
+    if "train" not in named:
+        raise ValueError(f"source={source!r} has the splits {list(loaded)} and no 'train'; choose another data set.")
+    return named
+
+
+def _without_hidden_labels(source: str, splits: dict[str, Dataset], label_column: str) -> dict[str, Dataset]:
+    kept = {}
+    for name, split in splits.items():
+        if name != "train" and label_kind(split, label_column) == "class" and set(split[label_column]) == {-1}:
+            logger.warning("%s: dropped split %r, whose labels are hidden (-1).", source, name)
+        else:
+            kept[name] = split
+    return kept
+
+
+def _with_clean_labels(
+    source: str,
+    splits: dict[str, Dataset],
+    label_column: str,
+    targets: bool,
+    places: Mapping[str, Sequence[str]] | None,
+) -> dict[str, Dataset]:
+    """Check labels over all splits and give them one feature."""
+    values = [value for split in splits.values() for value in split[label_column]]
+    row_name = _row_name(splits, places)
+    feature = splits["train"].features[label_column]
+    names = feature.feature if isinstance(feature, List) else feature
+    if isinstance(names, ClassLabel) and not targets:
+        check_no_missing(label_column, values, source, row_name)
+        found = {label for split in splits.values() for label in classes_in(split, label_column)}
+        outside = sorted(found.difference(range(names.num_classes)))
+        if outside:
+            raise ValueError(
+                f"label_column={label_column!r}: {source} has the labels {outside} outside of its {names.num_classes} "
+                "classes (-1 means hidden); choose another data set, or label_column=None."
+            )
+        return splits
+    labels, kind = read_labels(label_column, values, source, row_name, targets)
+    cleaned, start = {}, 0
+    for name, split in splits.items():
+        part = labels[start : start + split.num_rows]
+        start += split.num_rows
+        added = split.remove_columns(label_column).add_column(label_column, part, feature=kind)
+        cleaned[name] = added.select_columns(split.column_names)
+    return cleaned
+
+
+def _row_name(splits: Mapping[str, Dataset], places: Mapping[str, Sequence[str]] | None) -> RowName:
+    """Names of the rows of concatenated splits: "17 of 'test'", counted from 1, unless `places` has names."""
+
+    def name_of(index: int) -> str:
+        for name, split in splits.items():
+            if index < split.num_rows:
+                return f"{index + 1} of {name!r}" if places is None else places[name][index]
+            index -= split.num_rows
+        raise IndexError(index)
+
+    return name_of

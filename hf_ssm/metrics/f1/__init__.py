@@ -1,1 +1,0 @@
-"""The folder of a metric, as evaluate wants it."""

@@ -1,0 +1,133 @@
+"""Discretisation of `x' = A x + B u` with step size `dt`: zero-order hold and the bilinear (Tustin) rule.
+
+Dimensions: `N` states; `...` any leading dimensions, broadcast.
+"""
+
+import torch
+
+DISCRETIZATIONS = ("zoh", "bilinear")
+
+# Below these |x|, (exp(x) - 1) / x is computed by its series up to x^6 / 7!; above, the quotient and its
+# derivative lose at most eps / |x| to cancellation.
+_SERIES_BELOW = {torch.float32: 0.3, torch.complex64: 0.3, torch.float64: 3e-3, torch.complex128: 3e-3}
+
+
+def check_discretization(name: str) -> None:
+    """Raises a ValueError that lists the choices unless `name` is a known discretization."""
+    if name not in DISCRETIZATIONS:
+        raise ValueError(f"discretization must be one of {', '.join(map(repr, DISCRETIZATIONS))}, got {name!r}")
+
+
+def _expm1_over(x: torch.Tensor) -> torch.Tensor:
+    """`(exp(x) - 1) / x`, 1 at x = 0, accurate in value and gradient everywhere."""
+    small = x.abs() < _SERIES_BELOW.get(x.dtype, 0.3)
+    # Both branches of `where` receive a gradient, so the unused one must avoid 0 / 0.
+    apart = torch.where(small, torch.ones_like(x), x)
+    near = torch.where(small, x, torch.zeros_like(x))
+    series = torch.ones_like(x)
+    for k in range(7, 1, -1):
+        series = 1 + near / k * series
+    return torch.where(small, series, torch.expm1(apart) / apart)
+
+
+def zoh(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero-order hold of a diagonal system: `a_bar = exp(a dt)`, `b_bar = (exp(a dt) - 1) / a · b`.
+
+    Elementwise; real or complex; `b_bar` is `dt b` at `a = 0`, with a finite gradient.
+
+    Args:
+        a: Eigenvalues, any shape.
+        b: Input weights, broadcast with `a`.
+        dt: Step size, broadcast with `a`.
+
+    Returns:
+        `a_bar` and `b_bar` in the broadcast shape.
+
+    Source: Gu et al. 2022 (S4D), Section 3.1; the default of Liu & Li 2024.
+    """
+    x = a * dt
+    return torch.exp(x), _expm1_over(x) * dt * b
+
+
+def bilinear(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bilinear rule of a diagonal system.
+
+    `a_bar = (1 + a dt/2) / (1 - a dt/2)` and `b_bar = dt b / (1 - a dt/2)`, elementwise.
+
+    Args:
+        a: Eigenvalues, any shape, real or complex.
+        b: Input weights, broadcast with `a`.
+        dt: Step size, broadcast with `a`.
+
+    Returns:
+        `a_bar` and `b_bar` in the broadcast shape.
+
+    Source: Gu, Goel & Ré 2022 (S4), eq. (3).
+    """
+    half = a * dt / 2
+    inverse = 1 / (1 - half)
+    return (1 + half) * inverse, dt * inverse * b
+
+
+def _check_dense(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"a must have shape (..., N, N), got {tuple(a.shape)}; use zoh or bilinear for a diagonal")
+    if b.dim() < 1 or b.shape[-1] != a.shape[-1]:
+        raise ValueError(f"b must have shape (..., N) with N = {a.shape[-1]} as in a, got {tuple(b.shape)}")
+
+
+def zoh_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero-order hold of a dense system by one matrix exponential of `[[A, B], [0, 0]] dt`.
+
+    Does not invert `A`, which may be singular.
+
+    Args:
+        a: State matrices `(..., N, N)`, real or complex.
+        b: Input vectors `(..., N)`.
+        dt: Step size `(...)`.
+
+    Returns:
+        `A_bar` `(..., N, N)` and `B_bar` `(..., N)`.
+
+    Raises:
+        ValueError: `a` is not square, or `b` does not match it.
+
+    Source: Van Loan 1978 for the block matrix.
+    """
+    _check_dense(a, b)
+    scale = torch.as_tensor(dt, dtype=a.real.dtype, device=a.device)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-1], scale.shape)
+    n = a.shape[-1]
+    top = torch.cat([a.expand(*batch, n, n), b.to(a.dtype).expand(*batch, n).unsqueeze(-1)], dim=-1)
+    block = torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
+    exponential = torch.linalg.matrix_exp(block * scale[..., None, None])
+    return exponential[..., :n, :n], exponential[..., :n, n]
+
+
+def bilinear_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bilinear rule of a dense system.
+
+    `A_bar = (I - dt/2 A)^{-1} (I + dt/2 A)` and `B_bar = (I - dt/2 A)^{-1} dt B`, by one solve.
+
+    Args:
+        a: State matrices `(..., N, N)`, real or complex.
+        b: Input vectors `(..., N)`.
+        dt: Step size `(...)`.
+
+    Returns:
+        `A_bar` `(..., N, N)` and `B_bar` `(..., N)`.
+
+    Raises:
+        ValueError: `a` is not square or `b` does not match it.
+
+    Source: Gu, Goel & Ré 2022 (S4), eq. (3).
+    """
+    _check_dense(a, b)
+    scale = torch.as_tensor(dt, dtype=a.real.dtype, device=a.device)[..., None, None]
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    right = identity + scale / 2 * a
+    inputs = scale * b.to(a.dtype).unsqueeze(-1)
+    batch = torch.broadcast_shapes(right.shape[:-2], inputs.shape[:-2])
+    sides = torch.cat([right.expand(*batch, -1, -1), inputs.expand(*batch, -1, -1)], dim=-1)
+    solved = torch.linalg.solve((identity - scale / 2 * a).expand(*batch, -1, -1), sides)
+    return solved[..., :-1], solved[..., -1]

@@ -1,0 +1,118 @@
+"""Two-frequency sinusoid filter: kernel, state space form and frequency response.
+
+Dimensions: `L` length, `D` channels, `S` frequencies.
+
+Source: Nishikawa & Suzuki 2025, Section 3 (ii).
+"""
+
+import math
+
+import torch
+
+__all__ = ["sinusoid_kernel", "sinusoid_response", "sinusoid_ssm"]
+
+
+def _check_window(window: int) -> None:
+    if window < 1:
+        raise ValueError(f"window must be a positive number of positions, got {window!r}")
+
+
+def sinusoid_kernel(
+    c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int, length: int
+) -> torch.Tensor:
+    """Two-frequency filter `k[t] = c1 cos(2π a1 t / U) + c2 sin(2π a2 t / U)` for `t < U`, 0 from `t = U` on.
+
+    Args:
+        c1: Amplitude of the cosine `(D,)`.
+        c2: Amplitude of the sine `(D,)`.
+        a1: Frequency of the cosine in turns per window `(D,)`.
+        a2: Frequency of the sine in turns per window `(D,)`.
+        window: `U`, in positions.
+        length: Number of taps `L`.
+
+    Returns:
+        `(D, L)`.
+
+    Raises:
+        ValueError: `window` or `length` below 1.
+
+    Source: Nishikawa & Suzuki 2025, Section 3 (ii); the convolution sums over lags 0 to U - 1 (their proof of
+    Thm 4.2).
+    """
+    _check_window(window)
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length!r}")
+    t = torch.arange(min(window, length), device=a1.device, dtype=a1.dtype)
+    phase = 2 * math.pi / window * t
+    taps = c1.unsqueeze(-1) * torch.cos(a1.unsqueeze(-1) * phase) + c2.unsqueeze(-1) * torch.sin(
+        a2.unsqueeze(-1) * phase
+    )
+    return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+
+
+def sinusoid_ssm(
+    c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The filter of `sinusoid_kernel` as a discrete state space model of two rotations.
+
+    Its impulse response `C A_bar^t B_bar` equals the kernel for `t < window`, and continues beyond it.
+
+    Args:
+        c1: Amplitude of the cosine `(D,)`.
+        c2: Amplitude of the sine `(D,)`.
+        a1: Frequency of the cosine in turns per window `(D,)`.
+        a2: Frequency of the sine in turns per window `(D,)`.
+        window: `U`, in positions.
+
+    Returns:
+        `A_bar` `(D, 4, 4)`, `B_bar` `(D, 4)` and `C` `(D, 4)`, real.
+
+    Raises:
+        ValueError: `window` below 1.
+
+    Source: Nishikawa & Suzuki 2025, Appendix D.
+    """
+    _check_window(window)
+    rotations = []
+    for a in (a1, a2):
+        cos, sin = torch.cos(2 * math.pi / window * a), torch.sin(2 * math.pi / window * a)
+        rotations.append(torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2)))
+    empty = torch.zeros_like(rotations[0])
+    a_bar = torch.cat([torch.cat([rotations[0], empty], dim=-1), torch.cat([empty, rotations[1]], dim=-1)], dim=-2)
+    zero, one = torch.zeros_like(c1), torch.ones_like(c1)
+    return a_bar, torch.stack([one, zero, one, zero], dim=-1), torch.stack([c1, zero, zero, c2], dim=-1)
+
+
+def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:
+    """`Σ_{t < count} e^{ixt}` for real x, also where `e^{ix}` is 1 or near it."""
+    # Between -π and π, where the denominator does not vanish.
+    x = x - 2 * math.pi * torch.round(x.detach() / (2 * math.pi))
+    turns = x / (2 * math.pi)
+    return torch.polar(torch.ones_like(x), x * (count - 1) / 2) * count * torch.sinc(count * turns) / torch.sinc(turns)
+
+
+def sinusoid_response(
+    omega: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Response of `sinusoid_kernel`, whose taps end at its window: four finite geometric sums.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        c1: Amplitude of the cosine `(D,)`.
+        c2: Amplitude of the sine `(D,)`.
+        a1: Frequency of the cosine in turns per window `(D,)`.
+        a2: Frequency of the sine in turns per window `(D,)`.
+        window: `U`, in positions.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: `window` below 1.
+    """
+    _check_window(window)
+    omega = omega.to(torch.float64)
+    c1, c2, a1, a2 = (t.to(torch.float64).unsqueeze(-1) for t in (c1, c2, a1, a2))
+    cosine, sine = 2 * math.pi / window * a1, 2 * math.pi / window * a2
+    response = c1 / 2 * (_geometric(cosine - omega, window) + _geometric(-cosine - omega, window))
+    return response - 1j * c2 / 2 * (_geometric(sine - omega, window) - _geometric(-sine - omega, window))

@@ -1,0 +1,317 @@
+"""Frequency responses of discrete kernels and of Sobolev filters, and the real transfer function of Yu et al.
+
+Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` with conjugates),
+`L` taps.
+
+The response of a kernel is `H(ω) = Σ_l k_l e^{-iωl}` with ω in radians per sample; `z = e^{-iω}` is the unit delay.
+The continuous transfer functions are `diagonal_transfer` and `dplr_transfer`. Frequencies `(S,)` are shared by all
+channels, `(D, S)` are per channel. All results are float64 or complex128 and differentiable.
+"""
+
+import math
+
+import torch
+
+from hf_ssm.ops.lti.discretize import check_discretization, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
+from hf_ssm.ops.lti.krylov import dense_kernel
+from hf_ssm.ops.sobolev import FREQUENCIES
+
+# Size limit of temporary tables and matrices.
+_TEMPORARY_BYTES = 2**27
+
+
+def conjugate_poles(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Poles and residues of a diagonal system stored as conjugate pairs: `G(s) = Σ_n residue_n / (s - pole_n)`.
+
+    Args:
+        a: Eigenvalues `(D, H)`, one of each conjugate pair.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+
+    Returns:
+        Poles and residues, both `(D, 2 H)`, complex128, the stored half first.
+    """
+    residues = c.to(torch.complex128) * b
+    poles = a.to(torch.complex128)
+    return torch.cat([poles, poles.conj()], dim=-1), torch.cat([residues, residues.conj()], dim=-1)
+
+
+def real_transfer(
+    s: torch.Tensor, poles: torch.Tensor, residues: torch.Tensor, feed_through: torch.Tensor | float = 0.0
+) -> torch.Tensor:
+    """The paper's real transfer function, the real part of `Σ_n c_n / (is - a_n) + D`.
+
+    With `a_n = v_n + i w_n` and `c_n = ξ_n + i ζ_n` it is `Σ_n (ζ_n (s - w_n) - ξ_n v_n) / (v_n² + (s - w_n)²) + D`. A
+    system with this response is not causal: its impulse response is even.
+
+    Args:
+        s: Frequencies `(S,)` or `(..., S)`, real, in radians per unit of time.
+        poles: `(..., n)`, complex; not completed by conjugates.
+        residues: `(..., n)`, complex.
+        feed_through: A number or `(...)`.
+
+    Returns:
+        `(..., S)`, real.
+
+    Source: Yu et al. 2025, eq. (3).
+    """
+    v, offset = poles.real.unsqueeze(-2), s.unsqueeze(-1) - poles.imag.unsqueeze(-2)
+    xi, zeta = residues.real.unsqueeze(-2), residues.imag.unsqueeze(-2)
+    response = ((zeta * offset - xi * v) / (v.square() + offset.square())).sum(-1)
+    return response + torch.as_tensor(feed_through, device=response.device).unsqueeze(-1)
+
+
+def frequency_grid(count: int) -> torch.Tensor:
+    """`count` frequencies from 0 to π radians per sample, evenly spaced, both ends included, float64.
+
+    Raises:
+        ValueError: `count` below 2.
+    """
+    if count < 2:
+        raise ValueError(f"count must be at least 2 frequencies (0 and π), got {count!r}")
+    return torch.arange(count, dtype=torch.float64) * (math.pi / (count - 1))
+
+
+def _is_frequency_grid(omega: torch.Tensor) -> bool:
+    # Reads values back, as the algorithm depends on them.
+    count = omega.shape[-1]
+    return omega.dim() == 1 and count > 1 and torch.equal(omega, frequency_grid(count).to(omega))
+
+
+def _delay(omega: torch.Tensor) -> torch.Tensor:
+    """`-iω`, complex128, so that `exp` of it is the unit delay."""
+    omega = omega.to(torch.float64)
+    return torch.complex(torch.zeros_like(omega), -omega)
+
+
+def _in_double_precision(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in tensors]
+
+
+def _sum_over_pairs(numerator: torch.Tensor, stored: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """`Σ_n numerator / stored + conj(numerator) / mirrored`, over the last axis: `(D, H)`, `(D, S, H)` -> `(D, S)`."""
+    numerator = numerator.unsqueeze(1)
+    return (numerator / stored + numerator.conj() / mirrored).sum(-1)
+
+
+def _bilinear_denominators(
+    omega: torch.Tensor, a: torch.Tensor, dt: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`(1 - z) / dt - a (1 + z) / 2`, the same with conj(a), both `(D, S, H)`, and `(1 + z) / 2`, `(S,)` or `(D, S)`.
+
+    The generating function is `c / (1 - a_bar z) b_bar = c b / ((1 - z) / dt - a (1 + z) / 2)`, which is finite at
+    Nyquist, unlike `s = (2 / dt) (1 - z) / (1 + z)`.
+    """
+    delay = _delay(omega)
+    mean = (1 + torch.exp(delay)) / 2
+    difference = (-torch.expm1(delay) / dt.unsqueeze(-1)).unsqueeze(-1)
+    a, weight = a.unsqueeze(1), mean.unsqueeze(-1)
+    return difference - a * weight, difference - a.conj() * weight, mean
+
+
+def diagonal_response(
+    omega: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    dt: torch.Tensor,
+    discretization: str = "zoh",
+) -> torch.Tensor:
+    """Response of the kernel of a diagonal system, `Σ_n c b_bar / (1 - a_bar z) + conj(c b_bar) / (1 - conj(a_bar) z)`.
+
+    With the bilinear rule it is `2 / (1 + z)` times the continuous transfer function at `s = (2 / dt) (1 - z) /
+    (1 + z)` (S4's kernel omits the feed-through of the bilinear rule).
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        a: Eigenvalues `(D, H)`, one of each conjugate pair, real part negative.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+        dt: Step sizes `(D,)`.
+        discretization: `"zoh"` or `"bilinear"`.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: Unknown discretization.
+    """
+    check_discretization(discretization)
+    a, b, c, dt = _in_double_precision(a, b, c, dt)
+    if discretization == "bilinear":
+        stored, mirrored, _ = _bilinear_denominators(omega, a, dt)
+        return _sum_over_pairs(c * b, stored, mirrored)
+    a_bar, b_bar = zoh(a, b, dt.unsqueeze(-1))
+    a_bar, z = a_bar.unsqueeze(1), torch.exp(_delay(omega)).unsqueeze(-1)
+    return _sum_over_pairs(c * b_bar, 1 - a_bar * z, 1 - a_bar.conj() * z)
+
+
+def dplr_response(
+    omega: torch.Tensor,
+    lam: torch.Tensor,
+    p: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    dt: torch.Tensor,
+    discretization: str = "bilinear",
+) -> torch.Tensor:
+    """Response of the kernel of a DPLR system, `C (I - A_bar z)^{-1} B_bar` with `A = diag(λ) - p p^*`.
+
+    The bilinear rule preserves the low rank, and costs `O(S H)` by the Woodbury identity. The exponential of a DPLR
+    matrix is dense, so that with the zero-order hold each frequency costs a dense solve; for `frequency_grid(S)`, a
+    kernel of `2 (S - 1)` taps is computed instead.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        lam: Diagonal part `(D, H)`.
+        p: Low-rank factor `(D, H)`.
+        b: Input weights `(D, H)`.
+        c: Output weights `(D, H)`.
+        dt: Step sizes `(D,)`.
+        discretization: `"bilinear"` or `"zoh"`.
+
+    Returns:
+        `(D, S)`, complex128.
+
+    Raises:
+        ValueError: Unknown discretization.
+
+    Source: Gu, Goel & Ré 2022 (S4), Appendix C.3, for the bilinear rule.
+    """
+    check_discretization(discretization)
+    lam, p, b, c, dt = _in_double_precision(lam, p, b, c, dt)
+    if discretization == "zoh":
+        if _is_frequency_grid(omega):
+            return _dense_response_on_grid(omega.shape[0], *dplr_real(lam, p, b, c), dt)
+        return _dense_response(omega, *dplr_dense(lam, p, b, c), dt)
+    stored, mirrored, mean = _bilinear_denominators(omega, lam, dt)
+    g_cb, g_cp = _sum_over_pairs(c * b, stored, mirrored), _sum_over_pairs(c * p, stored, mirrored)
+    g_pb, g_pp = _sum_over_pairs(p.conj() * b, stored, mirrored), _sum_over_pairs(p.conj() * p, stored, mirrored)
+    return g_cb - mean * g_cp * g_pb / (1 + mean * g_pp)
+
+
+def _dense_response(
+    omega: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dt: torch.Tensor
+) -> torch.Tensor:
+    """`C (I - A_bar z)^{-1} B_bar` with the zero-order hold of dense systems, one solve per channel and frequency."""
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    size = a.shape[-1]
+    identity = torch.eye(size, dtype=a.dtype, device=a.device)
+    delays = torch.exp(_delay(omega)).expand(len(a), -1)
+    at_once = max(1, _TEMPORARY_BYTES // (16 * size**2))
+    rows = []
+    for channel, delay in enumerate(delays):
+        values = []
+        for part in delay.split(at_once):
+            matrices = identity - a_bar[channel] * part[:, None, None]
+            states = torch.linalg.solve(matrices, b_bar[channel].expand(len(part), size).unsqueeze(-1)).squeeze(-1)
+            values.append(states @ c[channel])
+        rows.append(torch.cat(values))
+    return torch.stack(rows)
+
+
+def _dense_response_on_grid(
+    count: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dt: torch.Tensor
+) -> torch.Tensor:
+    """The same for real matrices on `frequency_grid(count)`, by a kernel and an FFT.
+
+    Since `z^n = 1`, taps at a distance of n have the same weight: `C A_bar^l (I + A_bar^n + A_bar^2n + ...) B_bar`.
+    """
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    period = 2 * (count - 1)
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    wrapped = identity - torch.linalg.matrix_power(a_bar, period)
+    b_bar = torch.linalg.solve(wrapped, b_bar.unsqueeze(-1)).squeeze(-1)
+    return torch.fft.rfft(dense_kernel(a_bar, b_bar, c, period))
+
+
+def taps_response(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """Response of a kernel of finitely many taps: by FFT on `frequency_grid(S)`, elsewhere by direct summation.
+
+    On the grid, whose delays are roots of unity of order `n = 2 (S - 1)`, taps at a distance of n have the same weight
+    and are added first, so that the result is exact for any number of taps.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample.
+        taps: `(D, L)`, real.
+
+    Returns:
+        `(D, S)`, complex128.
+    """
+    count = omega.shape[-1]
+    if _is_frequency_grid(omega):
+        period = 2 * (count - 1)
+        padded = torch.nn.functional.pad(taps.to(torch.float64), (0, -taps.shape[-1] % period))
+        return torch.fft.rfft(padded.unflatten(-1, (-1, period)).sum(-2))
+    return taps_response_reference(omega, taps)
+
+
+def taps_response_reference(omega: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """`taps_response` by direct summation, `O(L S)` per channel; same arguments."""
+    taps = taps.to(torch.complex128)
+    lags = torch.arange(taps.shape[-1], dtype=torch.float64, device=taps.device)
+    at_once = max(1, _TEMPORARY_BYTES // (16 * taps.numel()))
+    parts = []
+    for part in omega.to(torch.float64).split(at_once, dim=-1):
+        waves = torch.exp(_delay(part).unsqueeze(-1) * lags)
+        parts.append((waves @ taps.unsqueeze(-1)).squeeze(-1) if omega.dim() == 2 else taps @ waves.T)
+    return torch.cat(parts, dim=-1)
+
+
+def sobolev_response(
+    omega: torch.Tensor,
+    order: torch.Tensor | float,
+    frequency: str,
+    dt: torch.Tensor | float = 1.0,
+    *,
+    causal: bool,
+) -> torch.Tensor:
+    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or the weight `(1 + |s|)^β` of `sobolev_weight`.
+
+    At Nyquist the frequency of `"bilinear"` is infinite, and the response is a real infinity for β > 0, 0 for β < 0 and
+    1 for β = 0.
+
+    Args:
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
+        order: β, a number or `(D,)`.
+        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
+        dt: Step size, a number or `(D,)`; not used by `"normalized"`.
+        causal: The causal filter instead of the zero-phase weight.
+
+    Returns:
+        `(S,)`, or `(D, S)` if one of the arguments is per channel, complex128.
+
+    Raises:
+        ValueError: Unknown `frequency`.
+
+    Source: Yu et al. 2025, eq. (8); the causal filter is original.
+    """
+    if frequency not in FREQUENCIES:
+        raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
+    omega = omega.to(torch.float64)
+    beta, step = (torch.as_tensor(t, dtype=torch.float64, device=omega.device).unsqueeze(-1) for t in (order, dt))
+    beta, size, angle = torch.broadcast_tensors(beta, *_sobolev_logarithm(omega, frequency, step, causal))
+    size = torch.exp(torch.where(beta == 0, 0.0, beta * size))
+    infinite = torch.isinf(size)
+    finite = torch.polar(torch.where(infinite, 1.0, size), torch.where(infinite, 0.0, beta * angle))
+    return torch.where(infinite, torch.complex(size, torch.zeros_like(size)), finite)
+
+
+def _sobolev_logarithm(
+    omega: torch.Tensor, frequency: str, step: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real and imaginary part of `log(1 + s)`, or of `log(1 + |s|)`."""
+    if frequency == "bilinear":
+        magnitude = 2 / step * torch.tan(omega / 2)
+        # In floating point tan(π / 2) is a large finite number.
+        magnitude = torch.where(omega >= math.pi, math.inf, magnitude)
+        if causal:
+            return torch.log1p(magnitude.square()) / 2, torch.atan(magnitude)
+    else:
+        unit = torch.full_like(step, 2 * math.pi) if frequency == "normalized" else step
+        magnitude = omega / unit
+        if causal:
+            logarithm = torch.log(1 - torch.expm1(_delay(omega)) / unit)
+            return logarithm.real, logarithm.imag
+    return torch.log1p(magnitude), torch.zeros_like(magnitude)

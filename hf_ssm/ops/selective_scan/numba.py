@@ -1,0 +1,269 @@
+"""The selective scan by compiled kernels: custom operators, tasks and gradients.
+
+Dimensions as in `numba_tiles.py`; `P` real planes, 1 for real and 2 for complex states.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_ssm.ops.context import refuse_second_derivative
+from hf_ssm.ops.cpu.vector import LANES
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
+from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
+from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, ScanArguments
+from hf_ssm.ops.threads import run_tasks
+
+__all__ = ["scan_numba"]
+
+# Blocks of channels of one task at most, for the cache, and at least, since each task computes the sums over channels
+# itself; and the number of tasks to aim for. Tasks do not depend on the number of threads, and so neither do sums.
+_MAX_BLOCKS, _MIN_BLOCKS, _TASKS = 16, 2, 8
+# A task of the forward takes several sequences of a large batch: starting a task costs as much as some positions.
+_MAX_TASKS = 16
+
+# u, delta, A, B, C, D, z and the bias of `ScanTensors`.
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return (number + multiple - 1) // multiple * multiple
+
+
+def _planes(t: Tensor) -> Tensor:
+    """`(...)` -> `(..., P)`, real."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.unsqueeze(-1)
+
+
+def _packed(planes: Tensor) -> Tensor:
+    """`(..., D, N, P)` -> `(..., K, P S, 16)`, padded with zeros."""
+    *lead, channels, states, parts = planes.shape
+    wide, high = _round_up(channels, LANES), _round_up(states, GROUP)
+    filled = F.pad(planes, (0, 0, 0, high - states, 0, wide - channels))
+    blocks = filled.view(*lead, wide // LANES, LANES, high, parts)
+    return blocks.movedim((-1, -2, -3), (-3, -2, -1)).contiguous().flatten(-3, -2)
+
+
+def _unpacked(packed: Tensor, A: Tensor) -> Tensor:
+    """The inverse of `_packed`: `(..., D, N)`, complex if A `(D, N)` is."""
+    (channels, states), paired = A.shape, A.is_complex()
+    parts = 2 if paired else 1
+    blocks = packed.unflatten(-2, (parts, -1)).movedim((-3, -2, -1), (-1, -2, -3))
+    tensor = blocks.flatten(-4, -3)[..., :channels, :states, :].contiguous()
+    return torch.view_as_complex(tensor) if paired else tensor.squeeze(-1)
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None or t.numel() == 0 else t.data_ptr()
+
+
+def _rowed(t: Tensor) -> Tensor:
+    """The tensor itself if its last dimension is dense, else a copy."""
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _place(t: Tensor | None) -> tuple[int, int, int]:
+    """Address, batch stride and row stride of `(B, L, ...)`, in real numbers."""
+    if t is None:
+        return 0, 0, 0
+    parts = 2 if t.is_complex() else 1
+    return _address(t), t.stride(0) * parts, t.stride(1) * parts
+
+
+def _exponents(A: Tensor) -> Tensor:
+    """A packed for `exp2`, its real part in units of log 2; for complex states also its imaginary part, in turns and,
+    for the gradient of the step, in units of log 2."""
+    if not A.is_complex():
+        return _packed(_planes(A / math.log(2)))
+    A = A.resolve_conj()
+    return _packed(torch.stack([A.real / math.log(2), A.imag / math.tau, A.imag / math.log(2)], dim=-1))
+
+
+class _ScanJob:
+    """The arguments of the kernels of a scan, and its division into tasks."""
+
+    def __init__(self, tensors: _Tensors, mask: Tensor | None, softplus: bool, state: Tensor, **outputs: Tensor | None):
+        u, delta, A, B, C, D, z, bias = tensors
+        self.batch, length, channels = u.shape
+        blocks, rows = state.shape[1:3]
+        # Few tasks would leave threads idle; results must not depend on the number of threads.
+        width = min(_MAX_BLOCKS, max(_MIN_BLOCKS, blocks * self.batch // _TASKS))
+        self.groups = -(-blocks // width)
+        self.paired = True if A.is_complex() else None
+        u, delta, B, C = (_rowed(t.resolve_conj()) for t in (u, delta, B, C))
+        z = None if z is None else _rowed(z)
+        beyond = (0, blocks * LANES - channels)
+        D = None if D is None else F.pad(D, beyond)
+        bias = None if bias is None else F.pad(bias.expand(channels), beyond)
+        exponents, starts, y = _exponents(A), outputs.get("starts"), outputs.get("y")
+        # Keeps the tensors, and so their addresses, alive.
+        self.kept = (u, delta, B, C, z, D, bias, exponents, state, starts, y)
+        numbers: list[Any] = [
+            *(self.batch, length, channels, A.shape[1], rows, blocks, -(-length // TILE), width),
+            *(softplus, delta.shape[-1] < channels),
+            *(*_place(u), *_place(delta), *_place(z), *_place(B), *_place(C)),
+            *(_address(t) for t in (exponents, D, bias, state, starts)),
+            *_place(y),
+        ]
+        self.arguments = ScanArguments(*numbers)
+        self.like = u.new_zeros(()).numpy()[()]
+        self.places = [np.arange(length)] * self.batch
+        if mask is not None:
+            self.places = [row.nonzero()[0] for row in mask.numpy()]
+
+    def run(self, kernel: Any, scratch: int, *more: Any) -> None:
+        """Call `kernel` for every task, with `more` after the first of its arguments."""
+
+        def task(number: int) -> None:
+            b, group = divmod(number, self.groups)
+            work = torch.zeros(scratch, dtype=self.kept[0].dtype)
+            places = self.places[b]
+            at = places.ctypes.data, len(places), b, group, work.data_ptr()
+            kernel(self.arguments, *more, self.like, self.paired, *at)
+
+        run_tasks(task, self.batch * self.groups)
+
+    def run_rows(self, kernel: Any, scratch: int) -> None:
+        """Call `kernel` for every task; without mask, a task of a large batch has several sequences."""
+        if self.batch == 0:
+            return
+        masked = self.places[0] is not self.places[-1]
+        count = 1 if masked else max(1, self.batch * self.groups // _MAX_TASKS)
+
+        def task(number: int) -> None:
+            part, group = divmod(number, self.groups)
+            first = part * count
+            work = torch.zeros(scratch, dtype=self.kept[0].dtype)
+            places = self.places[first]
+            rows = first, min(first + count, self.batch)
+            at = places.ctypes.data, len(places), *rows, group, work.data_ptr()
+            kernel(self.arguments, self.like, self.paired, *at)
+
+        run_tasks(task, -(-self.batch // count) * self.groups)
+
+
+def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
+    """`tiles, K, R, 16`."""
+    blocks, rows = _round_up(A.shape[0], LANES) // LANES, _round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
+    return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
+
+
+def _new(like: Tensor, shape: Sequence[int], mask: Tensor | None) -> Tensor:
+    """Memory for values at positions that are not masked; zeros at the others."""
+    return like.new_empty(shape) if mask is None else like.new_zeros(shape)
+
+
+@torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu")
+def _forward(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
+    mask: Tensor | None,
+    delta_softplus: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the last state and, with `keep`, the states before each tile for the backward."""
+    tiles, *block = _sizes(u, A)
+    y = _new(u, u.shape, mask)
+    starts = _new(u, (len(u), tiles, *block) if keep else (0,), mask)
+    state = u.new_zeros(len(u), *block) if initial_state is None else _packed(_planes(initial_state))
+    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), mask, delta_softplus, state, starts=starts, y=y)
+    job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
+    return y, _unpacked(state, A), starts
+
+
+@_forward.register_fake
+def _(u, delta, A, B, C, D, z, delta_bias, initial_state, mask, delta_softplus, keep):
+    starts = u.new_empty((len(u), *_sizes(u, A)) if keep else (0,))
+    return u.new_empty(u.shape), A.new_empty(len(u), *A.shape), starts
+
+
+@torch.library.custom_op("hf_ssm::selective_scan_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad_y: Tensor,
+    grad_last: Tensor | None,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    mask: Tensor | None,
+    starts: Tensor,
+    delta_softplus: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
+    (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
+    grad_y = _rowed(grad_y)
+    state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
+    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), mask, delta_softplus, state, starts=starts)
+    grad_u, grad_z = (_new(u, u.shape if w else (0,), mask) for w in (wanted[0], wanted[6]))
+    shared = bool(job.arguments.shared_step)
+    grad_delta = _new(u, ((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,), mask)
+    parts = (2,) if A.is_complex() else ()
+    grad_B, grad_C = (_new(u, (job.groups, batch, length, states, *parts), mask) for _ in range(2))
+    grad_A, grad_D, grad_bias = u.new_zeros(batch, *block), *u.new_zeros(2, batch, block[0] * LANES)
+    outputs = (state, grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_bias)
+    numbers: list[int] = [*_place(grad_y), *(_address(t) for t in outputs)]
+    job.run(backward, backward_scratch(job.arguments.rows), GradientArguments(*numbers))
+    grad_B, grad_C = (grad[0] if job.groups == 1 else grad.sum(0) for grad in (grad_B, grad_C))
+    if parts:
+        grad_B, grad_C = torch.view_as_complex(grad_B), torch.view_as_complex(grad_C)
+    if shared and wanted[1]:
+        grad_delta = grad_delta.sum(0)
+    bias = grad_bias.sum(0)[:channels]
+    bias = bias.sum(0, keepdim=True) if delta_bias is not None and delta_bias.shape[0] < channels else bias.clone()
+    grad_A = _unpacked(grad_A.sum(0), A)
+    initial = _unpacked(state, A)
+    grads = (grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial)
+    return [grad if want else grad.new_empty(0) for grad, want in zip(grads, wanted, strict=True)]
+
+
+@_backward.register_fake
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, mask, starts, delta_softplus, wanted):
+    bias = u.new_empty(u.shape[2]) if delta_bias is None else delta_bias
+    like = (u, delta, A, B, C, u.new_empty(u.shape[2]), u, bias, A.new_empty(len(u), *A.shape))
+    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, _, mask, delta_softplus, keep = inputs
+    ctx.set_materialize_grads(False)
+    if keep:
+        ctx.save_for_backward(*tensors, mask, output[2])
+        ctx.delta_softplus = delta_softplus
+
+
+def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    *tensors, mask, starts = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:9]
+    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
+    grads = _backward(grad_y, grad_last, *tensors, mask, starts, ctx.delta_softplus, wanted)
+    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+refuse_second_derivative(_backward, "selective_scan", "selective_scan_reference")
+
+
+def scan_numba(args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool) -> tuple[Tensor, Tensor]:
+    """The output and the last state; differentiable once."""
+    given = tuple(args.cast(args.dtype))
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    y, last, _ = _forward(*given, mask, delta_softplus, keep)
+    return y.to(args.u.dtype), last

@@ -1,0 +1,354 @@
+"""Compiled kernels of one position: the step of the selective scan, and that of all blocks of a Mamba model.
+
+Dimensions: `B` batch, `H` hidden size, `D` channels of the scan, `N` states, `R` rank of the step projection, `K` taps.
+In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
+all numbers.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.context import is_plain_call
+from hf_ssm.ops.cpu.compiling import kernel
+from hf_ssm.ops.cpu.vector import (
+    LANES,
+    add,
+    exp2,
+    fma,
+    load,
+    load_some,
+    mul,
+    pointer,
+    sigmoid,
+    softplus,
+    splat,
+    store_some,
+    sub,
+    total,
+)
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
+
+__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
+
+_NORMS = ("none", "layer", "rms")
+_NO_NORM, _LAYER_NORM = 0, 1
+_ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+_LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
+
+
+@kernel
+def _apply_linear(like, x, weight, bias, y, rows, columns):
+    """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
+
+    Takes half the time of torch's matrix-vector product, and as long as reading the weights.
+    """
+    v, w, out = pointer(x, like), pointer(weight, like), pointer(y, like)
+    in_fours = columns // (4 * LANES) * (4 * LANES)
+    for row in range(rows):
+        at = row * columns
+        s0, s1, s2, s3 = splat(like), splat(like), splat(like), splat(like)
+        for c in range(0, in_fours, 4 * LANES):
+            s0 = fma(load(w, at + c), load(v, c), s0)
+            s1 = fma(load(w, at + c + LANES), load(v, c + LANES), s1)
+            s2 = fma(load(w, at + c + 2 * LANES), load(v, c + 2 * LANES), s2)
+            s3 = fma(load(w, at + c + 3 * LANES), load(v, c + 3 * LANES), s3)
+        for c in range(in_fours, columns, LANES):
+            s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
+        out[row] = total(add(add(s0, s1), add(s2, s3)))
+    if bias != 0:
+        _add(like, y, bias, y, rows)
+
+
+@kernel
+def _add(like, a, b, y, count):
+    """`y = a + b`."""
+    left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
+    for i in range(0, count, LANES):
+        store_some(out, i, add(load_some(left, i, count - i), load_some(right, i, count - i)), count - i)
+
+
+@kernel
+def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
+    """Layer norm, RMS norm or none; `y` may be `x`."""
+    v, out = pointer(x, like), pointer(y, like)
+    mean = like
+    if kind == _LAYER_NORM:
+        summed = splat(like)
+        for i in range(0, count, LANES):
+            summed = add(summed, load_some(v, i, count - i))
+        mean = total(summed) / count
+    square = like
+    if kind != _NO_NORM:
+        for i in range(count):
+            square += (v[i] - mean) * (v[i] - mean)
+    scale = 1 / math.sqrt(square / count + epsilon) if kind != _NO_NORM else 1.0
+    for i in range(count):
+        value = (v[i] - mean) * scale
+        if weight != 0:
+            value *= pointer(weight, like)[i]
+        if bias != 0:
+            value += pointer(bias, like)[i]
+        out[i] = value
+
+
+@kernel
+def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
+    """The short convolution with SiLU.
+
+    Args:
+        u, y: `(D,)`, read and written.
+        past, new_past: State before (read) and after (written), `(K - 1, D)`.
+        weight, bias: `(D, K)`; `(D,)` or 0.
+    """
+    x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
+    after, out = pointer(new_past, like), pointer(y, like)
+    for d in range(channels):
+        value = w[d * taps + taps - 1] * x[d]
+        if bias != 0:
+            value += pointer(bias, like)[d]
+        for i in range(taps - 1):
+            value += w[d * taps + i] * before[i * channels + d]
+        out[d] = value
+    for i in range((taps - 2) * channels):
+        after[i] = before[i + channels]
+    if taps > 1:
+        for d in range(channels):
+            after[(taps - 2) * channels + d] = x[d]
+    for d in range(0, channels, LANES):
+        s = load_some(out, d, channels - d)
+        store_some(out, d, mul(s, sigmoid(s)), channels - d)
+
+
+@kernel
+def _scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_state, y, channels, states):
+    """One position of the scan of one sequence, vectorised over states.
+
+    Args:
+        log2_e: log2(e) in the type of `like`.
+        u: `(D,)`.
+        d: Step sizes, `(D,)`.
+        A: `(D, N)`; if `logarithmic`, the logarithm of its negative.
+        B, C: `(N,)`.
+        skip: `(D,)` or 0.
+        gate: `(D,)` or 0; its SiLU multiplies the output.
+        state: `(D, N)`.
+        new_state: Written, `(D, N)`.
+        y: Written, `(D,)`.
+    """
+    step, x, a, b, c = pointer(d, like), pointer(u, like), pointer(A, like), pointer(B, like), pointer(C, like)
+    before, after, out = pointer(state, like), pointer(new_state, like), pointer(y, like)
+    to_base_2 = splat(log2_e)
+    for k in range(channels):
+        size = splat(step[k])
+        amount = splat(step[k] * x[k])
+        summed = splat(like)
+        for n in range(0, states, LANES):
+            lanes, at = states - n, k * states + n
+            rate = mul(load_some(a, at, lanes), to_base_2)
+            if logarithmic:
+                rate = mul(sub(splat(like), exp2(rate)), to_base_2)
+            h = mul(exp2(mul(size, rate)), load_some(before, at, lanes))
+            h = fma(amount, load_some(b, n, lanes), h)
+            store_some(after, at, h, lanes)
+            summed = fma(h, load_some(c, n, lanes), summed)
+        value = total(summed)
+        if skip != 0:
+            value += pointer(skip, like)[k] * x[k]
+        out[k] = value
+    if gate != 0:
+        z = pointer(gate, like)
+        for k in range(0, channels, LANES):
+            v = load_some(z, k, channels - k)
+            store_some(out, k, mul(load_some(out, k, channels - k), mul(v, sigmoid(v))), channels - k)
+
+
+@kernel
+def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, weights, norm, flags, sizes):
+    """`_blocks_step` of one block; `memory` and `weights` are its addresses."""
+    past, state, new_past, new_state = memory
+    norm_weight, norm_bias, in_weight, in_bias = weights[0], weights[1], weights[2], weights[3]
+    conv_weight, conv_bias, x_weight = weights[4], weights[5], weights[6]
+    dt_weight, dt_bias, A, skip = weights[7], weights[8], weights[9], weights[10]
+    out_weight, out_bias = weights[11], weights[12]
+    kind, epsilon = norm
+    norm_first, residual, logarithmic = flags
+    size, channels, states, rank, taps = sizes
+    projected = scratch + size * item
+    gate = projected + channels * item
+    convolved = gate + channels * item
+    step = convolved + channels * item
+    scanned = step + channels * item
+    selected = scanned + channels * item
+    B = selected + rank * item
+    C = B + states * item
+    d = pointer(step, like)
+    for row in range(batch):
+        source, target = hidden + row * size * item, new_hidden + row * size * item
+        read = source
+        if norm_first and kind != _NO_NORM:
+            _apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
+            read = scratch
+        _apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
+        at = row * (taps - 1) * channels * item
+        before, after = past + at, new_past + at
+        _convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
+        _apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
+        _apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
+        for k in range(0, channels, LANES):
+            store_some(d, k, softplus(load_some(d, k, channels - k)), channels - k)
+        at = row * channels * states * item
+        held = state + at, new_state + at
+        _scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
+        _apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
+        if residual:
+            _add(like, source, target, target, size)
+        if not norm_first and kind != _NO_NORM:
+            _apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
+
+
+@kernel
+def _blocks_step(
+    like,
+    log2_e,
+    item,
+    weights,
+    final_weight,
+    final_bias,
+    kind,
+    epsilon,
+    norm_first,
+    residual,
+    logarithmic,
+    size,
+    channels,
+    states,
+    rank,
+    taps,
+    batch,
+    pasts,
+    memories,
+    new_pasts,
+    new_memories,
+    hidden,
+    new_hidden,
+    scratch,
+):
+    """One position of a batch through Mamba blocks without MLP.
+
+    Args:
+        log2_e: log2(e) in the type of `like`.
+        item: Size of a number in bytes.
+        weights: Array of addresses, one row per block: the tensors of `BlockWeights`; 0 for `None`.
+        final_weight, final_bias: Of the norm after the last block, with `norm_first`.
+        kind, epsilon: Kind of all norms, and the number they add to the variance.
+        norm_first: Norms before the mixers instead of after the sums.
+        residual: Whether the input of a block is added to its output.
+        logarithmic: A is given as the logarithm of its negative.
+        size, channels, states, rank, taps: H, D, N, R, K.
+        batch: B.
+        pasts, new_pasts: States of the convolutions before (read) and after (written),
+            `(number of blocks, B, K - 1, D)`.
+        memories, new_memories: States of the scans, `(number of blocks, B, D, N)`.
+        hidden: `(B, H)`.
+        new_hidden: Written: the output of each block, `(number of blocks, B, H)`, the last after the final norm.
+        scratch: `H + 5 D + R + 2 N` numbers.
+    """
+    norm, flags, sizes = (kind, epsilon), (norm_first, residual, logarithmic), (size, channels, states, rank, taps)
+    source, target = hidden, new_hidden
+    past_bytes, memory_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
+    for i in range(len(weights)):
+        a, b = i * past_bytes, i * memory_bytes
+        memory = pasts + a, memories + b, new_pasts + a, new_memories + b
+        _block_step(like, log2_e, item, batch, source, target, memory, scratch, weights[i], norm, flags, sizes)
+        source, target = target, target + batch * size * item
+    if norm_first and kind != _NO_NORM:
+        for row in range(batch):
+            at = source + row * size * item
+            _apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+class BlocksStep:
+    """See `find_blocks_step`."""
+
+    def __init__(
+        self,
+        weights: Sequence[BlockWeights],
+        options: BlockOptions,
+        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
+    ):
+        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
+        addresses = [_address(t) for t in self.tensors]
+        w = weights[0]
+        self.dtype = w.A.dtype
+        (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
+        size, taps = len(w.out_weight), w.conv_weight.shape[-1]
+        for block in weights:
+            _check_weight_shapes(block, size, channels, states, rank, taps)
+        self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
+        self.scratch_size = size + 5 * channels + rank + 2 * states
+        self.arguments = (
+            *(_ZERO[self.dtype], _LOG2_E[self.dtype], w.A.element_size()),
+            *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
+            *(_NORMS.index(options.norm), *options[1:]),
+            *(size, channels, states, rank, taps),
+        )
+
+    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        size, *shapes = self.shapes
+        batch = len(hidden)
+        if hidden.shape[-1] != size or hidden.numel() != batch * size:
+            raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
+        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
+            if memory.shape != (self.count, batch, *shape):
+                expected = (self.count, batch, *shape)
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
+        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
+        outputs = hidden.new_empty(self.count, *hidden.shape)
+        scratch = hidden.new_empty(self.scratch_size)
+        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
+        _blocks_step(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
+        return outputs, new_pasts, new_states
+
+
+def _check_weight_shapes(w: BlockWeights, size: int, channels: int, states: int, rank: int, taps: int) -> None:
+    expected = (
+        *((size,), (size,), (2 * channels, size), (2 * channels,), (channels, 1, taps), (channels,)),
+        *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
+        *((size, channels), (size,)),
+    )
+    for name, tensor, shape in zip(w._fields, w, expected, strict=True):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def supports_scan_step(
+    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
+) -> bool:
+    return not any(t.is_complex() for t in (A, B, C, state)) and is_plain_call(u, d, A, B, C, state, D, z)
+
+
+def scan_step_numba(
+    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The step of real states with step sizes `d` `(B, D)` or `(B, 1)` as they enter the recurrence, in one dtype."""
+    u, d, A, B, C, state = (t.contiguous() for t in (u, d.expand_as(u), A, B, C, state))
+    D, z = (None if t is None else t.contiguous() for t in (D, z))
+    y, new = torch.empty_like(u), torch.empty_like(state)
+    for row in range(len(u)):
+        per_row = [_address(t) + row * t.stride(0) * t.element_size() for t in (u, d, B, C, state, new, y)]
+        x, step, b, c, before, after, out = per_row
+        gate = 0 if z is None else z[row].data_ptr()
+        _scan_step(
+            *(_ZERO[u.dtype], _LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, _address(D), gate),
+            *(before, after, out, *A.shape),
+        )
+    return y, new

@@ -1,0 +1,81 @@
+"""One position of the selective scan, for decoding.
+
+Dimensions: `B` batch, `D` channels, `N` stored states per channel.
+"""
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.selective_scan.arguments import (
+    ScanTensors,
+    check_scan_mask,
+    check_scan_tensors,
+    complex_or_real_exp,
+    skip_and_gate,
+    step_sizes,
+    sum_over_states,
+)
+
+__all__ = ["selective_scan_step"]
+
+
+def selective_scan_step(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One position of `selective_scan`.
+
+    Args:
+        u: Input `(B, D)`.
+        delta: `(B, D)` or `(B, 1)`.
+        A: `(D, N)`.
+        B: `(B, N)`.
+        C: `(B, N)`.
+        state: State before the position `(B, D, N)`, complex if `A` is; not modified.
+        D: `(D,)`, default none.
+        z: `(B, D)`, default none.
+        delta_bias: `(D,)`, or `(1,)` for a shared step size, default none.
+        delta_softplus: As in `selective_scan`.
+        mask: `(B,)`, bool, default none. A masked row (false) keeps its state, and its output is 0.
+
+    Returns:
+        `y` `(B, D)` in the dtype of `u`, and the new state `(B, D, N)` in the dtype of the arithmetic.
+
+    Raises:
+        ValueError: As in `selective_scan`.
+    """
+    args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, state)
+    check_scan_tensors(args, axes="batch", state="state")
+    check_scan_mask(u, mask, axes="batch")
+    out_dtype = u.dtype
+    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
+    y, new_state = _SCAN_STEP(u, step_sizes(delta, delta_bias, delta_softplus), A, B, C, state, D, z)
+    if mask is not None:
+        y = y.masked_fill(~mask.unsqueeze(-1), 0)
+        new_state = torch.where(mask[:, None, None], new_state, state)
+    return y.to(out_dtype), new_state
+
+
+def _scan_step_torch(
+    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The step with step sizes `d` `(B, D)` or `(B, 1)` as they enter the recurrence, in one dtype."""
+    decay = complex_or_real_exp(d.unsqueeze(-1), A)
+    state = torch.addcmul((d * u).unsqueeze(-1) * B.unsqueeze(1), decay, state)
+    return skip_and_gate(sum_over_states(C.unsqueeze(1), state), u, D, z), state
+
+
+_SCAN_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "scan_step_numba", "supports_scan_step"),
+    torch=_scan_step_torch,
+)

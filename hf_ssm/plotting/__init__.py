@@ -1,0 +1,29 @@
+"""All figures of the package, in one style.
+
+The functions take plain data: arrays, tensors, mappings, and the result objects of other packages, of which they read
+attributes. Each `plot_*` function returns the matplotlib figure and writes it where a path is given; the suffix of the
+path gives the format.
+"""
+
+from hf_ssm.plotting.html import describe_target, sequence_html, write_sequence_html
+from hf_ssm.plotting.probes import plot_masking_curves
+from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
+from hf_ssm.plotting.style import INSTALL_HINT, can_plot
+from hf_ssm.plotting.theory import plot_frequency_responses, plot_parameter_change, plot_spectrum, plot_tau
+from hf_ssm.plotting.training import plot_training_log
+
+__all__ = [
+    "INSTALL_HINT",
+    "MAX_TOKENS",
+    "can_plot",
+    "describe_target",
+    "plot_frequency_responses",
+    "plot_masking_curves",
+    "plot_parameter_change",
+    "plot_sequence",
+    "plot_spectrum",
+    "plot_tau",
+    "plot_training_log",
+    "sequence_html",
+    "write_sequence_html",
+]

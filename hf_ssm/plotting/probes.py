@@ -1,0 +1,125 @@
+"""Curves of masking probes: the probability of the target against the number of masked tokens.
+
+Legend: `M` tokens of a sequence that can be masked.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_ssm.plotting.style import GREY, LINE_STYLES, PALETTE, figure_style, finish_figure, literal, new_figure, to_numpy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Width of a column of a journal, in inches.
+_WIDTH, _HEIGHT = 3.5, 2.8
+# Points at which curves of different lengths are interpolated, at least.
+_MIN_POINTS = 101
+
+
+@figure_style()
+def plot_masking_curves(
+    curves: Sequence[Any] | Mapping[str, Sequence[Any]],
+    path: str | Path | None = None,
+    *,
+    title: str = "",
+    value: str = "probability of the target",
+    chance: float | None = None,
+) -> "Figure":
+    """Plot the probability of the target against the masked tokens, for one or several groups of sequences.
+
+    Each group is shown as its mean, with a band of one standard deviation of the sample to either side (no band for
+    a single sequence; a band of probabilities is clipped to [0, 1]). Where all sequences have the same number of tokens
+    to mask, the axis counts tokens, with the share at the top; otherwise it is the share, and curves are interpolated
+    linearly.
+
+    Args:
+        curves: `MaskingResult` objects, or values `(M + 1,)` of which the first is that without masked tokens. Several
+            groups: a mapping from the name of each group to its curves.
+        path: File to write; default: none.
+        title: Title of the figure.
+        value: Label of the y axis.
+        chance: Accuracy of a random guess, drawn as a horizontal line; default: none.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: There is no curve, or a curve has fewer than two values or a value that is not finite.
+
+    Source: Nishikawa & Suzuki 2025, Figure C.1.
+    """
+    groups = _groups(curves)
+    counts = {len(curve) - 1 for group in groups.values() for curve in group}
+    count = counts.pop() if len(counts) == 1 else None
+    has_band = any(len(group) > 1 for group in groups.values())
+    figure = new_figure(_WIDTH, _HEIGHT)
+    axes = figure.subplots()
+    for number, (name, group) in enumerate(groups.items()):
+        size = f"n = {len(group)}"
+        _plot_group(axes, number, f"{name} ({size})" if name and has_band else name or size, group, count)
+    if chance is not None:
+        axes.axhline(chance, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="chance")
+    axes.set_ylabel(value)
+    _label_x_axis(axes, count, counts)
+    if all(curve.min() >= 0 and curve.max() <= 1 for group in groups.values() for curve in group):
+        axes.set_ylim(-0.02, 1.02)
+    if has_band or len(axes.get_lines()) > 1:
+        axes.legend(title="mean ± one standard deviation" if has_band else None)
+    return finish_figure(figure, path, title)
+
+
+def _groups(curves: Any) -> dict[str, list[np.ndarray]]:
+    """Curves `(M + 1,)` in float64 by the name of their group."""
+    named = dict(curves) if isinstance(curves, Mapping) else {"": curves}
+    groups = {name: [_values(curve, name) for curve in group] for name, group in named.items()}
+    empty = [name for name, group in groups.items() if not group]
+    if not groups or empty:
+        where = f"the group {empty[0]!r} of `curves`" if empty and empty[0] else "`curves`"
+        raise ValueError(f"{where} is empty: pass at least one curve.")
+    return groups
+
+
+def _values(curve: Any, name: str) -> np.ndarray:
+    values = to_numpy(getattr(curve, "probabilities", curve)).astype(np.float64)
+    where = f" of the group {name!r}" if name else ""
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError(f"`curves`: a curve{where} has the shape {values.shape}, expected (M + 1,) with M >= 1.")
+    if not np.isfinite(values).all():
+        raise ValueError(f"`curves`: a curve{where} has values that are not finite.")
+    return values
+
+
+def _plot_group(axes: "Axes", number: int, label: str, group: list[np.ndarray], count: int | None) -> None:
+    points = max(_MIN_POINTS, *map(len, group)) if count is None else count + 1
+    shares = np.linspace(0, 1, points)
+    rows = np.stack([np.interp(shares, np.linspace(0, 1, len(curve)), curve) for curve in group])
+    mean = rows.mean(0)
+    x = shares * (count or 1)
+    colour = PALETTE[number % len(PALETTE)]
+    if len(rows) > 1:
+        deviation = rows.std(0, ddof=1)
+        low, high = mean - deviation, mean + deviation
+        if rows.min() >= 0 and rows.max() <= 1:
+            low, high = low.clip(0), high.clip(max=1)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    style = LINE_STYLES[number % len(LINE_STYLES)]
+    axes.plot(x, mean, color=colour, linestyle=style, label=literal(label), zorder=3)
+
+
+def _label_x_axis(axes: "Axes", count: int | None, counts: set[int]) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.set_xlim(0, count or 1)
+    if count is None:
+        axes.set_xlabel(f"share of the {min(counts)} to {max(counts)} tokens masked")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        return
+    axes.set_xlabel("number of masked tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    share = axes.secondary_xaxis("top", functions=(partial(np.multiply, 1 / count), partial(np.multiply, count)))
+    share.set_xlabel("share of tokens masked")
+    share.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -1,0 +1,282 @@
+"""Figures of the theory report: τ, parameter change, frequency responses and spectra.
+
+Legend: `C` kernels of one convolution, `F` frequencies.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_ssm.plotting import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Panels in a row: those of one layer if they are at most `_MAX_OF_LAYER`, otherwise `_COLUMNS`.
+_MAX_OF_LAYER, _COLUMNS = 4, 3
+_QUANTILES = (0.1, 0.5, 0.9)
+# Smaller gains are clipped: their logarithm would only stretch the axis.
+_FLOOR_DB = -120.0
+# A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
+# peak: smaller values are rounding errors.
+_PEAK, _MIN_SHARE = 30.0, 1e-7
+
+
+@style.figure_style()
+def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str = "") -> "Figure":
+    """Plot the distribution of τ over the channels of each layer, with the mean, which is the τ of the layer.
+
+    Boxes extend from the first to the third quartile, whiskers to the extremes.
+
+    Args:
+        layers: `LayerComplexity` objects, with `layer`, `tau` and `tau_of_channels`.
+        path: File to write; default: none.
+        title: Title of the figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    channels = [style.to_numpy(layer.tau_of_channels) for layer in layers]
+    positions = range(len(layers))
+    figure = style.new_figure(max(4.5, 1.8 + 0.6 * len(layers)), 3.2)
+    axes = figure.subplots()
+    blue = {"color": style.PALETTE[0]}
+    axes.boxplot(
+        channels,
+        positions=positions,
+        whis=(0, 100),
+        widths=0.5,
+        patch_artist=True,
+        boxprops={"facecolor": "#DCEAF5", "edgecolor": style.PALETTE[0]},
+        medianprops=blue,
+        whiskerprops=blue,
+        capprops=blue,
+    )
+    taus = [layer.tau for layer in layers]
+    axes.plot(positions, taus, "D", color=style.PALETTE[1], markersize=4, label="τ of the layer (mean)", zorder=3)
+    # A channel with a zero kernel has τ = 0, which a logarithmic axis cannot show.
+    if all((values > 0).all() for values in channels):
+        axes.set_yscale("log")
+    axes.set_xticks(positions, [str(layer.layer) for layer in layers])
+    axes.set_xlabel("layer")
+    axes.set_ylabel("τ of the channels")
+    axes.grid(visible=False, axis="x")
+    axes.legend()
+    return style.finish_figure(figure, path, title)
+
+
+@style.figure_style()
+def plot_parameter_change(
+    changes: Mapping[str, float | None], path: str | Path | None = None, title: str = ""
+) -> "Figure":
+    """Plot the relative change of each group of parameters as a bar on a logarithmic axis.
+
+    Args:
+        changes: Relative change by the label of the group; `None` where the initial norm is zero. A group without a
+            ratio or with the change 0 has no bar, only its label and the value.
+        path: File to write; default: none.
+        title: Title of the figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: `changes` is empty.
+    """
+    if not changes:
+        raise ValueError("`changes` is empty: pass at least one group of parameters.")
+    figure = style.new_figure(6.0, 0.8 + 0.22 * len(changes))
+    axes = figure.subplots()
+    positive = [value for value in changes.values() if value]
+    low = min([*positive, 1.0]) / 3
+    for row, value in enumerate(changes.values()):
+        if value:
+            axes.barh(row, value, color=style.PALETTE[0], height=0.65)
+        text = " none: zero before" if value is None else f" {value:.3g}"
+        axes.text(value or low, row, text, va="center", fontsize=7, color=style.GREY)
+    axes.set_xscale("log")
+    # The numbers beside the bars need space.
+    axes.set_xlim(low, max([*positive, 1.0]) * 6)
+    axes.set_yticks(range(len(changes)), list(changes))
+    axes.invert_yaxis()
+    axes.set_xlabel("‖θ_after − θ_before‖ / ‖θ_before‖")
+    axes.grid(visible=False, axis="y")
+    return style.finish_figure(figure, path, title)
+
+
+@style.figure_style()
+def plot_frequency_responses(
+    before: Sequence[Any], after: Sequence[Any], path: str | Path | None = None, title: str = ""
+) -> "Figure":
+    """Plot the frequency response of each convolution, before and after training.
+
+    Each convolution and direction has a panel with the median of the gain over channels and the band between the 10 %
+    and the 90 % quantile, in dB, over the frequency in cycles per sample (logarithmic, without the frequency 0).
+
+    Args:
+        before: `FrequencyResponse` objects; may be empty.
+        after: Those of the same convolutions, in the same order.
+        path: File to write; default: none.
+        title: Title of the figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: `after` is empty, `before` belongs to other convolutions, or a response holds NaN.
+    """
+    places, places_before = (
+        [(response.name, response.direction, response.group) for response in responses] for responses in (after, before)
+    )
+    if not after or (before and places != places_before):
+        raise ValueError(
+            f"`before` ({len(before)} responses) and `after` ({len(after)} responses) must belong to the same "
+            "convolutions, of which there must be at least one."
+        )
+    of_layer = sum(response.layer == after[0].layer for response in after)
+    columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
+    rows = -(-len(after) // columns)
+    figure = style.new_figure(0.8 + 2.6 * columns, 0.6 + 2.0 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for index, axes in enumerate(grid.flat):
+        if index >= len(after):
+            axes.set_axis_off()
+            continue
+        if before:
+            _plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
+        _plot_gain(axes, after[index], "after training" if before else "median and 10-90 %", style.PALETTE[1], "-")
+        axes.set_title(_panel_title(after[index], after))
+        axes.set_xscale("log")
+        if index % columns == 0:
+            axes.set_ylabel("gain (dB)")
+        if index + columns >= len(after):
+            axes.set_xlabel("frequency (cycles per sample)")
+            axes.tick_params(labelbottom=True)
+    grid[0, 0].legend()
+    return style.finish_figure(figure, path, title)
+
+
+def _plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
+    cycles, quantiles = gain_quantiles(response)
+    positive = cycles > 0
+    low, median, high = quantiles[:, positive]
+    axes.fill_between(cycles[positive], low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(cycles[positive], median, color=colour, linestyle=line_style, label=label)
+
+
+def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Quantiles over channels of the gain 20 log10 |H| in dB.
+
+    Frequencies with an infinite response are left out; gains below -120 dB are clipped.
+
+    Args:
+        response: A `FrequencyResponse`, with `response` `(C, F)` and `omega` `(F,)` in radians per sample.
+
+    Returns:
+        Frequencies in cycles per sample `(F,)`, and the 10, 50 and 90 % quantiles `(3, F)`.
+
+    Raises:
+        ValueError: The response holds NaN.
+    """
+    values = style.to_numpy(response.response)
+    if np.isnan(values).any():
+        raise ValueError(f"the response of {response.name!r} holds NaN: check the weights of the model.")
+    finite = np.isfinite(values).all(0)
+    with np.errstate(divide="ignore"):
+        gain = (20 * np.log10(np.abs(values[:, finite]))).clip(min=_FLOOR_DB)
+    return style.to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
+
+
+def _panel_title(response: Any, responses: Sequence[Any]) -> str:
+    """The layer, with direction and number of the convolution where these differ between panels."""
+    parts = [f"layer {response.layer}"]
+    if any(other.direction != response.direction for other in responses):
+        parts.append(response.direction)
+    if any(other.group != response.group for other in responses):
+        parts.append(f"convolution {response.group}")
+    return ", ".join(parts)
+
+
+@style.figure_style()
+def plot_spectrum(
+    spectra: Mapping[str, Any], path: str | Path | None = None, recommendation: Any = None, title: str = ""
+) -> "Figure":
+    """Plot power spectra, with the spectral edges of a recommendation and the largest α for each of them.
+
+    Each spectrum is a density, the share of its power per cycle per sample; white noise is constant at 2. The frequency
+    0 is left out. The y axis is logarithmic where a peak would flatten the rest.
+
+    Args:
+        spectra: Power `(F,)` by name, as `power_spectrum` gives it for one channel.
+        path: File to write; default: none.
+        recommendation: `AlphaRecommendation` with a power; default: no edges.
+        title: Title of the figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: There is no spectrum, or one without power.
+    """
+    if not spectra:
+        raise ValueError("`spectra` is empty: pass at least one spectrum.")
+    entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
+    figure = style.new_figure(7.0, 3.6 + 0.08 * entries)
+    axes = figure.subplots()
+    highest, is_steep = 0.0, False
+    for number, (name, power) in enumerate(spectra.items()):
+        cycles, density = (part[1:] for part in spectral_density(power))
+        highest = max(highest, float(density.max()))
+        is_steep |= bool(density.max() > _PEAK * np.median(density))
+        line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
+        axes.plot(cycles, density, linestyle=line_style, linewidth=1.0, label=style.literal(name))
+    if recommendation is not None:
+        _plot_edges(axes, recommendation)
+    axes.set_xlabel("frequency (cycles per sample)")
+    axes.set_ylabel("power density (share per cycle per sample)")
+    axes.set_xlim(0, 0.5)
+    if is_steep:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
+    else:
+        axes.set_ylim(bottom=0)
+    title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
+    figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
+    return style.finish_figure(figure, path, title)
+
+
+def spectral_density(power: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Share of the power per cycle per sample; its integral from 0 to 1/2 is 1.
+
+    Args:
+        power: `(F,)`, at evenly spaced frequencies from 0 to 1/2 cycles per sample.
+
+    Returns:
+        Frequencies in cycles per sample `(F,)` and the density `(F,)`.
+
+    Raises:
+        ValueError: The power is zero.
+    """
+    values = style.to_numpy(power).astype(np.float64)
+    total = values.sum()
+    if not total > 0:
+        raise ValueError("`spectra`: a spectrum has no power; its inputs are constant.")
+    width = np.full(len(values), 0.5 / (len(values) - 1))
+    # The cells at 0 and 1/2 are half as wide.
+    width[[0, -1]] /= 2
+    return np.linspace(0, 0.5, len(values)), values / total / width
+
+
+def _plot_edges(axes: "Axes", recommendation: Any) -> None:
+    for number, (share, edge) in enumerate(recommendation.edges.items(), start=1):
+        low, high = recommendation.from_data[share]
+        cycles = edge / (2 * math.pi)
+        label = f"{share:.0%} of the power below {cycles:.3g}: α up to {low:.2g} ... {high:.2g}"
+        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        axes.axvline(cycles, color=style.BLACK, linewidth=1.0, linestyle=line_style, label=label)
+
+
+def _recommendation_title(recommendation: Any) -> str:
+    low, high = recommendation.time_steps
+    return (
+        f"N = {recommendation.state_size}, init {recommendation.init!r}, {recommendation.discretization}, "
+        f"Δ from {high:g} down to {low:g}"
+    )

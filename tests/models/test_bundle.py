@@ -1,0 +1,331 @@
+"""The code of a checkpoint: two readable files, with everything that a family's models use and nothing else."""
+
+import ast
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers.dynamic_module_utils import get_imports, get_relative_import_files
+
+import hf_ssm
+from hf_ssm.models.bundle import HEADER, auto_map, bundle, write_code
+from hf_ssm.models.registry import FAMILIES, Family
+
+AVAILABLE = {"huggingface_hub", "numpy", "safetensors", "torch", "transformers"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundles of all families."""
+    home = tmp_path_factory.mktemp("bundles")
+    for family in FAMILIES.values():
+        write_code(family.config_class(), home)
+    return home
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_bundle_is_two_files_that_transformers_can_load(name, folder):
+    family = FAMILIES[name]
+    files = bundle(family.config_class)
+    stems = [f"{kind}_hf_ssm_{family.short_name}" for kind in ("configuration", "modeling")]
+    configuration, modeling = (folder / f"{stem}.py" for stem in stems)
+    assert list(files) == [configuration.name, modeling.name]
+    assert get_relative_import_files(configuration) == []
+    assert get_relative_import_files(modeling) == [str(configuration)]
+    for path in (configuration, modeling):
+        assert path.read_text(encoding="utf-8") == files[path.name]
+        assert set(get_imports(path)) <= AVAILABLE | sys.stdlib_module_names
+    classes = {auto: reference.split(".") for auto, reference in auto_map(family).items()}
+    assert {stem for stem, _ in classes.values()} == set(stems)
+    for stem, source in zip(stems, files.values(), strict=True):
+        assert source.startswith(f"{HEADER} {hf_ssm.__version__} (Apache-2.0).\n")
+        tree = ast.parse(source)
+        assert ast.get_docstring(tree) is not None
+        exported = next(node.value for node in tree.body if "__all__" in ast.unparse(node).partition(" = ")[0])
+        assert ast.literal_eval(exported) == sorted(cls for file, cls in classes.values() if file == stem)
+    others = [f"class {other}Mixer" for other in ("Hyena", "S4", "Selective") if not name.startswith(other)]
+    assert not any(other in source for other in others for source in files.values())
+
+
+def test_ruff_finds_no_undefined_or_unused_name_and_hardly_another_layout(folder):
+    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+    if ruff is None:
+        pytest.skip("ruff is not installed (the extra `lint`)")
+    checked = subprocess.run([ruff, "check", "--isolated", "--select", "F", folder], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    options = ["--diff", "--isolated", "--line-length", "120"]
+    diff = subprocess.run([ruff, "format", *options, folder], capture_output=True, text=True).stdout.splitlines()
+    changed = [line for line in diff if line.startswith("-") and not line.startswith("---")]
+    # A longer name can make a line too long.
+    total = sum(path.read_text(encoding="utf-8").count("\n") for path in folder.glob("*.py"))
+    assert len(changed) < total / 1000, "\n".join(changed)
+
+
+# A family in a package of its own.
+
+Plant = Callable[..., Family]
+
+BASE = """class Base:
+    @classmethod
+    def register_for_auto_class(cls, auto="AutoConfig"):
+        cls.auto = auto
+"""
+CONFIGURATION = """from toys.base import Base
+
+
+class ToyConfig(Base):
+    model_type = "toy"
+"""
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """`plant(**sources)` writes the modules of the package `toys` and imports its family."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(**sources: str) -> Family:
+        sources = {"__init__": "", "base": BASE, "configuration_toy": CONFIGURATION} | sources
+        for name, source in sources.items():
+            (tmp_path / "toys").mkdir(exist_ok=True)
+            (tmp_path / "toys" / f"{name}.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        configuration = importlib.import_module("toys.configuration_toy")
+        modeling = importlib.import_module("toys.modeling_toy")
+        family = Family("Toy", configuration.ToyConfig, {"Model": modeling.ToyModel}, modeling)
+        monkeypatch.setitem(FAMILIES, "Toy", family)
+        return family
+
+    yield write
+    forget("toys")
+
+
+def forget(package: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+
+
+def load(files: dict[str, str], folder: Path) -> ModuleType:
+    """The modeling module of a bundle, imported where `toys` cannot be."""
+    shutil.rmtree(folder / "toys")
+    forget("toys")
+    (folder / "bundled").mkdir()
+    for name, source in {"__init__.py": "", **files}.items():
+        (folder / "bundled" / name).write_text(source, encoding="utf-8")
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module("bundled.modeling_hf_ssm_toy")
+    finally:
+        forget("bundled")
+
+
+FIRST = '''"""First.
+
+Legend: `B` batch.
+"""
+
+import math
+from dataclasses import dataclass
+
+# A step.
+_STEP = 2
+"""Documented."""
+LOG = []
+
+_count = 0
+
+
+def _scale(value: "_Box") -> int:
+    """A scale of the first module."""
+    global _count
+    _count += 1
+    return value.size * _STEP  # not _scale of another
+
+
+@dataclass
+class _Box:
+    size: int = _STEP
+
+
+def first(x: int) -> int:
+    return _scale(_Box(x)) + math.floor(0.5)
+
+
+def count():
+    return _count
+
+
+def unused():
+    return _unused_helper()
+
+
+def _unused_helper():
+    return decimal
+'''
+SECOND = '''"""Second."""
+
+from math import floor as math
+from toys.first import LOG, count
+from toys.first import first as scaled
+
+_STEP = 3
+
+
+class _Box:
+    size = 7
+    step = _STEP
+
+    def _scale(self, _STEP=_STEP):
+        """A method, and an argument, with the names of others."""
+        return _STEP + self.step
+
+
+def _scale(value, *, _Box=_Box):
+    box: "_Box" = _Box()
+    steps = [_STEP for _ in range(2)]
+    inner = {_STEP: "x" for _STEP in (1,)}
+    return f"{{_STEP}} {_STEP} {_scale.__name__[:0]}{value:>{_STEP}} _STEP" + str((box._scale(_STEP=1), steps, inner))
+
+
+def note(function):
+    LOG.append(_STEP)
+    return function
+
+
+@note
+def noted():
+    return "noted"
+
+
+def second(x):
+    first = math(2.5)
+    return _scale(scaled(x) + first), count()
+
+
+LOG.append("side effect")
+
+
+def elsewhere():
+    return second
+'''
+TOY = '''"""Toy models."""
+
+import importlib
+
+from toys.base import Base
+from toys.second import LOG, second
+
+try:
+    from toys.compiled import fast
+except ImportError:
+    fast = None
+
+
+class ToyModel(Base):
+    """A model."""
+
+    def __call__(self, x):
+        return (*second(x), list(LOG), fast)
+
+    def convert(self):
+        return importlib.import_module("toys.convert").convert(self)
+'''
+
+
+def test_equal_names_of_several_modules_stay_apart(plant, tmp_path):
+    family = plant(first=FIRST, second=SECOND, modeling_toy=TOY)
+    expected = family.modeling.ToyModel()(5)
+    files = bundle(family.config_class)
+    source = files["modeling_hf_ssm_toy.py"]
+    assert load(files, tmp_path).ToyModel()(5) == expected
+    # Names with a prefix where they would meet, in code only.
+    assert "def _second_scale(value, *, _Box=_SecondBox):" in source
+    assert 'return f"{{_STEP}} {_SECOND_STEP} ' in source
+    assert "    def _scale(self, _STEP=_SECOND_STEP):" in source
+    assert "from math import floor as _math_math" in source or "from math import floor as _math" in source
+    # Comments, docstrings of constants and legends remain; what no model uses does not.
+    assert '# A step.\n_STEP = 2\n"""Documented."""\n' in source and "# not _scale of another" in source
+    assert "# toys.first\n#\n# First.\n#\n# Legend: `B` batch.\n" in source
+    assert "unused" not in source and "elsewhere" not in source
+
+
+STATE = "n = 0\ndef read():\n    return n\ndef write():\n    global n\n    n = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "message"),
+    [
+        ("from toys import base\nclass ToyModel: x = base.Base\n", {}, r"toy\.py:1: `base` is no name that"),
+        ("import toys.base\nclass ToyModel: x = toys.base\n", {}, r"toy\.py:1: `toys` is no name that"),
+        ("from toys.base import *\nclass ToyModel: x = Base\n", {}, r"toy\.py:1: .* cannot use `from .* \*`"),
+        (
+            "class ToyModel:\n    def f(self):\n        from toys.base import Base\n",
+            {},
+            r"toy\.py:3: `from toys\.base import Base` inside a definition",
+        ),
+        (
+            'class ToyModel:\n    """Write\n\n    from .x import y\n    """\n',
+            {},
+            r"modeling_hf_ssm_toy\.py: text that looks like a relative import of x:",
+        ),
+        (
+            "from toys.state import read, write\nclass ToyModel: x = read, write\n",
+            {"configuration_toy": "from toys.state import read\nclass ToyConfig: model_type, x = 'toy', read\n"},
+            r"state\.py:4: `global n` rebinds a name",
+        ),
+        (
+            "from toys.a import f\nfrom toys.b import g\nclass ToyModel: x = f, g\n",
+            {"a": "def _n(): pass\ndef f(): return _n\n", "b": "def _n(): pass\nclass g:\n    _n = _n\n"},
+            r"toys\.b:2: _n cannot be renamed",
+        ),
+    ],
+)
+def test_what_cannot_be_bundled_is_refused_with_its_place(plant, model, others, message):
+    family = plant(**{"modeling_toy": model, "state": STATE, **others})
+    with pytest.raises(ValueError, match=message):
+        bundle(family.config_class)
+
+
+def test_modules_that_import_each_other_are_refused(plant, tmp_path):
+    family = plant(modeling_toy="from toys.b import x\nclass ToyModel: y = x\n", b="x = 1\n")
+    (tmp_path / "toys" / "b.py").write_text("from toys.c import z\nx = 1\n")
+    (tmp_path / "toys" / "c.py").write_text("from toys.b import x\nz = 1\n")
+    with pytest.raises(ValueError, match=r"import each other .*: toys\.modeling_toy -> toys\.b -> toys\.c -> toys\.b"):
+        bundle(family.config_class)
+
+
+def test_a_class_without_a_file_or_a_family_is_refused(plant):
+    with pytest.raises(ValueError, match="is not the configuration of a family"):
+        bundle(dict)
+    family = plant(modeling_toy="class ToyModel: pass\n")
+    del family.modeling.__file__
+    with pytest.raises(ValueError, match=r"'toys\.modeling_toy' has no source file"):
+        bundle(family.config_class)
+
+
+@pytest.mark.parametrize("left", ["", "class Hyena", None])
+def test_an_interrupted_save_does_not_hinder_the_next(tmp_path, left, monkeypatch):
+    """A file that is empty, cut off or only temporary, as a killed process leaves it."""
+    config = hf_ssm.HyenaConfig()
+    names = list(bundle(type(config)))
+    if left is None:
+        (tmp_path / f".{names[1]}.1.tmp").write_text("half")
+    else:
+        (tmp_path / names[1]).write_text(left)
+    config.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+
+    def fail(self: Path, *args: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        config.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == sorted(names)

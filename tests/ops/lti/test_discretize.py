@@ -1,0 +1,169 @@
+import cmath
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, check_discretization, zoh, zoh_dense
+from hf_ssm.ops.lti.hippo import legs_matrix
+
+EIGENVALUES = [-0.5 + 3j, -0.5 + 300j, -7.0 + 0j, -1e-9 + 0j, -1e-4 + 1e-4j, 0j]
+
+
+def random_dense(*shape: int, complex_valued: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.complex128 if complex_valued else torch.float64
+    a = torch.randn(*shape, shape[-1], dtype=dtype, generator=generator) - 2 * torch.eye(shape[-1])
+    b = torch.randn(*shape, dtype=dtype, generator=generator)
+    dt = torch.rand(shape[:-1], dtype=torch.float64, generator=generator) + 0.05
+    return a, b, dt
+
+
+def scipy_zoh(a: np.ndarray, b: np.ndarray, dt: float) -> tuple[np.ndarray, np.ndarray]:
+    n = len(b)
+    block = np.zeros((n + 1, n + 1), dtype=a.dtype)
+    block[:n, :n], block[:n, n] = a * dt, b * dt
+    full = scipy.linalg.expm(block)
+    return full[:n, :n], full[:n, n]
+
+
+@pytest.mark.parametrize("dt", [1e-4, 0.05, 1.0])
+@pytest.mark.parametrize("a", EIGENVALUES)
+def test_zoh_matches_matrix_exponential(a, dt):
+    b = 1.5 - 0.5j
+    a_bar, b_bar = zoh(*(torch.tensor(v, dtype=torch.complex128) for v in (a, b)), dt)
+    expected_a, expected_b = scipy_zoh(np.array([[a]]), np.array([b]), dt)
+    assert a_bar.item() == pytest.approx(expected_a[0, 0], rel=1e-12, abs=1e-14)
+    assert b_bar.item() == pytest.approx(expected_b[0], rel=1e-12)
+
+
+def test_zoh_at_zero_has_its_limit_and_its_gradient():
+    a = torch.zeros(1, dtype=torch.complex128, requires_grad=True)
+    a_bar, b_bar = zoh(a, torch.full_like(a, 2.0), 0.1)
+    assert a_bar.item() == 1
+    assert b_bar.item() == pytest.approx(0.2, rel=1e-15)
+    # b_bar = b (dt + a dt^2 / 2 + ...)
+    (grad,) = torch.autograd.grad(b_bar.real.sum(), a)
+    assert grad.item() == pytest.approx(2 * 0.1**2 / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zoh_loses_no_digits_for_small_steps(dtype):
+    eps = torch.finfo(dtype).eps
+    x = -torch.logspace(-12, 1, 200, dtype=torch.float64).to(dtype)
+    a = x.clone().requires_grad_()
+    _, b_bar = zoh(a, torch.ones((), dtype=dtype), torch.ones((), dtype=dtype))
+    (grad,) = torch.autograd.grad(b_bar.sum(), a)
+    for value, actual, slope in zip(x.tolist(), b_bar.tolist(), grad.tolist(), strict=True):
+        assert actual == pytest.approx(math.expm1(value) / value, rel=4 * eps)
+        if abs(value) < 0.1:
+            derivative = sum(k * value ** (k - 1) / math.factorial(k + 1) for k in range(1, 14))
+        else:
+            derivative = (value * math.exp(value) - math.expm1(value)) / value**2
+        assert slope == pytest.approx(derivative, rel=300 * eps if dtype == torch.float64 else 40 * eps)
+
+
+@pytest.mark.parametrize("dt", [1e-4, 0.05, 1.0])
+@pytest.mark.parametrize("a", EIGENVALUES)
+def test_bilinear_is_its_formula(a, dt):
+    b = 1.5 - 0.5j
+    a_bar, b_bar = bilinear(*(torch.tensor(v, dtype=torch.complex128) for v in (a, b)), dt)
+    assert a_bar.item() == pytest.approx((1 + a * dt / 2) / (1 - a * dt / 2), rel=1e-13)
+    assert b_bar.item() == pytest.approx(dt * b / (1 - a * dt / 2), rel=1e-13)
+
+
+@pytest.mark.parametrize("rule", [zoh, bilinear])
+def test_both_rules_follow_the_differential_equation(rule):
+    # x' = a x + 1 from 0 to time 1 has x(1) = (e^a - 1) / a.
+    a = torch.tensor(-0.5 + 3j, dtype=torch.complex128)
+    errors = []
+    for steps in (50, 100):
+        a_bar, b_bar = rule(a, torch.ones_like(a), 1 / steps)
+        x = 0j
+        for _ in range(steps):
+            x = a_bar.item() * x + b_bar.item()
+        errors.append(abs(x - (cmath.exp(a.item()) - 1) / a.item()))
+    if rule is zoh:
+        assert max(errors) < 1e-13
+    else:
+        assert errors[1] == pytest.approx(errors[0] / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("rule", [zoh, bilinear])
+def test_diagonal_gradients(rule):
+    a = torch.tensor([-0.5 + 3j, -1e-4 + 1e-4j, -2.0 + 0j], requires_grad=True, dtype=torch.complex128)
+    b = torch.tensor([1.0 + 1j, 0.5j, 2.0], requires_grad=True, dtype=torch.complex128)
+    dt = torch.tensor([[0.1], [0.7]], requires_grad=True, dtype=torch.float64)
+    assert rule(a, b, dt)[0].shape == (2, 3)
+    assert torch.autograd.gradcheck(rule, (a, b, dt))
+
+
+@pytest.mark.parametrize("complex_valued", [False, True])
+def test_zoh_dense_matches_scipy(complex_valued):
+    a, b, dt = random_dense(2, 3, 4, complex_valued=complex_valued)
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    for i in np.ndindex(2, 3):
+        expected_a, expected_b = scipy_zoh(a[i].numpy(), b[i].numpy(), dt[i].item())
+        np.testing.assert_allclose(a_bar[i], expected_a, atol=1e-12)
+        np.testing.assert_allclose(b_bar[i], expected_b, atol=1e-12)
+
+
+def test_zoh_dense_of_a_stiff_system_matches_scipy():
+    a, b = legs_matrix(64)
+    dt = torch.logspace(-4, 0, 5, dtype=torch.float64)
+    a_bar, b_bar = zoh_dense(a, b, dt)
+    for i in range(5):
+        expected_a, expected_b = scipy_zoh(a.numpy(), b.numpy(), dt[i].item())
+        np.testing.assert_allclose(a_bar[i], expected_a, atol=1e-11)
+        np.testing.assert_allclose(b_bar[i], expected_b, atol=1e-11)
+
+
+@pytest.mark.parametrize("complex_valued", [False, True])
+def test_bilinear_dense_matches_numpy(complex_valued):
+    a, b, dt = random_dense(2, 3, 4, complex_valued=complex_valued)
+    a_bar, b_bar = bilinear_dense(a, b, dt)
+    for i in np.ndindex(2, 3):
+        half = a[i].numpy() * dt[i].item() / 2
+        inverse = np.linalg.inv(np.eye(4) - half)
+        np.testing.assert_allclose(a_bar[i], inverse @ (np.eye(4) + half), atol=1e-12)
+        np.testing.assert_allclose(b_bar[i], inverse @ b[i].numpy() * dt[i].item(), atol=1e-12)
+
+
+@pytest.mark.parametrize(("dense", "diagonal"), [(zoh_dense, zoh), (bilinear_dense, bilinear)])
+def test_dense_of_a_diagonal_matrix_is_the_diagonal_rule(dense, diagonal):
+    a = torch.tensor([-0.5 + 3j, -2.0, 0.0], dtype=torch.complex128)
+    b = torch.tensor([1.0 + 1j, 0.5j, 2.0], dtype=torch.complex128)
+    a_bar, b_bar = dense(torch.diag(a), b, 0.3)
+    expected_a, expected_b = diagonal(a, b, 0.3)
+    torch.testing.assert_close(a_bar, torch.diag(expected_a), rtol=0, atol=1e-13)
+    torch.testing.assert_close(b_bar, expected_b, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dense", [zoh_dense, bilinear_dense])
+def test_dense_broadcasts_the_step_size(dense):
+    a, b, _ = random_dense(3, complex_valued=False)
+    a_bar, b_bar = dense(a, b, torch.tensor([0.1, 0.2], dtype=torch.float64))
+    assert a_bar.shape == (2, 3, 3)
+    for i, dt in enumerate((0.1, 0.2)):
+        single_a, single_b = dense(a, b, dt)
+        torch.testing.assert_close(a_bar[i], single_a)
+        torch.testing.assert_close(b_bar[i], single_b)
+
+
+@pytest.mark.parametrize("dense", [zoh_dense, bilinear_dense])
+@pytest.mark.parametrize("complex_valued", [False, True])
+def test_dense_gradients(dense, complex_valued):
+    inputs = [t.requires_grad_() for t in random_dense(2, 3, complex_valued=complex_valued)]
+    assert torch.autograd.gradcheck(dense, inputs)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="'zoh', 'bilinear', got 'euler'"):
+        check_discretization("euler")
+    for dense in (zoh_dense, bilinear_dense):
+        with pytest.raises(ValueError, match=r"a must have shape \(..., N, N\), got \(2, 3\)"):
+            dense(torch.zeros(2, 3), torch.zeros(3), 0.1)
+        with pytest.raises(ValueError, match=r"b must have shape .* N = 3 as in a, got \(2,\)"):
+            dense(torch.zeros(3, 3), torch.zeros(2), 0.1)

@@ -1,0 +1,199 @@
+"""The two-level product with its own backward. Formulas and errors are tested in test_lti_kernel.py."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.lti import exponential_sums as module
+from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_kernel_reference
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+
+RULES = ("zoh", "bilinear")
+
+
+@pytest.fixture(autouse=True)
+def two_level_product() -> Iterator[None]:
+    with use_backend("torch"):
+        yield
+
+
+def system(channels: int, pairs: int, low: float = -4, high: float = 0, seed: int = 0) -> list[torch.Tensor]:
+    """Random parameters; step sizes from `10^low` to `10^high`."""
+    generator = torch.Generator().manual_seed(seed)
+    b, c, spread = (torch.randn(channels, pairs, dtype=torch.complex128, generator=generator) for _ in range(3))
+    a = torch.complex(-spread.real.abs() - 0.1, 10 * spread.imag)
+    dt = 10 ** (low + (high - low) * torch.rand(channels, dtype=torch.float64, generator=generator))
+    return [t.requires_grad_() for t in (a, b, c, dt)]
+
+
+def single(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in float32."""
+    narrow = [t.detach().to(torch.complex64 if t.is_complex() else torch.float32) for t in inputs]
+    return [t.requires_grad_() for t in narrow]
+
+
+def double(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies in float64."""
+    wide = [t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in inputs]
+    return [t.requires_grad_() for t in wide]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Relative to the greatest value of each channel; for step sizes, whose gradients are sums that cancel, of all."""
+    error, size = (actual.detach() - expected).abs(), expected.abs()
+    error, size = (error.amax(-1), size.amax(-1)) if error.dim() == 2 else (error, size.max())
+    assert (error <= tolerance * size).all(), (error / size).max()
+
+
+@given(
+    channels=st.integers(1, 5),
+    pairs=st.integers(1, 7),
+    length=st.one_of(st.integers(1, 20), st.integers(1, 300)),
+    rule=st.sampled_from(RULES),
+    seed=st.integers(0, 1000),
+)
+def test_values_and_gradients_match_the_reference(channels, pairs, length, rule, seed):
+    inputs = system(channels, pairs, seed=seed)
+    actual, expected = (f(*inputs, length, rule) for f in (diagonal_kernel, diagonal_kernel_reference))
+    assert actual.shape == (channels, length)
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+    cotangent = torch.randn(channels, length, dtype=torch.float64)
+    grads = torch.autograd.grad(actual, inputs, cotangent)
+    for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
+        torch.testing.assert_close(grad, other, rtol=1e-10, atol=1e-11 * (1 + other.abs().max().item()))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("length", [1, 6, 21])
+def test_gradcheck(length, rule):
+    assert torch.autograd.gradcheck(lambda *ts: diagonal_kernel(*ts, length, rule), system(2, 2, low=-1))
+
+
+@pytest.mark.parametrize("block", [1, 2000])
+def test_blocks_of_channels_change_nothing(monkeypatch, block):
+    inputs = system(7, 3)
+    cotangent = torch.randn(7, 50, dtype=torch.float64)
+    expected = diagonal_kernel(*inputs, 50)
+    grads = torch.autograd.grad(expected, inputs, cotangent)
+    monkeypatch.setattr(module, "_CPU_BLOCK", block)
+    actual = diagonal_kernel(*inputs, 50)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-14)
+    for grad, other in zip(torch.autograd.grad(actual, inputs, cotangent), grads, strict=True):
+        torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("init", ["legs", "lin", "inv"])
+def test_float32_of_a_long_sequence_with_the_smallest_steps(init, rule):
+    length = 16384
+    inputs = system(4, 32)
+    inputs[0] = initial_eigenvalues(init, 64).repeat(4, 1)
+    inputs[3] = torch.tensor([1e-5, 1e-4, 1e-3, 1e-1])
+    inputs = single(inputs)
+    wide = double(inputs)
+    actual, expected = diagonal_kernel(*inputs, length, rule), diagonal_kernel(*wide, length, rule)
+    assert actual.dtype == torch.float32
+    assert_close(actual, expected, 1e-5)
+    cotangent = torch.randn(4, length)
+    grads = torch.autograd.grad(actual, inputs, cotangent)
+    for grad, other in zip(grads, torch.autograd.grad(expected, wide, cotangent.double()), strict=True):
+        assert_close(grad, other, 1e-5)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_nan_stays_in_its_channel(which):
+    inputs = system(4, 3)
+    with torch.no_grad():
+        inputs[which][1] = torch.nan
+    kernel = diagonal_kernel(*inputs, 37)
+    assert kernel[1].isnan().all()
+    others = [0, 2, 3]
+    assert kernel[others].isfinite().all()
+    for grad in torch.autograd.grad(kernel.sum(), inputs):
+        assert torch.view_as_real(grad[others]).isfinite().all() if grad.is_complex() else grad[others].isfinite().all()
+
+
+def test_a_weight_of_zero_has_a_gradient():
+    inputs = system(2, 3)
+    with torch.no_grad():
+        inputs[2].zero_()
+    cotangent = torch.randn(2, 20, dtype=torch.float64)
+    grads = torch.autograd.grad(diagonal_kernel(*inputs, 20), inputs, cotangent)
+    others = torch.autograd.grad(diagonal_kernel_reference(*inputs, 20), inputs, cotangent)
+    assert grads[2].abs().min() > 0
+    for grad, other in zip(grads, others, strict=True):
+        torch.testing.assert_close(grad, other, rtol=1e-11, atol=1e-11)
+
+
+def test_gradients_that_are_expanded_or_strided():
+    inputs = system(3, 2)
+    for cotangent in (torch.ones((), dtype=torch.float64).expand(3, 16), torch.randn(16, 3, dtype=torch.float64).mT):
+        grads = torch.autograd.grad(diagonal_kernel(*inputs, 16), inputs, cotangent)
+        others = torch.autograd.grad(diagonal_kernel_reference(*inputs, 16), inputs, cotangent)
+        for grad, other in zip(grads, others, strict=True):
+            torch.testing.assert_close(grad, other, rtol=1e-11, atol=1e-11)
+
+
+def products(kernel: torch.Tensor) -> int:
+    """How many batched matrix products the backward takes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        kernel.sum().backward()
+    return sum(event.count for event in profile.key_averages() if event.key == "aten::bmm")
+
+
+def test_frozen_dynamics_get_no_gradient_work():
+    a, b, c, dt = system(2, 2)
+    assert products(diagonal_kernel(a, b, c, dt, 9)) == 2
+    assert products(diagonal_kernel(a.detach(), b, c, dt.detach(), 9)) == 1
+    assert not diagonal_kernel(a.detach(), b.detach(), c.detach(), dt.detach(), 9).requires_grad
+
+
+def test_a_second_derivative_is_refused():
+    inputs = system(2, 2)
+    (grad,) = torch.autograd.grad(diagonal_kernel(*inputs, 9).pow(2).sum(), inputs[2], create_graph=True)
+    with pytest.raises(RuntimeError, match="diagonal_kernel can be differentiated once"):
+        grad.abs().sum().backward()
+
+
+def test_autocast_does_not_reach_the_kernel():
+    inputs = single(system(2, 2))
+    expected = diagonal_kernel(*inputs, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = diagonal_kernel(*inputs, 40)
+        grads = torch.autograd.grad(actual.sum(), inputs)
+    assert torch.equal(actual, expected)
+    for grad, other in zip(grads, torch.autograd.grad(expected.sum(), inputs), strict=True):
+        assert torch.equal(grad, other)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_compiles_without_a_break(rule):
+    torch.compiler.reset()
+    inputs = system(2, 2)
+    compiled = torch.compile(diagonal_kernel, backend="aot_eager", fullgraph=True)
+    for length in (9, 20, 21):
+        actual, expected = compiled(*inputs, length, rule), diagonal_kernel(*inputs, length, rule)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
+        cotangent = torch.randn(2, length, dtype=torch.float64)
+        grads = torch.autograd.grad(actual, inputs, cotangent)
+        for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
+            torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
+
+
+def test_the_operators_are_well_formed():
+    x, w = torch.randn(2, 2, 3, dtype=torch.complex128).unbind(0)
+    x = torch.complex(-x.real.abs(), x.imag)
+    torch.library.opcheck(module._exponential_sums, (x.requires_grad_(), w.requires_grad_(), 11, True))
+    grad = torch.randn(2, 11, dtype=torch.float64)
+    for with_base in (True, False):
+        torch.library.opcheck(module._exponential_sums_backward, (grad, x.detach(), w.detach(), with_base))
+
+
+def test_the_reference_runs_where_it_is_chosen():
+    inputs = single(system(2, 2))
+    with use_backend("reference"):
+        assert torch.equal(diagonal_kernel(*inputs, 30), diagonal_kernel_reference(*inputs, 30))

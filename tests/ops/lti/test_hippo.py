@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_matrix, legs_nplr
+
+SIZES = (2, 4, 16, 64)
+
+
+def loop_legs(size: int) -> tuple[np.ndarray, np.ndarray]:
+    a = np.zeros((size, size))
+    for n in range(size):
+        for k in range(size):
+            if n > k:
+                a[n, k] = -math.sqrt((2 * n + 1) * (2 * k + 1))
+            elif n == k:
+                a[n, k] = -(n + 1)
+    return a, np.array([math.sqrt(2 * n + 1) for n in range(size)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_legs_matrix_is_its_formula(size):
+    a, b = legs_matrix(size)
+    expected_a, expected_b = loop_legs(size)
+    assert a.dtype == b.dtype == torch.float64
+    np.testing.assert_allclose(a, expected_a, rtol=1e-14)
+    np.testing.assert_allclose(b, expected_b, rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nplr_reconstructs_legs(size):
+    lam, p, b, v = legs_nplr(size)
+    assert all(t.dtype == torch.complex128 for t in (lam, p, b, v))
+    assert lam.shape == p.shape == b.shape == (size // 2,)
+    lam, p, b = (np.concatenate([t.numpy(), t.numpy().conj()]) for t in (lam, p, b))
+    v = np.concatenate([v.numpy(), v.numpy().conj()], axis=1)
+    expected_a, expected_b = loop_legs(size)
+    np.testing.assert_allclose(v.conj().T @ v, np.eye(size), atol=1e-12)
+    rebuilt = v @ (np.diag(lam) - np.outer(p, p.conj())) @ v.conj().T
+    np.testing.assert_allclose(rebuilt, expected_a, atol=1e-12 * size**2)
+    np.testing.assert_allclose(v @ b, expected_b, atol=1e-12 * size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nplr_conventions(size):
+    lam, p, b, _ = legs_nplr(size)
+    assert torch.equal(lam.real, torch.full_like(lam.real, -0.5))
+    assert lam.imag[0] > 0
+    assert bool((lam.imag.diff() > 0).all())
+    assert bool((p.real > 0).all())
+    assert torch.equal(p.imag, torch.zeros_like(p.imag))
+    torch.testing.assert_close(b, math.sqrt(2) * p, rtol=0, atol=1e-12 * size)
+
+
+def test_nplr_eigenvalues_of_two_states():
+    # The skew part of the 2 x 2 matrix is ± sqrt(3) / 2.
+    assert legs_nplr(2)[0].imag.item() == pytest.approx(math.sqrt(3) / 2, rel=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 30.0])
+@pytest.mark.parametrize("shift", [0.0, 200.0])
+@pytest.mark.parametrize("init", ["lin", "inv", "legs", "real"])
+def test_initial_eigenvalues(init, shift, scale):
+    size = 16
+    a = initial_eigenvalues(init, size, frequency_scale=scale, frequency_shift=shift)
+    assert a.shape == (size // 2,)
+    assert a.dtype == torch.complex128
+    legs = legs_nplr(size)[0].imag.tolist()
+    for n, value in enumerate(a.tolist()):
+        if init == "real":
+            assert value == complex(-(n + 1), 0)
+            continue
+        w = {
+            "lin": math.pi * n,
+            "inv": size / math.pi * (size / (2 * n + 1) - 1),
+            "legs": legs[n],
+        }[init] * scale
+        assert value.real == -0.5
+        assert value.imag == pytest.approx(w + shift if w > 0 else 0.0, rel=1e-14)
+
+
+def test_inv_has_positive_frequencies():
+    assert bool((initial_eigenvalues("inv", 64).imag > 0).all())
+
+
+@pytest.mark.parametrize("size", [0, -2, 3, 2.0, "8"])
+def test_state_size_is_checked(size):
+    for call in (legs_matrix, legs_nplr, lambda n: initial_eigenvalues("lin", n)):
+        with pytest.raises(ValueError, match="state_size must be a positive even integer"):
+            call(size)
+
+
+def test_unknown_init_lists_the_choices():
+    with pytest.raises(ValueError, match="'legs', 'lin', 'inv', 'real', got 'hippo'"):
+        initial_eigenvalues("hippo", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("frequency_scale", 0.0),
+        ("frequency_scale", -1.0),
+        ("frequency_scale", math.inf),
+        ("frequency_scale", math.nan),
+        ("frequency_shift", -1.0),
+        ("frequency_shift", math.inf),
+        ("frequency_shift", math.nan),
+    ],
+)
+def test_scale_and_shift_are_checked(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*got {value}"):
+        initial_eigenvalues("lin", 8, **{name: value})

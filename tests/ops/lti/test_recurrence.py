@@ -1,0 +1,330 @@
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
+from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
+
+FORMS = ("diagonal", "dplr")
+RULES = ("zoh", "bilinear")
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {"diagonal": diagonal_kernel, "dplr": dplr_kernel}
+RECURRENCES: dict[str, Callable[..., Recurrence]] = {"diagonal": diagonal_recurrence, "dplr": dplr_recurrence}
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def crandn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return randn(*shape, seed=seed, dtype=torch.complex128)
+
+
+def system(form: str, channels: int = 3, states: int = 8, low: float = 1e-2, high: float = 0.5) -> list[torch.Tensor]:
+    """The parameters of a model up to the step sizes, those of HiPPO-LegS with random weights."""
+    half = states // 2
+    dt = torch.logspace(math.log10(low), math.log10(high), channels, dtype=torch.float64)
+    b, c = crandn(channels, half, seed=1), crandn(channels, half, seed=2)
+    if form == "diagonal":
+        return [initial_eigenvalues("legs", states).repeat(channels, 1), b, c, dt]
+    lam, p, b_legs = (t.repeat(channels, 1) for t in legs_nplr(states)[:3])
+    return [lam, p * torch.exp(1j * randn(*p.shape, seed=3)), b + b_legs, c, dt]
+
+
+def single(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.to(torch.complex64 if t.is_complex() else torch.float32) for t in parameters]
+
+
+def state_of(form: str, batch: int, channels: int = 3, states: int = 8) -> torch.Tensor:
+    if form == "diagonal":
+        return crandn(batch, channels, states // 2, seed=6)
+    return randn(batch, channels, states, seed=6)
+
+
+def reference(
+    form: str,
+    parameters: list[torch.Tensor],
+    rule: str,
+    skip: torch.Tensor | None,
+    u: torch.Tensor,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence position by position; of a DPLR model in complex coordinates of the completed space."""
+    *matrices, dt = parameters
+    if form == "diagonal":
+        a, b, c = matrices
+        a_bar, b_bar = (zoh if rule == "zoh" else bilinear)(a, b, dt.unsqueeze(-1))
+        x = state
+    else:
+        a, b, c = dplr_dense(*matrices)
+        a_bar, b_bar = (zoh_dense if rule == "zoh" else bilinear_dense)(a, b, dt)
+        x = None
+        if state is not None:
+            x = torch.complex(*state.chunk(2, dim=-1))
+            x = torch.cat([x, x.conj()], dim=-1)
+    if x is None:
+        x = torch.zeros(u.shape[0], *b_bar.shape, dtype=b_bar.dtype)
+    outputs = []
+    for t in range(u.shape[1]):
+        x = (a_bar * x if form == "diagonal" else torch.einsum("dnm,bdm->bdn", a_bar, x)) + b_bar * u[:, t, :, None]
+        y = (2 if form == "diagonal" else 1) * (c * x).sum(-1).real
+        outputs.append(y if skip is None else y + skip * u[:, t])
+    if form == "dplr":
+        half = x[..., : x.shape[-1] // 2]
+        x = torch.cat([half.real, half.imag], dim=-1)
+    return torch.stack(outputs, dim=1), x
+
+
+def scan_by_steps(
+    recurrence: Recurrence, u: torch.Tensor, state: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    state = recurrence.initial_state(u.shape[0]) if state is None else state
+    outputs = []
+    for t in range(u.shape[1]):
+        y, state = recurrence.step(u[:, t], state)
+        outputs.append(y)
+    return torch.stack(outputs, dim=1), state
+
+
+def scan(
+    recurrence: Recurrence, u: torch.Tensor, state: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return recurrence.scan(u, state)
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("with_skip", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130])
+def test_values_and_gradients_match_the_reference(length, with_state, with_skip, form, rule):
+    parameters = [t.requires_grad_() for t in system(form)]
+    u = randn(2, length, 3, seed=4).requires_grad_()
+    skip = randn(3, seed=5).requires_grad_() if with_skip else None
+    state = state_of(form, 2).requires_grad_() if with_state else None
+    leaves = [*parameters, u, *(t for t in (skip, state) if t is not None)]
+    expected = reference(form, parameters, rule, skip, u, state)
+    cotangents = [torch.randn_like(t) for t in expected]
+    expected_grads = torch.autograd.grad(expected, leaves, cotangents)
+    for run in (scan, scan_by_steps):
+        results = run(RECURRENCES[form](*parameters, rule, skip), u, state)
+        for result, other in zip(results, expected, strict=True):
+            assert_same(result, other)
+        grads = torch.autograd.grad(results, leaves, cotangents)
+        for grad, other in zip(grads, expected_grads, strict=True):
+            assert_same(grad, other, 1e-11 * (1 + other.abs().max().item()))
+
+
+@pytest.mark.parametrize("run", [scan, scan_by_steps])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
+def test_the_whole_is_the_convolution(length, form, rule, run):
+    parameters, u, skip = system(form, low=1e-3), randn(2, length, 3, seed=4), randn(3, seed=5)
+    kernel = KERNELS[form](*parameters, length, rule)
+    kernel[:, 0] += skip
+    y, _ = run(RECURRENCES[form](*parameters, rule, skip), u)
+    assert_same(y, long_conv(u, kernel), 1e-9)
+
+
+@given(
+    form=st.sampled_from(FORMS),
+    pieces=st.lists(st.one_of(st.integers(1, 10), st.integers(1, 200)), min_size=1, max_size=6),
+)
+def test_any_split_gives_the_whole(form, pieces):
+    recurrence = RECURRENCES[form](*system(form), skip=randn(3, seed=5))
+    u = randn(1, sum(pieces), 3, seed=4)
+    expected, expected_state = scan_by_steps(recurrence, u)
+    first, *later = u.split(pieces, dim=1)
+    y, state = recurrence.scan(first)
+    outputs = [y]
+    for piece in later:
+        y, state = recurrence.scan(piece, state)
+        assert y.shape == piece.shape
+        outputs.append(y)
+    assert_same(torch.cat(outputs, dim=1), expected)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("run", [scan, scan_by_steps])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("constant", [False, True])
+def test_float32_with_the_smallest_step_sizes(constant, form, rule, run):
+    parameters = single(system(form, channels=4, states=64, low=1e-4, high=1e-1))
+    # A constant adds up what is lost in each position.
+    u = torch.ones(1, 4096, 4) if constant else randn(1, 4096, 4, seed=4).float()
+    wide = [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in parameters]
+    expected = long_conv(u.double(), KERNELS[form](*wide, 4096, rule))
+    with torch.no_grad():
+        recurrence = RECURRENCES[form](*parameters, rule)
+        y, state = run(recurrence, u)
+        assert y.dtype == recurrence.dtype == torch.float32
+        # Two pieces, the second of which goes on in the middle of a block.
+        first, state = run(recurrence, u[:, :2030])
+        pieces = torch.cat([first, run(recurrence, u[:, 2030:], state)[0]], dim=1)
+    scale = expected.abs().amax(dim=(0, 1))
+    # Steps are in double precision but for a dense product, blocks are not.
+    tolerance = 1e-5 if run is scan else 2.5e-6
+    for actual in (y, pieces):
+        assert ((actual - expected).abs() / scale).max() < tolerance
+
+
+@pytest.mark.parametrize("run", [scan, scan_by_steps])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_outputs_have_the_dtype_of_the_inputs(dtype, form, run):
+    parameters = single(system(form))
+    u = randn(2, 100, 3, seed=4).to(dtype)
+    y, state = run(RECURRENCES[form](*parameters), u)
+    assert y.dtype == dtype
+    assert state.dtype == (torch.complex128 if form == "diagonal" else torch.float64)
+    wide = [t.to(torch.complex128 if t.is_complex() else torch.float64) for t in parameters]
+    expected = reference(form, wide, "zoh" if form == "diagonal" else "bilinear", None, u.double(), None)[0]
+    torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_bilinear_where_the_power_base_vanishes():
+    # a dt = -2 makes A_bar = 0.
+    parameters = [
+        torch.tensor([[-2.0, -20.0], [-0.5 + 1j, -4.0]], dtype=torch.complex128),
+        crandn(2, 2, seed=1),
+        crandn(2, 2, seed=2),
+        torch.tensor([1.0, 0.5], dtype=torch.float64),
+    ]
+    parameters = [t.requires_grad_() for t in parameters]
+    u = randn(2, 70, 2, seed=4)
+    y, state = RECURRENCES["diagonal"](*parameters, "bilinear").scan(u)
+    expected, expected_state = reference("diagonal", parameters, "bilinear", None, u, None)
+    assert_same(y, expected)
+    assert_same(state, expected_state)
+    grads = torch.autograd.grad(y.pow(2).sum(), parameters)
+    for grad, other in zip(grads, torch.autograd.grad(expected.pow(2).sum(), parameters), strict=True):
+        assert_same(grad, other, 1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_states_can_be_selected_joined_and_zeroed(form):
+    recurrence = RECURRENCES[form](*system(form))
+    u = randn(3, 100, 3, seed=4)
+    _, state = recurrence.scan(u[:, :70])
+    rows = torch.tensor([2, 0, 0])
+    y, _ = recurrence.scan(u[rows, 70:], state.index_select(0, rows))
+    assert_same(y, recurrence.scan(u)[0][rows, 70:])
+    # Zero states, as a shorter row of a batch has them in front.
+    state = torch.cat([state, torch.zeros_like(state)])
+    y, _ = recurrence.scan(u[:, 70:].repeat(2, 1, 1), state)
+    assert_same(y[3:], recurrence.scan(u[:, 70:])[0])
+    y, _ = recurrence.scan(u[:, 70:].repeat(2, 1, 1), state.zero_())
+    assert_same(y[:3], y[3:])
+    assert recurrence.initial_state(2).shape == state[:2].shape
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda recurrence: pickle.loads(pickle.dumps(recurrence))])
+def test_a_copy_holds_values(duplicate, form):
+    parameters = [t.requires_grad_() for t in system(form)]
+    recurrence = RECURRENCES[form](*parameters, skip=randn(3, seed=5))
+    u = randn(2, 100, 3, seed=4)
+    expected, expected_state = recurrence.scan(u)
+    copied = duplicate(recurrence)
+    for run in (scan, scan_by_steps):
+        y, state = run(copied, u)
+        assert not y.requires_grad
+        assert_same(y, expected.detach())
+        assert_same(state, expected_state.detach())
+    with torch.no_grad():
+        recurrence.b_bar.zero_()
+    assert_same(copied.scan(u)[0], expected.detach())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wanted", ["all", "skip"])
+def test_tables_that_are_kept_do_not_hide_gradients(wanted, form):
+    parameters, skip = system(form), randn(3, seed=5)
+    leaves = [*parameters, skip] if wanted == "all" else [skip]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    u = randn(2, 100, 3, seed=4)
+    recurrence = RECURRENCES[form](*parameters, skip=skip)
+    with torch.no_grad():
+        expected, _ = recurrence.scan(u)
+    y, _ = recurrence.scan(u)
+    assert_same(y.detach(), expected)
+    grads = torch.autograd.grad(y.sum(), leaves)
+    y, _ = scan_by_steps(RECURRENCES[form](*parameters, skip=skip), u)
+    for grad, other in zip(grads, torch.autograd.grad(y.sum(), leaves), strict=True):
+        assert_same(grad, other, 1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tables_are_made_once_and_for_blocks_alone(form, monkeypatch):
+    recurrence = RECURRENCES[form](*system(form))
+    made = []
+    make = type(recurrence)._make_tables
+
+    def count_and_make(self):
+        made.append(1)
+        return make(self)
+
+    monkeypatch.setattr(type(recurrence), "_make_tables", count_and_make)
+    u = randn(1, 200, 3)
+    state = scan_by_steps(recurrence, u[:, :3])[1]
+    recurrence.scan(u[:, :63], state)
+    assert made == []
+    recurrence.scan(u)
+    recurrence.scan(u, state)
+    assert made == [1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_errors(form):
+    parameters = system(form)
+    make = RECURRENCES[form]
+    with pytest.raises(ValueError, match=r"discretization must be one of 'zoh', 'bilinear', got 'euler'"):
+        make(*parameters, "euler")
+    with pytest.raises(ValueError, match=r"skip must have shape \(channels,\) = \(3,\), got \(1,\)"):
+        make(*parameters, skip=torch.ones(1))
+    with pytest.raises(ValueError, match=r"dt must have shape"):
+        make(*parameters[:-1], torch.ones(2))
+    recurrence = make(*parameters)
+    state = recurrence.initial_state(2)
+    for u in (randn(2, 4), randn(2, 1, 3)):
+        with pytest.raises(
+            ValueError, match=r"u must have shape \(batch >= 1, channels\) with channels = 3, got \(2, "
+        ):
+            recurrence.step(u, state)
+    for u in (randn(2, 3), randn(2, 5, 4), randn(2, 0, 3)):
+        with pytest.raises(
+            ValueError, match=r"u must have shape \(batch >= 1, length >= 1, channels\) with channels = 3"
+        ):
+            recurrence.scan(u, state)
+    with pytest.raises(ValueError, match=r"state must have shape \(4, 3, .* got \(2, 3, .* start with initial_state"):
+        recurrence.scan(randn(4, 5, 3), state)
+    with pytest.raises(ValueError, match=r"state must have shape \(4, 3, "):
+        recurrence.step(randn(4, 3), state)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("length", [1, 63, 64, 130])
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_advance_gives_the_state_of_a_scan(form, length, from_zero):
+    recurrence = RECURRENCES[form](*system(form))
+    u, state = randn(2, length, 3, seed=5), None if from_zero else state_of(form, 2)
+    assert torch.equal(recurrence.advance(u, state), recurrence.scan(u, state)[1])
+    for empty in (u[:, :0], u[:0]):
+        with pytest.raises(ValueError, match="u must have shape"):
+            recurrence.advance(empty, None)

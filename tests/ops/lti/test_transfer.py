@@ -1,0 +1,186 @@
+"""Responses to frequencies against the sums over taps, dense matrices and the filters' own taps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.ops.lti.diagonal import diagonal_kernel_reference, diagonal_transfer
+from hf_ssm.ops.lti.dplr import dplr_kernel_reference, dplr_transfer
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
+from hf_ssm.ops.lti.transfer import (
+    conjugate_poles,
+    diagonal_response,
+    dplr_response,
+    frequency_grid,
+    real_transfer,
+    sobolev_response,
+    taps_response,
+    taps_response_reference,
+)
+from hf_ssm.ops.sobolev import causal_taps, sobolev_weight
+
+OMEGA = torch.tensor([0.0, 1e-9, 0.3, 1.7, 3.0, math.pi], dtype=torch.float64)
+
+
+def crandn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed))
+
+
+def summed(kernel: torch.Tensor, omega: torch.Tensor) -> torch.Tensor:
+    """Σ_l k_l e^{-iωl} by a loop over frequencies, in numpy."""
+    lags = np.arange(kernel.shape[-1])
+    columns = [kernel.numpy() @ np.exp(-1j * w * lags) for w in omega.tolist()]
+    return torch.from_numpy(np.stack(columns, axis=-1))
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("init", ["legs", "lin", "real"])
+def test_diagonal_response_is_the_sum_over_taps(init, rule):
+    a, dt = initial_eigenvalues(init, 8).repeat(3, 1), torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
+    b, c = crandn(3, 4, seed=1), crandn(3, 4, seed=2)
+    kernel = diagonal_kernel_reference(a, b, c, dt, 4000, rule)
+    response = diagonal_response(OMEGA, a, b, c, dt, rule)
+    torch.testing.assert_close(response, summed(kernel, OMEGA), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+def test_dplr_response_is_the_sum_over_taps(rule):
+    lam, p, b = (t.repeat(2, 1) for t in legs_nplr(8)[:3])
+    p, c = p * torch.exp(1j * crandn(2, 4, seed=3).real), crandn(2, 4, seed=2)
+    dt = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    kernel = dplr_kernel_reference(lam, p, b, c, dt, 1500, rule)
+    response = dplr_response(OMEGA, lam, p, b, c, dt, rule)
+    torch.testing.assert_close(response, summed(kernel, OMEGA), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_bilinear_response_is_the_warped_continuous_one(low_rank):
+    a, b, c = initial_eigenvalues("lin", 8).repeat(2, 1), crandn(2, 4, seed=1), crandn(2, 4, seed=2)
+    p, dt = crandn(2, 4, seed=3), torch.full((2,), 0.2, dtype=torch.float64)
+    omega = OMEGA[:-1]
+    s = 1j * 2 / 0.2 * torch.tan(omega / 2)
+    factor = 2 / (1 + torch.exp(-1j * omega))
+    if low_rank:
+        expected, found = dplr_transfer(s, a, p, b, c), dplr_response(omega, a, p, b, c, dt, "bilinear")
+    else:
+        expected, found = diagonal_transfer(s, a, b, c), diagonal_response(omega, a, b, c, dt, "bilinear")
+    torch.testing.assert_close(found, factor * expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_each_channel_may_have_its_own_frequencies(low_rank, rule):
+    a, p, b, c = (crandn(2, 4, seed=i) for i in range(4))
+    a = torch.complex(-a.real.abs() - 0.1, a.imag)
+    dt = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    parts = (a, p, b, c) if low_rank else (a, b, c)
+    function = dplr_response if low_rank else diagonal_response
+    own = torch.stack([OMEGA, OMEGA.flip(0)])
+    together = function(own, *parts, dt, rule)
+    torch.testing.assert_close(together[0], function(OMEGA, *parts, dt, rule)[0])
+    torch.testing.assert_close(together[1], function(OMEGA, *parts, dt, rule)[1].flip(0))
+
+
+def test_a_narrow_resonance_keeps_its_height():
+    """One pole 1e-9 away from the unit circle: at resonance the kernel's sum is c b_bar / (1 - |a_bar|)."""
+    a, dt = torch.tensor([[-1e-9 + 1j]], dtype=torch.complex128), torch.ones(1, dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.complex128)
+    found = diagonal_response(torch.tensor([1.0], dtype=torch.float64), a, one, one, dt, "zoh")
+    b_bar = (np.exp(-1e-9 + 1j) - 1) / (-1e-9 + 1j)
+    assert abs(found.item() - b_bar / -np.expm1(-1e-9)) < 1e-6 * abs(found.item())
+
+
+@pytest.mark.parametrize("window", [1, 2, 37])
+def test_sinusoid_response_is_the_sum_over_taps(window):
+    generator = torch.Generator().manual_seed(0)
+    c1, c2, a1, a2 = torch.randn(4, 5, dtype=torch.float64, generator=generator)
+    # On a node of the grid below, at the turning points, beyond Nyquist, and negative.
+    a1 = torch.tensor([0.0, 5.0, window / 2, 0.7 * window, -3.3], dtype=torch.float64)
+    kernel = sinusoid_kernel(c1, c2, a1, a2, window, window)
+    omega = torch.cat([OMEGA, 2 * math.pi / window * torch.arange(window // 2, dtype=torch.float64)])
+    response = sinusoid_response(omega, c1, c2, a1, a2, window)
+    torch.testing.assert_close(response, summed(kernel, omega), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [1, 7, 16, 17, 100])
+def test_taps_response_by_fft_is_the_sum_over_taps(length):
+    kernel = torch.randn(3, length, dtype=torch.float64)
+    grid = frequency_grid(9)
+    torch.testing.assert_close(taps_response(grid, kernel), summed(kernel, grid))
+    torch.testing.assert_close(taps_response_reference(grid, kernel), summed(kernel, grid))
+    torch.testing.assert_close(taps_response(OMEGA, kernel), summed(kernel, OMEGA))
+    own = torch.stack([OMEGA, OMEGA / 2, OMEGA / 3])
+    expected = torch.stack([summed(kernel[i : i + 1], own[i])[0] for i in range(3)])
+    torch.testing.assert_close(taps_response(own, kernel), expected)
+
+
+@pytest.mark.parametrize(
+    ("order", "frequency"),
+    [(-1.5, "normalized"), (0.5, "normalized"), (2.0, "radian"), (-0.3, "radian"), (-2.0, "bilinear")],
+)
+def test_causal_sobolev_response_is_the_sum_over_its_taps(order, frequency):
+    dt = torch.tensor([0.7, 2.0], dtype=torch.float64)
+    taps = causal_taps(4000, torch.full((2,), order, dtype=torch.float64), frequency, dt)
+    found = sobolev_response(OMEGA, order, frequency, dt, causal=True)
+    torch.testing.assert_close(found, summed(taps.expand(2, -1), OMEGA), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "radian", "bilinear"])
+def test_causal_sobolev_filters_of_opposite_order_are_inverse(frequency):
+    dt = torch.tensor([0.01, 0.7], dtype=torch.float64)
+    there, back = (sobolev_response(OMEGA[:-1], order, frequency, dt, causal=True) for order in (1.3, -1.3))
+    torch.testing.assert_close(there * back, torch.ones_like(there))
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "radian", "bilinear"])
+@pytest.mark.parametrize("order", [-1.0, 0.0, 0.5])
+def test_zero_phase_sobolev_response_is_the_weight_at_the_nodes(order, frequency):
+    order_, dt = torch.full((2,), order, dtype=torch.float64), torch.tensor([0.01, 0.7], dtype=torch.float64)
+    found = sobolev_response(frequency_grid(9), order_, frequency, dt, causal=False)
+    torch.testing.assert_close(found.real, sobolev_weight(16, order_, frequency, dt))
+    assert not found.imag.any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("order", "expected"), [(0.5, math.inf), (0.0, 1.0), (-0.5, 0.0)])
+def test_sobolev_response_at_an_infinite_frequency(order, expected, causal):
+    found = sobolev_response(torch.tensor([math.pi], dtype=torch.float64), order, "bilinear", 0.1, causal=causal)
+    assert found.item() == complex(expected, 0)
+
+
+def test_unknown_names_are_refused():
+    one, step = torch.ones(1, 1, dtype=torch.complex128), torch.ones(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="discretization must be one of"):
+        diagonal_response(OMEGA, -one, one, one, step, "euler")
+    with pytest.raises(ValueError, match="discretization must be one of"):
+        dplr_response(OMEGA, -one, one, one, one, step, "euler")
+    with pytest.raises(ValueError, match="frequency must be one of"):
+        sobolev_response(OMEGA, 1.0, "hertz", causal=True)
+    with pytest.raises(ValueError, match="window must be a positive"):
+        sinusoid_response(OMEGA, *torch.ones(4, 1), 0)
+    with pytest.raises(ValueError, match="count must be at least 2"):
+        frequency_grid(1)
+
+
+def test_real_transfer_is_the_real_part_of_the_partial_fractions():
+    poles = torch.complex(-torch.rand(2, 5, dtype=torch.float64) - 0.1, torch.randn(2, 5, dtype=torch.float64))
+    residues, skip = crandn(2, 5), torch.tensor([0.3, -1.0], dtype=torch.float64)
+    s = torch.linspace(-4, 4, 9, dtype=torch.float64)
+    found = real_transfer(s, poles, residues, skip)
+    for channel in range(2):
+        for j, point in enumerate(s.tolist()):
+            terms = [
+                c / (1j * point - a) for c, a in zip(residues[channel].tolist(), poles[channel].tolist(), strict=True)
+            ]
+            assert abs(found[channel, j].item() - sum(terms).real - skip[channel].item()) < 1e-12
+
+
+def test_completed_pairs_have_the_transfer_function_of_the_stored_half():
+    a, b, c = initial_eigenvalues("legs", 8).repeat(2, 1), crandn(2, 4, seed=1), crandn(2, 4, seed=2)
+    poles, residues = conjugate_poles(a, b, c)
+    s = 1j * torch.linspace(-9, 9, 7, dtype=torch.float64)
+    fractions = (residues.unsqueeze(1) / (s[:, None] - poles.unsqueeze(1))).sum(-1)
+    torch.testing.assert_close(fractions, diagonal_transfer(s, a, b, c))

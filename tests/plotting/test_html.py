@@ -1,0 +1,115 @@
+"""Pages of coloured text: content, escaping, tooltips."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from hf_ssm.plotting import sequence_html, write_sequence_html
+from hf_ssm.plotting.html import displayed_tokens
+from hf_ssm.plotting.style import importance_background
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+
+
+class Page(HTMLParser):
+    """The tags, titles and texts of a page."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.spans: list[tuple[dict, str]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "span" and "title" in dict(attrs):
+            self.spans.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "span" and self.spans:
+            attributes, text = self.spans[-1]
+            self.spans[-1] = attributes, text + data
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.spans).replace("↵\n", "\n")
+
+
+NASTY = "Ça <script>alert(\"1\")</script> & Zoë\n— 🎬 'end'"
+
+
+def test_page_preserves_the_text(make_result):
+    result = make_result(NASTY, build_byte_tokenizer(add_eos=True))
+    page = sequence_html(result, "a <b> & c")
+    found = Page(page)
+    assert found.text == NASTY + "[EOS]"
+    assert found.tags == {"html", "head", "meta", "title", "style", "body", "h1", "p", "span", "ul", "li"}
+    assert found.open == [] and "<title>a &lt;b&gt; &amp; c</title>" in page
+    assert not re.search(r"https?:|url\(|@import| on\w+=", page)
+
+
+def test_words_are_escaped(make_result):
+    result = make_result("ACGT")
+    result.tokens_text = ["▁<script>alert(1)</script>", '▁"a"', "▁&amp;", "▁b</span></p>"]
+    found = Page(sequence_html(result))
+    assert found.text == ' <script>alert(1)</script> "a" &amp; b</span></p>' and "script" not in found.tags
+
+
+def test_tooltips_and_colours_of_a_page(make_result):
+    result = make_result("ACGT", build_dna_tokenizer(add_eos=True))
+    *letters, special = Page(sequence_html(result)).spans
+    for rank, place in enumerate(result.order.tolist(), start=1):
+        attributes, _ = letters[place]
+        after = f"{result.probabilities[rank].item():.3f}"
+        assert attributes["title"] == f"position {place + 1}: masked as number {rank} of 4, probability then {after}"
+        assert attributes["style"].startswith(f"background:{importance_background(rank / 4)};")
+    assert special[0]["title"] == "position 5: never masked" and special[0]["class"] == "never"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"kind": "class", "label": 1}, "target: class 1<"),
+        ({"kind": "class", "label": 1, "position": 2}, "target: class 1 at position 3 (from 1)<"),
+        ({"kind": "token", "position": 3, "token": 10}, "target: token &#x27;T&#x27; at position 4 (from 1)<"),
+        ({"kind": "callable", "name": "f.<locals>.g"}, "target: the function f.&lt;locals&gt;.g<"),
+    ],
+)
+def test_page_describes_the_target(make_result, target, words):
+    page = sequence_html(make_result("ACGTA", target=target))
+    assert words in page
+    assert ("target, never masked" in page) == ("position" in target)
+    assert ("tokens left" in page) == (target["kind"] != "callable")
+
+
+def test_page_without_token_texts_and_as_a_file(make_result, tmp_path):
+    result = make_result("ACGT")
+    result.tokens_text = None
+    write_sequence_html(result, tmp_path / "page.html", "title")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page == sequence_html(result, "title") and Page(page).text == "7 8 9 10"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (["▁The", "▁film", "s"], " The films"),
+        (["The", "Ġfilm", "Ċ", "."], "The film\n."),
+        (["[CLS]", "the", "film", "##s", "[SEP]"], "[CLS] the films [SEP]"),
+        (["MAX", "3", "]"], "MAX 3 ]"),
+        (["A", "C", "[UNK]", "é"], "AC[UNK]é"),
+        # The last character lacks a byte.
+        (["Ġ", "Ã", "©", "Ã"], " é"),
+        (["Ã", "©", "Ġ", "a"], "é a"),
+    ],
+)
+def test_displayed_tokens(tokens, text):
+    shown = displayed_tokens(tokens)
+    assert len(shown) == len(tokens) and "".join(shown) == text

@@ -1,0 +1,78 @@
+"""Curves of masking probes against direct computations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm.plotting import plot_masking_curves
+from hf_ssm.probes import MaskingResults
+
+
+def curve(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_mean_and_band_of_equal_lengths():
+    rows = [curve(1.0, 0.8, 0.3), curve(0.9, 0.4, 0.1), curve(0.95, 0.9, 0.2)]
+    axes = plot_masking_curves(rows).axes[0]
+    (line,) = axes.get_lines()
+    assert line.get_xdata() == pytest.approx([0, 1, 2])
+    means = [sum(row[k].item() for row in rows) / 3 for k in range(3)]
+    assert line.get_ydata() == pytest.approx(means)
+    deviations = [math.sqrt(sum((row[k].item() - means[k]) ** 2 for row in rows) / 2) for k in range(3)]
+    corners = axes.collections[0].get_paths()[0].vertices
+    for k in range(3):
+        at = corners[np.isclose(corners[:, 0], k), 1]
+        assert at.min() == pytest.approx(max(means[k] - deviations[k], 0))
+        assert at.max() == pytest.approx(min(means[k] + deviations[k], 1))
+    assert axes.get_xlabel() == "number of masked tokens" and axes.get_ylabel() == "probability of the target"
+    assert axes.child_axes[0].get_xlabel() == "share of tokens masked"
+    assert axes.get_legend().get_title().get_text() == "mean ± one standard deviation"
+
+
+def test_different_lengths_are_interpolated_over_the_share(make_result):
+    results = MaskingResults([make_result("ACGTACG"), make_result("ACGTTGCAACCT", seed=1)])
+    axes = results.plot().axes[0]
+    (line,) = axes.get_lines()
+    shares, mean, _ = results.mean_curve()
+    assert line.get_xdata() == pytest.approx(shares.numpy())
+    assert line.get_ydata() == pytest.approx(mean.numpy())
+    assert axes.get_xlabel() == "share of the 7 to 12 tokens masked" and not axes.child_axes
+
+
+def test_groups_have_names_colours_and_styles(make_result):
+    groups = {"chosen": [make_result(seed=s) for s in range(3)], "others": [curve(*[0.5] * 11), curve(*[0.7] * 11)]}
+    axes = plot_masking_curves(groups, chance=0.5).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["chosen (n = 3)", "others (n = 2)", "chance"]
+    first, second, chance = axes.get_lines()
+    assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
+    assert list(chance.get_ydata()) == [0.5, 0.5]
+
+
+def test_one_curve_has_neither_band_nor_legend(make_result):
+    axes = make_result().plot().axes[0]
+    assert not axes.collections and axes.get_legend() is None and len(axes.get_lines()) == 1
+
+
+def test_bands_of_other_values_are_not_clipped():
+    axes = plot_masking_curves([curve(2.0, -3.0), curve(4.0, -5.0)], value="margin").axes[0]
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].max() == pytest.approx(3 + math.sqrt(2)) and corners[:, 1].min() < -5
+    assert axes.get_ylim()[0] < -5 and axes.get_ylabel() == "margin"
+
+
+@pytest.mark.parametrize(
+    ("curves", "message"),
+    [
+        ([], r"`curves` is empty"),
+        ({}, r"`curves` is empty"),
+        ({"a": [curve(1, 0)], "b": []}, r"the group 'b' of `curves` is empty"),
+        ([curve(1)], r"has the shape \(1,\), expected \(M \+ 1,\)"),
+        ({"a": [curve(1, math.nan)]}, r"of the group 'a' .* not finite"),
+    ],
+)
+def test_invalid_curves_are_rejected(curves, message):
+    with pytest.raises(ValueError, match=message):
+        plot_masking_curves(curves)

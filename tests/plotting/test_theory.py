@@ -1,0 +1,99 @@
+"""Figures of the theory report, and the values that they show."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm import plotting
+from hf_ssm.analysis.complexity import LayerComplexity
+from hf_ssm.analysis.frequency import FrequencyResponse, alpha_recommendation, frequency_responses
+from hf_ssm.plotting.theory import gain_quantiles, spectral_density
+from hf_ssm.theory.spectrum import power_spectrum
+
+
+def layer(taus: list[float]) -> LayerComplexity:
+    values = torch.tensor(taus)
+    return LayerComplexity(0, values.mean().item(), 0.0, 0.0, 0.0, 1, values)
+
+
+def test_tau_is_logarithmic_unless_a_channel_has_none():
+    for taus, scale in (([1.0, 1.0, 2.0], "log"), ([0.0, 1.0, 2.0], "linear")):
+        (axes,) = plotting.plot_tau([layer(taus)], title="With a title").axes
+        assert axes.get_yscale() == scale
+        assert list(axes.get_lines()[-1].get_ydata()) == [pytest.approx(sum(taus) / 3)]
+
+
+def test_parameter_change_has_a_bar_for_each_positive_change():
+    (axes,) = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None}).axes
+    assert [bar.get_width() for bar in axes.patches] == [0.25]
+    assert [text.get_text().strip() for text in axes.texts] == ["0.25", "0", "none: zero before"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Im A", "D", "Sobolev order β"]
+    with pytest.raises(ValueError, match=r"`changes` is empty"):
+        plotting.plot_parameter_change({})
+
+
+def response_of(values: torch.Tensor, omega: torch.Tensor) -> FrequencyResponse:
+    return FrequencyResponse("conv", 0, "forward", omega, values, None)
+
+
+def test_gain_quantiles_are_in_decibels_over_channels():
+    values = torch.tensor([[1.0, 10.0, math.inf], [1j, 0.0, 1.0], [-1.0, 0.1, 1.0]], dtype=torch.complex128)
+    omega = torch.tensor([0.0, math.pi / 2, math.pi], dtype=torch.float64)
+    cycles, gain = gain_quantiles(response_of(values, omega))
+    assert cycles.tolist() == [0.0, 0.25]
+    assert gain[1].tolist() == pytest.approx([0.0, -20.0])
+    assert gain[2, 1] == pytest.approx(12.0)
+    assert gain[0, 1] == pytest.approx(-100.0)
+    with pytest.raises(ValueError, match="'conv' holds NaN"):
+        gain_quantiles(response_of(values * math.nan, omega))
+
+
+def test_spectral_density_has_the_integral_one():
+    power = torch.rand(9, dtype=torch.float64)
+    cycles, density = spectral_density(power)
+    assert cycles[-1] == 0.5
+    assert np.trapezoid(density, cycles) == pytest.approx(1.0)
+    white = torch.tensor([1.0, 2.0, 2.0, 2.0, 1.0])
+    assert spectral_density(white)[1].tolist() == pytest.approx([2.0] * 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "titles"),
+    [
+        ({"num_hidden_layers": 4}, [f"layer {i}" for i in range(4)]),
+        ({"bidirectional": True, "num_hidden_layers": 1}, ["layer 0, forward", "layer 0, backward"]),
+        ({"num_hidden_layers": 1, "hyena_order": 3}, ["layer 0, convolution 0", "layer 0, convolution 1"]),
+    ],
+)
+def test_each_response_has_a_panel(make_model, arguments, titles):
+    responses = frequency_responses(make_model("Hyena", "Model", **arguments), num_frequencies=17)
+    for before in ([], responses):
+        panels = plotting.plot_frequency_responses(before, responses, title="a run").axes
+        assert [axes.get_title() for axes in panels if axes.get_title()] == titles
+        assert len(panels[0].get_lines()) == (2 if before else 1)
+
+
+def test_spectrum_shows_the_edges_of_a_recommendation():
+    power = power_spectrum(torch.randn(4, 100, 1).cumsum(1))
+    recommendation = alpha_recommendation(hf_ssm.S4Config(), power)
+    (axes,) = plotting.plot_spectrum({"inputs": power[0]}, recommendation=recommendation).axes
+    _, *edges = axes.get_lines()
+    expected = [edge / (2 * math.pi) for edge in recommendation.edges.values()]
+    assert [edge.get_xdata()[0] for edge in edges] == pytest.approx(expected)
+    assert axes.get_yscale() == "log"
+    (axes,) = plotting.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, title=r"$\frac$.csv, white").axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 8
+
+
+def test_invalid_arguments_are_rejected(make_model):
+    one, two = (frequency_responses(make_model("S4", "Model", num_hidden_layers=n), num_frequencies=5) for n in (1, 2))
+    for before, after in (([], []), (one, two)):
+        with pytest.raises(ValueError, match="must belong to the same convolutions"):
+            plotting.plot_frequency_responses(before, after)
+    with pytest.raises(ValueError, match="`spectra` is empty"):
+        plotting.plot_spectrum({})
+    with pytest.raises(ValueError, match="no power"):
+        plotting.plot_spectrum({"constant": torch.zeros(5)})
