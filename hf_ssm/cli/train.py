@@ -133,7 +133,7 @@ def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id:
 
 def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: set[str]) -> "CardFacts":
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
-    from hf_ssm.hub.card import CardFacts
+    from hf_ssm.hub.card import CardFacts, reads_dna
     from hf_ssm.modules.roles import QUANTITIES
     from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
     from hf_ssm.training.settings import DATA_DEFAULTS, family_of
@@ -169,7 +169,7 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
         environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
-        dna=tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        dna=reads_dna(tokenizer),
         signal_shape=result.data.signal_shape,
         images=result.data.images,
         has_picture=PICTURE_NAME in pictures,
@@ -202,8 +202,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 def run_demo(args: argparse.Namespace) -> None:
     """`hf-ssm demo`: train on generated data, and load the result in a new process."""
-    from hf_ssm.data import load_sequences
-    from hf_ssm.hub.reload import check_reload
+    from hf_ssm.hub.reload import prove_export
     from hf_ssm.training import folder, launch, run
     from hf_ssm.training.settings import resolve
 
@@ -217,10 +216,8 @@ def run_demo(args: argparse.Namespace) -> None:
     _finish(settings, result, args.output, None)
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
-    assert result.data.tokenizer is not None  # the data are texts
-    check_reload(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification", texts)
-    print("A new process loaded the folder with the Auto classes; its logits are equal, bit for bit.")
+    prove_export(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
+    print("A new process without hf_ssm loaded the folder by the Auto classes; its logits are equal, bit for bit.")
     print(
         f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
         "  hf-ssm train --dataset my.csv --output runs/mine"

@@ -123,17 +123,9 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
 
 
 def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int, ...] = ()) -> T:
-    """Call `action` until it succeeds, repeating it after transient faults with exponential backoff.
+    """Call `action`, repeating it after transient faults (and HTTP `statuses`) with exponential backoff.
 
-    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff.
-
-    Args:
-        action: A request that may be sent twice.
-        attempts: Maximal number of calls.
-        statuses: HTTP statuses after which `action` is repeated as well.
-
-    Raises:
-        Exception: The error of the last call.
+    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff. The error of the last call is raised.
     """
 
     def is_repeatable(error: BaseException) -> bool:
