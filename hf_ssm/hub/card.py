@@ -191,16 +191,9 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
 
 
 def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None) -> Path:
-    """Write a card with what is known of a model alone; an existing card is kept.
+    """Write a card with what is known of a model alone, and return its path; an existing card is kept.
 
-    Args:
-        folder: Folder of the checkpoint.
-        model: A model of hf_ssm, with any head.
-        tokenizer: Its tokenizer, if it has one.
-        name: Heading; the code on the card loads a name of the form USER/NAME. By default the name of the folder.
-
-    Returns:
-        The path of the card.
+    The heading is `name`, by default that of the folder; the code on the card loads a name of the form USER/NAME.
     """
     path = Path(folder) / CARD_NAME
     if path.exists():
