@@ -354,24 +354,6 @@ def test_step_is_pure_and_keeps_types():
     torch.testing.assert_close(selective_scan_step(**bare), with_zero)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "numba", "reference"], indirect=True)
-@COMPLEX
-def test_steps_skip_masked_rows(is_complex):
-    inputs = {k: v.detach() for k, v in scan_inputs(9, is_complex).items()}
-    mask = torch.rand(BATCH, 9, generator=torch.Generator().manual_seed(0)) < 0.6
-    expected, last = selective_scan_reference(**inputs, mask=mask, delta_softplus=True, return_last_state=True)
-    dirty = {k: v.masked_fill(~mask[..., None], torch.nan) if k in STEPWISE else v for k, v in inputs.items()}
-    state, rows = dirty.pop("initial_state"), []
-    for t in range(9):
-        now = {k: v[:, t] if k in STEPWISE else v for k, v in dirty.items()}
-        y, state = selective_scan_step(**now, state=state, mask=mask[:, t], delta_softplus=True)
-        rows.append(y)
-    torch.testing.assert_close(torch.stack(rows, dim=1), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(state, last, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match=r"mask must have shape \(batch\) = \(3,\), got \(3, 9\)"):
-        selective_scan_step(**now, state=state, mask=mask)
-
-
 @BOTH
 @COMPLEX
 @pytest.mark.parametrize("cut", [1, 6, 19])
@@ -518,7 +500,7 @@ def test_what_the_hub_kernel_supports():
             for name, (size, dtype) in changes.items():
                 tensors[name] = torch.empty(size, device=device, dtype=dtype)
             tensors["u"].requires_grad_(needs_last)
-            arguments = ScanTensors(**tensors), False, None, needs_last
+            arguments = ScanTensors(**tensors), False, needs_last
             return module._SELECTIVE_SCAN.choose(*arguments) is hub.hub_scan
 
     assert asks()
@@ -549,17 +531,6 @@ def test_hub_fallback_matches_the_reference(shared, left_out):
         _, last = selective_scan(**inputs, delta_softplus=True, return_last_state=True)
         _, expected_last = selective_scan_reference(**expected_inputs, delta_softplus=True, return_last_state=True)
     torch.testing.assert_close(last.double(), expected_last, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("hub_on_cpu")
-@pytest.mark.parametrize("softplus", [False, True])
-def test_the_hub_kernel_skips_masked_positions(softplus):
-    inputs = {k: v.detach() for k, v in scan_inputs(9, dtype=torch.float32).items() if k != "initial_state"}
-    mask = torch.ones(BATCH, 9, dtype=torch.bool)
-    mask[0, 2:5] = mask[1, 7:] = False
-    options = {"mask": mask, "delta_softplus": softplus, "return_last_state": True}
-    found, expected = (scan(**inputs, **options) for scan in (selective_scan, selective_scan_reference))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("hub_on_cpu")

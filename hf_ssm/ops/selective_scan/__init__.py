@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Implementation, Operation
-from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_mask, check_scan_tensors
+from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_tensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 from hf_ssm.ops.selective_scan.hub import hub_scan, hub_selective_scan, supports_hub_scan
 from hf_ssm.ops.selective_scan.reference import loop_scan, scan_matrix, selective_scan_reference
@@ -57,7 +57,6 @@ def selective_scan(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    mask: Tensor | None = None,
 ) -> Any:
     """The selective scan of the module's docstring, differentiable once in every argument.
 
@@ -76,8 +75,6 @@ def selective_scan(
         delta_softplus: Whether to apply the softplus to `delta + delta_bias`.
         initial_state: State before the first position `(B, D, N)`, default zero.
         return_last_state: Whether to return the state after the last position too.
-        mask: `(B, L)`, bool, default none. A masked position (false) is skipped whatever its values: the state does
-            not change, `y` is 0, and so are the gradients.
 
     Returns:
         `y` `(B, L, D)` in the dtype of `u`, or `(y, last_state)` with `last_state` `(B, D, N)` in the dtype of the
@@ -88,6 +85,5 @@ def selective_scan(
     """
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_scan_mask(u, mask)
-    y, last = _SELECTIVE_SCAN(args, delta_softplus, mask, return_last_state)
+    y, last = _SELECTIVE_SCAN(args, delta_softplus, return_last_state)
     return (y, last) if return_last_state else y

@@ -1,4 +1,4 @@
-"""Arguments of the selective scan: their dtypes, checks and masks, and the steps that all implementations share.
+"""Arguments of the selective scan: their dtypes and checks, and the steps that all implementations share.
 
 Dimensions: `B` batch, `L` length, `D` channels, `N` stored states per channel.
 """
@@ -14,14 +14,11 @@ from torch import Tensor
 __all__ = [
     "LOG2_E",
     "ScanTensors",
-    "check_scan_mask",
     "check_scan_tensors",
     "complex_or_real_exp",
     "skip_and_gate",
     "step_sizes",
     "sum_over_states",
-    "without_masked",
-    "zero_where",
 ]
 
 # exp2 costs less than half of exp on a CPU and is one instruction on a GPU.
@@ -92,35 +89,6 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
             raise ValueError(f"{name} must be {kind} as A ({args.A.dtype}) is, got {value.dtype}")
         if name not in ("B", "C", state) and not value.is_floating_point():
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
-
-
-def check_scan_mask(u: Tensor, mask: Tensor | None, axes: str = "batch, length") -> None:
-    """Raise a ValueError where the mask is not bool or not of the shape of `u` without channels."""
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be of type torch.bool, true at the positions that count, got {mask.dtype}")
-    if mask.shape != u.shape[:-1]:
-        raise ValueError(f"mask must have shape ({axes}) = {tuple(u.shape[:-1])}, got {tuple(mask.shape)}")
-
-
-def without_masked(args: ScanTensors, mask: Tensor | None) -> tuple[ScanTensors, Tensor | None]:
-    """Zeros at masked positions, so that NaN there does not spread; and these positions, `(B, L, 1)`.
-
-    Args:
-        args: The tensors.
-        mask: `(B, L)`, false at masked positions, or `None`.
-    """
-    if mask is None:
-        return args, None
-    masked = ~mask.unsqueeze(-1)
-    along = (name for name in ("u", "delta", "B", "C", "z") if getattr(args, name) is not None)
-    return args._replace(**{name: getattr(args, name).masked_fill(masked, 0) for name in along}), masked
-
-
-def zero_where(masked: Tensor | None, t: Tensor) -> Tensor:
-    """`t` with zeros where `masked` is true."""
-    return t if masked is None else t.masked_fill(masked, 0)
 
 
 def step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:

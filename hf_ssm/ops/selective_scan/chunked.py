@@ -20,8 +20,6 @@ from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
     skip_and_gate,
     step_sizes,
-    without_masked,
-    zero_where,
 )
 
 __all__ = ["ChunkedScan", "chunked_scan"]
@@ -193,14 +191,11 @@ def _to_real_rows(t: Tensor) -> Tensor:
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
 
 
-def chunked_scan(
-    args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool
-) -> tuple[Tensor, Tensor]:
+def chunked_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    cleaned, masked = without_masked(args, mask)
-    u, delta, A, B, C, D, z, delta_bias, state = cleaned.cast(args.dtype)
+    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(len(u), *A.shape) if state is None else state
-    d = zero_where(masked, step_sizes(delta, delta_bias, delta_softplus))
+    d = step_sizes(delta, delta_bias, delta_softplus)
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     weights = _to_real_rows(A).t(), _to_real_rows(B), _to_real_rows(2 * C.conj() if paired else C)
@@ -209,4 +204,4 @@ def chunked_scan(
         y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
     last = last.transpose(1, 2)
     last = torch.complex(*last.chunk(2, dim=-1)) if paired else last
-    return zero_where(masked, skip_and_gate(y, u, D, z)).to(args.u.dtype), last.contiguous()
+    return skip_and_gate(y, u, D, z).to(args.u.dtype), last.contiguous()

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
-from hf_ssm.ops.selective_scan.arguments import ScanTensors, without_masked, zero_where
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 
 __all__ = ["hub_scan", "hub_selective_scan", "supports_hub_scan"]
 
 # The largest number of states that the kernel supports.
 _MAX_HUB_STATES = 256
-# A step size whose softplus is 0 in every dtype, float16 included.
-_NO_STEP = -1e4
 
 
 @use_kernel_func_from_hub_with_fallback("selective_scan_fn", "mamba_ssm")
@@ -37,28 +35,24 @@ def hub_selective_scan(
     """mamba_ssm's own signature, channels first: `u`, `delta`, `z` `(B, D, L)`; `B`, `C` `(B, N, L)`."""
     u, delta, B, C = (t.transpose(1, 2) for t in (u, delta, B, C))
     z = None if z is None else z.transpose(1, 2)
-    y, last = chunked_scan(ScanTensors(u, delta, A, B, C, D, z, delta_bias), delta_softplus, None, return_last_state)
+    y, last = chunked_scan(ScanTensors(u, delta, A, B, C, D, z, delta_bias), delta_softplus, return_last_state)
     return (y.transpose(1, 2), last) if return_last_state else y.transpose(1, 2)
 
 
-def supports_hub_scan(args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool) -> bool:
+def supports_hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
     """Real states that start from zero, in single precision; the kernel has no gradient through the last state."""
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     simple = args.state is None and not args.A.is_complex() and args.A.shape[1] <= _MAX_HUB_STATES
     return simple and args.dtype == torch.float32 and not (learns and needs_last)
 
 
-def hub_scan(args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool) -> tuple[Tensor, Tensor]:
+def hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """`hub_selective_scan` with the dtypes of its kernel: one along the sequence, float32 for the rest."""
-    (u, delta, A, B, C, D, z, bias, _), masked = without_masked(args, mask)
-    if masked is not None and not delta_softplus and bias is not None:
-        delta, bias = delta + bias, None
-    if masked is not None:
-        delta = delta.masked_fill(masked, _NO_STEP if delta_softplus else 0)
+    u, delta, A, B, C, D, z, bias, _ = args
     dtype = reduce(torch.promote_types, (t.dtype for t in (u, delta, B, C, z) if t is not None))
     u, delta, B, C = (t.to(dtype).transpose(1, 2) for t in (u, delta.expand_as(u), B, C))
     z = None if z is None else z.to(dtype).transpose(1, 2)
     D = None if D is None else D.float()
     bias = None if bias is None else bias.float().expand(len(A)).contiguous()
     y, last = hub_selective_scan(u, delta, A.float(), B, C, D, z, bias, delta_softplus, return_last_state=True)
-    return zero_where(masked, y.transpose(1, 2)).to(args.u.dtype), last
+    return y.transpose(1, 2).to(args.u.dtype), last

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,7 +87,7 @@ def _exponents(A: Tensor) -> Tensor:
 class _ScanJob:
     """The arguments of the kernels of a scan, and its division into tasks."""
 
-    def __init__(self, tensors: _Tensors, mask: Tensor | None, softplus: bool, state: Tensor, **outputs: Tensor | None):
+    def __init__(self, tensors: _Tensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
         u, delta, A, B, C, D, z, bias = tensors
         self.batch, length, channels = u.shape
         blocks, rows = state.shape[1:3]
@@ -113,9 +112,6 @@ class _ScanJob:
         ]
         self.arguments = ScanArguments(*numbers)
         self.like = u.new_zeros(()).numpy()[()]
-        self.places = [np.arange(length)] * self.batch
-        if mask is not None:
-            self.places = [row.nonzero()[0] for row in mask.numpy()]
 
     def run(self, kernel: Any, scratch: int, *more: Any) -> None:
         """Call `kernel` for every task, with `more` after the first of its arguments."""
@@ -123,27 +119,22 @@ class _ScanJob:
         def task(number: int) -> None:
             b, group = divmod(number, self.groups)
             work = torch.zeros(scratch, dtype=self.kept[0].dtype)
-            places = self.places[b]
-            at = places.ctypes.data, len(places), b, group, work.data_ptr()
-            kernel(self.arguments, *more, self.like, self.paired, *at)
+            kernel(self.arguments, *more, self.like, self.paired, b, group, work.data_ptr())
 
         run_tasks(task, self.batch * self.groups)
 
     def run_rows(self, kernel: Any, scratch: int) -> None:
-        """Call `kernel` for every task; without mask, a task of a large batch has several sequences."""
+        """Call `kernel` for every task; a task of a large batch has several sequences."""
         if self.batch == 0:
             return
-        masked = self.places[0] is not self.places[-1]
-        count = 1 if masked else max(1, self.batch * self.groups // _MAX_TASKS)
+        count = max(1, self.batch * self.groups // _MAX_TASKS)
 
         def task(number: int) -> None:
             part, group = divmod(number, self.groups)
             first = part * count
             work = torch.zeros(scratch, dtype=self.kept[0].dtype)
-            places = self.places[first]
             rows = first, min(first + count, self.batch)
-            at = places.ctypes.data, len(places), *rows, group, work.data_ptr()
-            kernel(self.arguments, self.like, self.paired, *at)
+            kernel(self.arguments, self.like, self.paired, *rows, group, work.data_ptr())
 
         run_tasks(task, -(-self.batch // count) * self.groups)
 
@@ -152,11 +143,6 @@ def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     """`tiles, K, R, 16`."""
     blocks, rows = _round_up(A.shape[0], LANES) // LANES, _round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
     return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
-
-
-def _new(like: Tensor, shape: Sequence[int], mask: Tensor | None) -> Tensor:
-    """Memory for values at positions that are not masked; zeros at the others."""
-    return like.new_empty(shape) if mask is None else like.new_zeros(shape)
 
 
 @torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu")
@@ -170,22 +156,21 @@ def _forward(
     z: Tensor | None,
     delta_bias: Tensor | None,
     initial_state: Tensor | None,
-    mask: Tensor | None,
     delta_softplus: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each tile for the backward."""
     tiles, *block = _sizes(u, A)
-    y = _new(u, u.shape, mask)
-    starts = _new(u, (len(u), tiles, *block) if keep else (0,), mask)
+    y = u.new_empty(u.shape)
+    starts = u.new_empty((len(u), tiles, *block) if keep else (0,))
     state = u.new_zeros(len(u), *block) if initial_state is None else _packed(_planes(initial_state))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), mask, delta_softplus, state, starts=starts, y=y)
+    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts, y=y)
     job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
     return y, _unpacked(state, A), starts
 
 
 @_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, initial_state, mask, delta_softplus, keep):
+def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
     starts = u.new_empty((len(u), *_sizes(u, A)) if keep else (0,))
     return u.new_empty(u.shape), A.new_empty(len(u), *A.shape), starts
 
@@ -202,7 +187,6 @@ def _backward(
     D: Tensor | None,
     z: Tensor | None,
     delta_bias: Tensor | None,
-    mask: Tensor | None,
     starts: Tensor,
     delta_softplus: bool,
     wanted: Sequence[bool],
@@ -211,12 +195,12 @@ def _backward(
     (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
     grad_y = _rowed(grad_y)
     state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), mask, delta_softplus, state, starts=starts)
-    grad_u, grad_z = (_new(u, u.shape if w else (0,), mask) for w in (wanted[0], wanted[6]))
+    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts)
+    grad_u, grad_z = (u.new_empty(u.shape if w else (0,)) for w in (wanted[0], wanted[6]))
     shared = bool(job.arguments.shared_step)
-    grad_delta = _new(u, ((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,), mask)
+    grad_delta = u.new_empty(((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,))
     parts = (2,) if A.is_complex() else ()
-    grad_B, grad_C = (_new(u, (job.groups, batch, length, states, *parts), mask) for _ in range(2))
+    grad_B, grad_C = (u.new_empty((job.groups, batch, length, states, *parts)) for _ in range(2))
     grad_A, grad_D, grad_bias = u.new_zeros(batch, *block), *u.new_zeros(2, batch, block[0] * LANES)
     outputs = (state, grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_bias)
     numbers: list[int] = [*_place(grad_y), *(_address(t) for t in outputs)]
@@ -235,35 +219,35 @@ def _backward(
 
 
 @_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, mask, starts, delta_softplus, wanted):
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, starts, delta_softplus, wanted):
     bias = u.new_empty(u.shape[2]) if delta_bias is None else delta_bias
     like = (u, delta, A, B, C, u.new_empty(u.shape[2]), u, bias, A.new_empty(len(u), *A.shape))
     return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _, mask, delta_softplus, keep = inputs
+    *tensors, _, delta_softplus, keep = inputs
     ctx.set_materialize_grads(False)
     if keep:
-        ctx.save_for_backward(*tensors, mask, output[2])
+        ctx.save_for_backward(*tensors, output[2])
         ctx.delta_softplus = delta_softplus
 
 
 def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, mask, starts = ctx.saved_tensors
+    *tensors, starts = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:9]
     grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, mask, starts, ctx.delta_softplus, wanted)
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None, None
+    grads = _backward(grad_y, grad_last, *tensors, starts, ctx.delta_softplus, wanted)
+    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
 refuse_second_derivative(_backward, "selective_scan", "selective_scan_reference")
 
 
-def scan_numba(args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool) -> tuple[Tensor, Tensor]:
+def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state; differentiable once."""
     given = tuple(args.cast(args.dtype))
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _forward(*given, mask, delta_softplus, keep)
+    y, last, _ = _forward(*given, delta_softplus, keep)
     return y.to(args.u.dtype), last

@@ -205,17 +205,17 @@ def _run_block(A, start, grad_state, grad_A, work, scan, steps, like, paired):
 
 
 @kernel
-def _read_inputs(scan, grads, sources, targets, grad_y, places, ahead, steps, block, next_block, like, work):
-    """Inputs of `_run_block` along a tile; `ahead` are the places of the next tile or block."""
+def _read_inputs(scan, grads, sources, targets, grad_y, first, ahead, steps, block, next_block, like, work):
+    """Inputs of `_run_block` along a tile; `ahead` is where the next tile or block begins."""
     u, delta, z = sources
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     bias, D = parameter(scan.bias, like, block), parameter(scan.D, like, block)
     zero, one = constant(0.0, like), constant(1.0, like)
     for t in range(steps):
-        place, at = places[t], t * LANES
-        prefetch_inputs(scan, sources, ahead[t], next_block * LANES)
-        prefetch(grad_y, ahead[t] * grads.y_row + next_block * LANES)
+        place, at = first + t, t * LANES
+        prefetch_inputs(scan, sources, ahead + t, next_block * LANES)
+        prefetch(grad_y, (ahead + t) * grads.y_row + next_block * LANES)
         for target in targets:
             prefetch(target, place * scan.channels + channel)
         x = load_some(u, place * scan.u_row + channel, lanes)
@@ -240,12 +240,12 @@ def _read_inputs(scan, grads, sources, targets, grad_y, places, ahead, steps, bl
 
 
 @kernel
-def _write_gate(z, grad_y, grad_z, scan, grads, places, steps, block, work):
+def _write_gate(z, grad_y, grad_z, scan, grads, first, steps, block, work):
     """Write the gradient of the gate of a block along a tile."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     for t in range(steps):
-        place, at = places[t], t * LANES
+        place, at = first + t, t * LANES
         gate = load_some(z, place * scan.z_row + channel, lanes)
         dy = load_some(grad_y, place * grads.y_row + channel, lanes)
         s = load(work, _SIGMOID + at)
@@ -257,14 +257,14 @@ def _write_gate(z, grad_y, grad_z, scan, grads, places, steps, block, work):
 
 
 @kernel
-def _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, places, steps, block, like, work, shared):
+def _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, first, steps, block, like, work, shared):
     """Write the gradients of u and delta of a block along a tile, and add to those of D and the bias."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     D, log_2 = parameter(scan.D, like, block), constant(_LOG_2, like)
     sum_D, sum_bias = load(grad_D, channel), load(grad_bias, channel)
     for t in range(steps):
-        at, row = t * LANES, places[t] * scan.channels + channel
+        at, row = t * LANES, (first + t) * scan.channels + channel
         q, x, dy = load(work, _GRAD_INPUT + at), load(work, _U + at), load(work, _GRAD_Y + at)
         raw = mul(fma(load(work, _GRAD_STEP + at), log_2, mul(q, x)), load(work, _SLOPE + at))
         sum_D, sum_bias = fma(dy, x, sum_D), add(raw, sum_bias)
@@ -283,15 +283,15 @@ def _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, places, st
 
 
 @kernel
-def _write_sums(sums, target, places, steps, states, rows, paired):
+def _write_sums(sums, target, first, steps, states, rows, paired):
     """Write the gradients of B or C along a tile, summed over the channels of a task."""
     for t in range(steps):
         for n in range(states):
             at = (t * rows + n) * LANES
             if paired is None:
-                target[places[t] * states + n] = total(load(sums, at))
+                target[(first + t) * states + n] = total(load(sums, at))
             else:
-                place = 2 * (places[t] * states + n)
+                place = 2 * ((first + t) * states + n)
                 target[place] = total(load(sums, at))
                 target[place + 1] = total(load(sums, at + rows // 2 * LANES))
 
@@ -303,7 +303,7 @@ def _clear(target, size, like):
 
 
 @kernel
-def backward(scan, grads, like, paired, place_list, count, b, group, address):
+def backward(scan, grads, like, paired, b, group, address):
     """Compute the gradients of some blocks of channels of one sequence.
 
     Args:
@@ -311,13 +311,11 @@ def backward(scan, grads, like, paired, place_list, count, b, group, address):
         grads: `GradientArguments`.
         like: A number of the type of the arithmetic.
         paired: `None` for real and True for complex states; compiled for each.
-        place_list: Address of the positions to visit, in order, 64-bit integers.
-        count: Number of positions.
         b: Index of the sequence.
         group: Index of the task of the sequence.
         address: Address of the scratch memory, zeros.
     """
-    rows, places = scan.rows, pointer(place_list, place_list)
+    rows = scan.rows
     first_block, end_block = group * scan.width, min(scan.blocks, (group + 1) * scan.width)
     parts = 1 if paired is None else 2
     work, A = pointer(address, like), pointer(scan.A, like)
@@ -346,26 +344,26 @@ def backward(scan, grads, like, paired, place_list, count, b, group, address):
     grad_bias = shifted(pointer(grads.bias, like), b * scan.blocks * LANES)
     grad_state = shifted(pointer(grads.state, like), b * scan.blocks * block_size)
     grad_A = shifted(pointer(grads.A, like), b * scan.blocks * block_size)
-    for tile in range((count - 1) // TILE, -1, -1):
+    for tile in range((scan.length - 1) // TILE, -1, -1):
         first = tile * TILE
-        steps = min(TILE, count - first)
-        here, following = shifted(places, first), shifted(places, max(first - TILE, 0))
-        read_weights(B, scan.B_row, here, steps, scan.states, B_tile, rows, paired)
-        read_weights(C, scan.C_row, here, steps, scan.states, C_tile, rows, paired)
+        steps = min(TILE, scan.length - first)
+        following = max(first - TILE, 0)
+        read_weights(B, scan.B_row, first, steps, scan.states, B_tile, rows, paired)
+        read_weights(C, scan.C_row, first, steps, scan.states, C_tile, rows, paired)
         _clear(B_sums, 2 * TILE * block_size + _ROW, like)
         for block in range(first_block, end_block):
             is_last = block + 1 == end_block
-            ahead, next_block = (following, first_block) if is_last else (here, block + 1)
-            _read_inputs(scan, grads, sources, targets, grad_y, here, ahead, steps, block, next_block, like, work)
+            ahead, next_block = (following, first_block) if is_last else (first, block + 1)
+            _read_inputs(scan, grads, sources, targets, grad_y, first, ahead, steps, block, next_block, like, work)
             A_block = shifted(A, block * A_rows * LANES)
             start = shifted(starts, (tile * scan.blocks + block) * block_size)
             at = block * block_size
             _run_block(A_block, start, shifted(grad_state, at), shifted(grad_A, at), work, scan, steps, like, paired)
             if grads.z != 0:
-                _write_gate(sources[2], grad_y, grad_z, scan, grads, here, steps, block, work)
-            _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, here, steps, block, like, work, shared)
-        _write_sums(B_sums, grad_B, here, steps, scan.states, rows, paired)
-        _write_sums(C_sums, grad_C, here, steps, scan.states, rows, paired)
+                _write_gate(sources[2], grad_y, grad_z, scan, grads, first, steps, block, work)
+            _write_inputs(grad_u, grad_delta, grad_D, grad_bias, scan, grads, first, steps, block, like, work, shared)
+        _write_sums(B_sums, grad_B, first, steps, scan.states, rows, paired)
+        _write_sums(C_sums, grad_C, first, steps, scan.states, rows, paired)
         if scan.shared_step and grads.delta != 0:
             for t in range(steps):
-                grad_delta[here[t]] = total(load(shared, t * LANES))
+                grad_delta[first + t] = total(load(shared, t * LANES))

@@ -88,15 +88,15 @@ def _run_complex(A, state, work, B, C, rows, steps, like):
 
 
 @kernel
-def _read_inputs(scan, sources, y, places, ahead, steps, block, next_block, like, work):
-    """Step sizes, step sizes times input, and skip of a block along a tile; `ahead` are the places of the next one."""
+def _read_inputs(scan, sources, y, first, ahead, steps, block, next_block, like, work):
+    """Step sizes, step sizes times input, and skip of a block along a tile; `ahead` is where the next one begins."""
     u, delta, _ = sources
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     bias, D = parameter(scan.bias, like, block), parameter(scan.D, like, block)
     for t in range(steps):
-        place, at = places[t], t * LANES
-        prefetch_inputs(scan, sources, ahead[t], next_block * LANES)
+        place, at = first + t, t * LANES
+        prefetch_inputs(scan, sources, ahead + t, next_block * LANES)
         prefetch(y, place * scan.y_row + channel)
         x = load_some(u, place * scan.u_row + channel, lanes)
         d = raw_step(scan.shared_step, delta, place * scan.delta_row, channel, lanes, bias)
@@ -108,12 +108,12 @@ def _read_inputs(scan, sources, y, places, ahead, steps, block, next_block, like
 
 
 @kernel
-def _write_outputs(scan, z, y, places, steps, block, work):
+def _write_outputs(scan, z, y, first, steps, block, work):
     """Write the gated outputs of a block along a tile."""
     channel = block * LANES
     lanes = min(LANES, scan.channels - channel)
     for t in range(steps):
-        place, value = places[t], load(work, _Y + t * LANES)
+        place, value = first + t, load(work, _Y + t * LANES)
         if scan.z != 0:
             gate = load_some(z, place * scan.z_row + channel, lanes)
             value = mul(value, mul(gate, sigmoid(gate)))
@@ -135,20 +135,18 @@ def _run_block(A, state, work, rows, states, steps, like, paired):
 
 
 @kernel
-def _forward(scan, like, paired, place_list, count, b, group, address):
+def _forward(scan, like, paired, b, group, address):
     """Scan some blocks of channels of one sequence.
 
     Args:
         scan: `ScanArguments`.
         like: A number of the type of the arithmetic.
         paired: `None` for real and True for complex states; compiled for each.
-        place_list: Address of the positions to visit, in order, 64-bit integers.
-        count: Number of positions.
         b: Index of the sequence.
         group: Index of the task of the sequence.
         address: Address of the scratch memory, zeros.
     """
-    rows, places = scan.rows, pointer(place_list, place_list)
+    rows = scan.rows
     first_block, end_block = group * scan.width, min(scan.blocks, (group + 1) * scan.width)
     work, A = pointer(address, like), pointer(scan.A, like)
     A_rows = rows if paired is None else 3 * (rows // 2)
@@ -163,28 +161,28 @@ def _forward(scan, like, paired, place_list, count, b, group, address):
     block_size = rows * LANES
     states = shifted(pointer(scan.state, like), b * scan.blocks * block_size)
     starts = shifted(pointer(scan.starts, like), b * scan.tiles * scan.blocks * block_size)
-    for first in range(0, count, TILE):
-        steps = min(TILE, count - first)
-        here, following = shifted(places, first), shifted(places, min(first + TILE, count - steps))
-        read_weights(B, scan.B_row, here, steps, scan.states, shifted(work, _WEIGHTS), rows, paired)
-        read_weights(C, scan.C_row, here, steps, scan.states, shifted(work, _WEIGHTS + TILE * rows), rows, paired)
+    for first in range(0, scan.length, TILE):
+        steps = min(TILE, scan.length - first)
+        following = min(first + TILE, scan.length - steps)
+        read_weights(B, scan.B_row, first, steps, scan.states, shifted(work, _WEIGHTS), rows, paired)
+        read_weights(C, scan.C_row, first, steps, scan.states, shifted(work, _WEIGHTS + TILE * rows), rows, paired)
         for block in range(first_block, end_block):
             state = shifted(states, block * block_size)
             if scan.starts != 0:
                 copy(state, shifted(starts, (first // TILE * scan.blocks + block) * block_size), block_size)
             is_last = block + 1 == end_block
-            ahead, next_block = (following, first_block) if is_last else (here, block + 1)
-            _read_inputs(scan, sources, y, here, ahead, steps, block, next_block, like, work)
+            ahead, next_block = (following, first_block) if is_last else (first, block + 1)
+            _read_inputs(scan, sources, y, first, ahead, steps, block, next_block, like, work)
             A_block = shifted(A, block * A_rows * LANES)
             _run_block(A_block, state, work, rows, scan.states, steps, like, paired)
-            _write_outputs(scan, sources[2], y, here, steps, block, work)
+            _write_outputs(scan, sources[2], y, first, steps, block, work)
 
 
 @kernel
-def forward_rows(scan, like, paired, place_list, count, first, end, group, address):
-    """Scan some blocks of channels of the sequences `first` to `end - 1`, which have the same positions.
+def forward_rows(scan, like, paired, start, end, group, address):
+    """Scan some blocks of channels of the sequences `start` to `end - 1`.
 
     Scratch memory left by a sequence is not read by the next one, or still zero. For the arguments see `_forward`.
     """
-    for b in range(first, end):
-        _forward(scan, like, paired, place_list, count, b, group, address)
+    for b in range(start, end):
+        _forward(scan, like, paired, b, group, address)

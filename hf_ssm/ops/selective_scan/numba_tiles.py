@@ -2,8 +2,7 @@
 
 The sequence is divided into tiles of `TILE` positions and the channels into blocks of 16, the lanes of a vector. Within
 a tile the blocks are computed one after the other, and within a block a few states at a time, which stay in registers
-along the tile. Memory is read and written once, row by row, and intermediate results stay in the first cache. Only the
-positions in `places`, those that are not masked, are visited.
+along the tile. Memory is read and written once, row by row, and intermediate results stay in the first cache.
 
 Dimensions: `B` batch, `L` length, `D` channels, `K` blocks of channels, `N` states, `S` states padded to a multiple
 of 4, `R` real rows (`S`, or for complex states `2 S`: all real, then all imaginary parts).
@@ -76,10 +75,10 @@ class ScanArguments(NamedTuple):
 
 
 @kernel
-def read_weights(source, row_stride, places, steps, states, target, rows, paired):
-    """Copy the rows of B or C of a tile to the dense `target` `(TILE, R)`."""
+def read_weights(source, row_stride, first, steps, states, target, rows, paired):
+    """Copy the rows of B or C from position `first` on to the dense `target` `(TILE, R)`."""
     for t in range(steps):
-        row, at = places[t] * row_stride, t * rows
+        row, at = (first + t) * row_stride, t * rows
         if paired is None:
             for n in range(states):
                 target[at + n] = source[row + n]

@@ -10,33 +10,28 @@ from torch import Tensor
 
 from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
-    check_scan_mask,
     check_scan_tensors,
     complex_or_real_exp,
     step_sizes,
     sum_over_states,
-    without_masked,
-    zero_where,
 )
 
 __all__ = ["loop_scan", "scan_matrix", "selective_scan_reference"]
 
 
-def loop_scan(args: ScanTensors, delta_softplus: bool, mask: Tensor | None, needs_last: bool) -> tuple[Tensor, Tensor]:
+def loop_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    cleaned, masked = without_masked(args, mask)
-    u, delta, A, B, C, D, z, delta_bias, state = cleaned.cast(args.dtype)
+    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(len(u), *A.shape) if state is None else state
     d = step_sizes(delta, delta_bias, delta_softplus)
     rows = []
     for t in range(u.shape[1]):
-        after = torch.exp(d[:, t, :, None] * A) * state + (d[:, t] * u[:, t])[:, :, None] * B[:, t, None]
-        state = after if masked is None else torch.where(masked[:, t, None], state, after)
+        state = torch.exp(d[:, t, :, None] * A) * state + (d[:, t] * u[:, t])[:, :, None] * B[:, t, None]
         rows.append(sum_over_states(C[:, t, None], state))
     y = torch.stack(rows, dim=1)
     y = y if D is None else y + D * u
     y = y if z is None else y * z * torch.sigmoid(z)
-    return zero_where(masked, y).to(args.u.dtype), state
+    return y.to(args.u.dtype), state
 
 
 def selective_scan_reference(
@@ -51,13 +46,11 @@ def selective_scan_reference(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    mask: Tensor | None = None,
 ) -> Any:
     """`selective_scan` as a loop over positions; same arguments."""
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_scan_mask(u, mask)
-    y, last = loop_scan(args, delta_softplus, mask, return_last_state)
+    y, last = loop_scan(args, delta_softplus, return_last_state)
     return (y, last) if return_last_state else y
 
 

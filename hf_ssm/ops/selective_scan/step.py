@@ -9,7 +9,6 @@ from torch import Tensor
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
-    check_scan_mask,
     check_scan_tensors,
     complex_or_real_exp,
     skip_and_gate,
@@ -31,7 +30,6 @@ def selective_scan_step(
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
-    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One position of `selective_scan`.
 
@@ -46,7 +44,6 @@ def selective_scan_step(
         z: `(B, D)`, default none.
         delta_bias: `(D,)`, or `(1,)` for a shared step size, default none.
         delta_softplus: As in `selective_scan`.
-        mask: `(B,)`, bool, default none. A masked row (false) keeps its state, and its output is 0.
 
     Returns:
         `y` `(B, D)` in the dtype of `u`, and the new state `(B, D, N)` in the dtype of the arithmetic.
@@ -56,13 +53,9 @@ def selective_scan_step(
     """
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, state)
     check_scan_tensors(args, axes="batch", state="state")
-    check_scan_mask(u, mask, axes="batch")
     out_dtype = u.dtype
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     y, new_state = _SCAN_STEP(u, step_sizes(delta, delta_bias, delta_softplus), A, B, C, state, D, z)
-    if mask is not None:
-        y = y.masked_fill(~mask.unsqueeze(-1), 0)
-        new_state = torch.where(mask[:, None, None], new_state, state)
     return y.to(out_dtype), new_state
 
 

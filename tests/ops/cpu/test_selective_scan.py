@@ -1,6 +1,5 @@
 """The compiled selective scan: values and gradients against the reference, and all that an operator must bear with."""
 
-import math
 import multiprocessing
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from hf_ssm.ops.selective_scan.numba import _backward, _forward
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 ALONG = ("u", "delta", "B", "C", "z")
-OPTIONS = ("D", "z", "delta_bias", "initial_state", "mask")
+OPTIONS = ("D", "z", "delta_bias", "initial_state")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +65,7 @@ def scan_inputs(
     }
     # A conversion would make the views whole.
     inputs = {k: v if dtype == torch.float64 else _rounded(v, dtype) for k, v in tensors.items()}
-    return inputs | {"mask": torch.rand(batch, length, generator=generator) < 0.7}
+    return inputs
 
 
 def _rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -80,7 +79,7 @@ def learning(inputs: dict[str, Any], dtype: torch.dtype | None = None) -> dict[s
     """Leaves that require their gradients, of the given type or as they are."""
     leaves = {}
     for name, value in inputs.items():
-        if name == "mask" or value is None:
+        if value is None:
             leaves[name] = value
             continue
         kind = dtype.to_complex() if dtype is not None and value.is_complex() else dtype
@@ -133,50 +132,6 @@ def test_values_and_gradients(batch, length, channels, states, is_complex, share
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
-def test_a_masked_position_is_as_though_it_were_not_there(kernels, is_complex):
-    inputs = scan_inputs(is_complex=is_complex, dtype=torch.float64)
-    inputs["mask"][1] = False
-    inputs["mask"][1, [3, 20]] = True
-    bad = {k: v.masked_fill(~inputs["mask"][..., None], math.nan) if k in ALONG else v for k, v in inputs.items()}
-    bad["u"].masked_fill_(bad["u"].isnan(), math.inf)
-    with use_backend(kernels):
-        actual = outputs_and_gradients(selective_scan, learning(bad))
-    for b, seen in enumerate(inputs["mask"]):
-        alone = {k: v[b : b + 1] if k in (*ALONG, "initial_state") else v for k, v in inputs.items() if k != "mask"}
-        alone |= {k: alone[k][:, seen] for k in ALONG}
-        y, last = selective_scan_reference(**alone, delta_softplus=True, return_last_state=True)
-        torch.testing.assert_close(actual["y"][b, seen], y[0], rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(actual["last_state"][b], last[0], rtol=1e-12, atol=1e-12)
-    expected = outputs_and_gradients(selective_scan_reference, learning(inputs))
-    for name, value in actual.items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-10, msg=name)
-        if name in ("y", *ALONG):
-            assert (value[~inputs["mask"]] == 0).all(), name
-
-
-@pytest.mark.parametrize("kernels", ["numba", "torch", "reference"])
-def test_all_masked_and_none_masked(kernels):
-    inputs = scan_inputs()
-    with use_backend(kernels):
-        none, every = torch.zeros(2, 37, dtype=torch.bool), torch.ones(2, 37, dtype=torch.bool)
-        y, last = selective_scan(**(inputs | {"mask": none}), return_last_state=True, delta_softplus=True)
-        assert (y == 0).all()
-        torch.testing.assert_close(last, inputs["initial_state"], rtol=0, atol=0)
-        actual, expected = (selective_scan(**(inputs | {"mask": m}), delta_softplus=True) for m in (every, None))
-        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_errors_of_the_mask():
-    inputs = scan_inputs()
-    for scan in (selective_scan, selective_scan_reference):
-        with pytest.raises(ValueError, match=r"mask must have shape \(batch, length\) = \(2, 37\), got \(2, 36\)"):
-            scan(**(inputs | {"mask": inputs["mask"][:, 1:]}))
-        with pytest.raises(ValueError, match=r"mask must be of type torch.bool, .*, got torch.int64"):
-            scan(**(inputs | {"mask": inputs["mask"].long()}))
-
-
-@pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("wanted", NAMES)
 def test_gradient_of_one_input_only(wanted, is_complex):
     inputs = scan_inputs(is_complex=is_complex, shared=True, dtype=torch.float64)
@@ -211,7 +166,7 @@ def test_views_of_projections_are_not_copied(monkeypatch):
     copies = []
     original = torch.Tensor.contiguous
     monkeypatch.setattr(torch.Tensor, "contiguous", lambda t, *a, **k: copies.append(t.shape) or original(t, *a, **k))
-    selective_scan(**(inputs | {"mask": None}), delta_softplus=True)
+    selective_scan(**inputs, delta_softplus=True)
     assert (2, 37, 21) not in copies
     assert (2, 37, 5) not in copies
 
@@ -219,13 +174,13 @@ def test_views_of_projections_are_not_copied(monkeypatch):
 def test_the_operators_pass_torchs_own_checks():
     for is_complex in (False, True):
         tensors = learning(scan_inputs(2, 20, 17, 3, is_complex))
-        args = *(tensors[name] for name in NAMES), tensors["mask"], True, True
+        args = *(tensors[name] for name in NAMES), True, True
         torch.library.opcheck(_forward, args)
-        bare = *(tensors[name] for name in NAMES[:5]), None, None, None, None, None, False, True
+        bare = *(tensors[name] for name in NAMES[:5]), None, None, None, None, False, True
         torch.library.opcheck(_forward, bare)
         *_, starts = _forward(*args)
         given = [t.detach() for t in args[:8]]
-        grads = torch.ones(2, 20, 17), None, *given, tensors["mask"], starts.detach(), True, [True] * 9
+        grads = torch.ones(2, 20, 17), None, *given, starts.detach(), True, [True] * 9
         torch.library.opcheck(_backward, grads)
         torch.library.opcheck(_backward, (*grads[:-1], [False, True] * 4 + [False]))
 
@@ -256,7 +211,7 @@ def test_gradient_checkpointing():
 
 
 def test_peak_of_what_is_kept_for_the_backward():
-    inputs = learning(scan_inputs(2, 256, 64, 16) | {"mask": None})
+    inputs = learning(scan_inputs(2, 256, 64, 16))
     saved: dict[int, int] = {}
 
     def pack(t: torch.Tensor) -> torch.Tensor:
@@ -269,7 +224,7 @@ def test_peak_of_what_is_kept_for_the_backward():
     # The states before each 16 positions: with 16 states as many numbers as the input has.
     assert sum(size for at, size in saved.items() if at not in own) == inputs["u"].numel()
     with torch.no_grad():
-        *_, starts = _forward(*(inputs[name] for name in NAMES), None, True, False)
+        *_, starts = _forward(*(inputs[name] for name in NAMES), True, False)
     assert starts.numel() == 0
 
 
@@ -371,7 +326,6 @@ def test_two_processes_of_gloo(tmp_path):
 @pytest.mark.parametrize("batch", [15, 16, 33, 70])
 def test_rows_that_share_a_task_are_as_if_alone(batch):
     inputs = scan_inputs(batch, 19, 70)
-    inputs.pop("mask")
     options = {"return_last_state": True, "delta_softplus": True}
     together = selective_scan(**inputs, **options)
     per_row = "u", "delta", "B", "C", "z", "initial_state"
