@@ -27,7 +27,7 @@ _AT_ONCE = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """The quantities that τ of one operator is computed from, over a whole data set.
+    """The quantities from which τ of one operator is computed, over a whole data set.
 
     `tau(kernel, mean, variance)` is τ of the data set as a single batch.
 
@@ -35,13 +35,13 @@ class OperatorRecord:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
         layer: Number of the block.
         direction: "forward", or "backward" for the kernel that runs from the end of the sequence.
-        group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
-        kernel: `(D, L)`, float64: with the feed-through and the causal Sobolev filter. For the selective scan, our
-            extension: the kernel of the mean Δ, B and C over the data set, seen from the last token.
-        mean: `(L, D)`, float64, of what is convolved with the kernel (after a zero-phase Sobolev filter), by distance
-            to the last token; backward: by distance to the first token.
-        variance: `(L, D)`, likewise, of the population.
-        num_sequences: Rows seen.
+        group: Index among the convolutions that share a generator (Hyena of order > 2); else 0.
+        kernel: `(D, L)`, float64, with the feed-through and the causal Sobolev filter. For the selective scan (an
+            extension): the kernel of the mean Δ, B and C over the data set at the last token.
+        mean: `(L, D)`, float64, mean of the convolved inputs (after a zero-phase Sobolev filter), by distance to the
+            last token; backward: by distance to the first token.
+        variance: `(L, D)`, population variance.
+        num_sequences: Number of rows.
         power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
     """
 
@@ -57,7 +57,7 @@ class OperatorRecord:
 
 
 class _MergedMoments:
-    """Mean and sum of squared deviations by lag over batches of any length, merged without loss; and mean power.
+    """Mean and sum of squared deviations by lag, merged over batches of any length; and mean power.
 
     Source: Chan, Golub & LeVeque 1979, the pairwise update of two samples.
     """
@@ -117,7 +117,7 @@ def _extended(part: Tensor, length: int) -> Tensor:
 
 
 class _Recorder:
-    """Collects what the kernels of one operator convolve; a hook before each forward pass of the operator."""
+    """Forward pre-hook that collects the inputs that the kernels of one operator convolve."""
 
     def __init__(self, name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None):
         self.name, self.layer, self.operator = name, layer, operator
@@ -170,8 +170,8 @@ def record_operators(
 ) -> list[OperatorRecord]:
     """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches: rows of any length count once at each of their
-    distances, and padding does not count. The model is in evaluation mode during the call.
+    The moments are those of the whole data set, not means over batches, and do not include padding. The model is in
+    evaluation mode during the call.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
@@ -180,12 +180,12 @@ def record_operators(
         num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
-        By layer; within it by operator, group and direction.
+        By layer, operator, group and direction.
 
     Raises:
         ValueError: The model has no long convolution or selective scan; there is no batch.
 
-    Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans our extension of it.
+    Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans an extension.
     """
     recorders = [_Recorder(*place, num_frequencies) for place in sequence_operators(model)]
     if not recorders:

@@ -1,4 +1,4 @@
-"""Total variation of the frequency responses of a model, layer by layer, within a bounded time.
+"""Total variation of the frequency responses of a model, layer by layer, in bounded time.
 
 Legend: `C` kernels of one convolution in one direction.
 """
@@ -26,10 +26,10 @@ class Variation:
     Attributes:
         layer: Number of the block.
         direction: "forward" or "backward".
-        variation: For each band the mean over the kernels that were measured; NaN where none was.
-        kernels: How many the layer has in this direction (all groups).
-        measured: How many of them were measured: fewer, evenly chosen, where implicit or sinusoid filters are so long
-            that all would take hours; none where they are longer still.
+        variation: Mean over the measured kernels for each band; NaN if none was measured.
+        kernels: Kernels of the layer in this direction (all groups).
+        measured: Number of measured kernels, evenly chosen: fewer than all, or none, for long implicit or sinusoid
+            filters.
     """
 
     layer: int
@@ -41,7 +41,7 @@ class Variation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SomeKernels(FrequencyResponse):
-    """A response that holds some of the kernels of its convolution, by their numbers among them."""
+    """A response with the kernels `chosen` from its convolution."""
 
     chosen: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
@@ -54,11 +54,8 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     """The total variation of each layer and direction over bands of frequency; see `band_total_variation`.
 
     Args:
-        responses: Of `frequency_responses`, of a whole model.
+        responses: From `frequency_responses`, of a whole model.
         bands: Ends of the bands, ascending, in radians per sample in [0, π].
-
-    Returns:
-        By layer, forward first.
 
     Raises:
         ValueError: Fewer than two ends, ends out of order or range.
@@ -81,7 +78,7 @@ def _forward_first(place: tuple[int, str]) -> tuple[int, bool]:
 
 
 def _chosen(response: FrequencyResponse, most_taps: int) -> FrequencyResponse:
-    """All kernels of a response, or as many, evenly spaced, as have so many taps together."""
+    """A response with at most `most_taps` taps: all kernels, or evenly spaced ones."""
     kernels, taps = len(response.response), _taps(response)
     count = min(kernels, most_taps // taps)
     if count == kernels:
@@ -94,7 +91,7 @@ def _chosen(response: FrequencyResponse, most_taps: int) -> FrequencyResponse:
 
 
 def _taps(response: FrequencyResponse) -> int:
-    """How long the kernels are where their variation takes time in proportion to it; else 1."""
+    """Length of the kernels if the time of the variation is proportional to it; else 1."""
     if response.operator is None:
         return 1
     return response.operator.support or 1
