@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.analysis.recording import model_inputs, sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
 from hf_ssm.modules.operator import materialized
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
@@ -23,8 +23,6 @@ from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assum
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
-
-_LABELS = ("labels", "label", "num_items_in_batch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,8 +250,7 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
     try:
         with evaluating(model):
             for batch in batches:
-                inputs = {name: value for name, value in batch.items() if name not in _LABELS}
-                model(**{n: v.to(device) if isinstance(v, Tensor) else v for n, v in inputs.items()}, use_cache=False)
+                model(**model_inputs(batch, device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()

@@ -55,7 +55,6 @@ class FrequencyResponse:
             in its own direction of time.
         omega: `(F,)`, radians per sample in [0, π]; divided by 2π: cycles per sample.
         response: `(C, F)`, complex128, on the CPU.
-        time_step: Δ of each kernel, `(C,)`, or `None` if the filter has no step size.
         group: Index among the convolutions that share a generator (Hyena of order > 2); else 0.
         operator: A copy of the module on the CPU; `None` if only the samples are known.
     """
@@ -65,7 +64,6 @@ class FrequencyResponse:
     direction: str
     omega: Tensor
     response: Tensor
-    time_step: Tensor | None
     group: int = 0
     operator: SequenceOperator | None = dataclasses.field(default=None, repr=False)
 
@@ -102,12 +100,9 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
             continue
         with materialized(*module.modules()), torch.no_grad():
             operator = _frozen_copy(module)
-        steps = operator.time_step(torch.float64)
         for direction in ("forward", "backward")[: operator.directions]:
             for group in range(operator.groups):
-                own = steps[group :: operator.groups] if isinstance(steps, Tensor) else None
-                empty = torch.empty(0)
-                place = FrequencyResponse(name, layer, direction, omega, empty, own, group, operator)
+                place = FrequencyResponse(name, layer, direction, omega, torch.empty(0), group, operator)
                 response = operator.frequency_response(omega, place.rows)
                 found.append(dataclasses.replace(place, response=response))
     if not found:

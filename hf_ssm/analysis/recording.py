@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_ssm.modules.block import Block
@@ -92,8 +93,10 @@ class _MergedMoments:
             self.count, self.mean, self.deviations = count, mean, deviations
             return
         longest = max(len(count), len(self.count))
-        here = [_extended(part, longest) for part in (self.count, self.mean, self.deviations)]
-        there = [_extended(part, longest) for part in (count, mean, deviations)]
+        here, there = (
+            [F.pad(part, (0, 0, 0, longest - len(part))) for part in parts]
+            for parts in ((self.count, self.mean, self.deviations), (count, mean, deviations))
+        )
         total = here[0] + there[0]
         share = there[0] / total.clamp(min=1)
         apart = there[1] - here[1]
@@ -109,11 +112,6 @@ class _MergedMoments:
     def power(self) -> Tensor | None:
         # `count` holds one for each token.
         return None if self._energy is None else self._energy / self.count.sum()
-
-
-def _extended(part: Tensor, length: int) -> Tensor:
-    """`part` with zeros up to `length` rows."""
-    return torch.cat([part, part.new_zeros(length - len(part), part.shape[1])])
 
 
 class _Recorder:
@@ -139,18 +137,15 @@ class _Recorder:
 
     def records(self) -> Iterator[OperatorRecord]:
         """One record for each kernel seen so far, by group, forward first."""
-        for (group, direction), (given, inputs, statistics) in sorted(self.seen.items(), key=_group_then_forward):
+        for (group, direction), (given, inputs, statistics) in sorted(
+            self.seen.items(), key=lambda item: (item[0][0], item[0][1] == "backward")
+        ):
             means = {name: moments.mean for name, moments in statistics.items()}
             with torch.no_grad():
                 kernel = self.operator.mean_kernel(given, len(inputs.mean), means)
             mean, variance = inputs.mean[given.first_lag :], inputs.variance[given.first_lag :]
             place = self.name, self.layer, direction, group
             yield OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, inputs.rows, inputs.power)
-
-
-def _group_then_forward(item: tuple[tuple[int, str], Any]) -> tuple[int, bool]:
-    (group, direction), _ = item
-    return group, direction == "backward"
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
@@ -201,7 +196,7 @@ def record_operators(
             handles.append(operator.register_forward_pre_hook(recorder, with_kwargs=True))
         with evaluating(model):
             for batch in batches:
-                inner(**_model_inputs(batch, device), use_cache=False)
+                inner(**model_inputs(batch, device), use_cache=False)
             records = [record for recorder in recorders for record in recorder.records()]
     finally:
         for handle in handles:
@@ -211,7 +206,8 @@ def record_operators(
     return records
 
 
-def _model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The entries of a batch without labels, with tensors on the device."""
     return {
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in batch.items()

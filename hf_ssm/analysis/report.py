@@ -217,12 +217,16 @@ def _check_finite(model: Any) -> None:
 
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
     """A grid from 0 to π that holds the spectrum of the longest row."""
-    longest = max((value.shape[1] for batch in batches for value in batch.values() if _is_sequence(value)), default=1)
+    longest = max(
+        (
+            value.shape[1]
+            for batch in batches
+            for value in batch.values()
+            if isinstance(value, Tensor) and value.dim() > 1
+        ),
+        default=1,
+    )
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 1
 
 
 def _power(records: Sequence[OperatorRecord], layer: int) -> Tensor:

@@ -63,7 +63,9 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     Source: Yu et al. 2025, Section 2.
     """
     found = []
-    for layer, direction in sorted({(part.layer, part.direction) for part in responses}, key=_forward_first):
+    for layer, direction in sorted(
+        {(part.layer, part.direction) for part in responses}, key=lambda p: (p[0], p[1] == "backward")
+    ):
         own = [part for part in responses if (part.layer, part.direction) == (layer, direction)]
         chosen = [_chosen(part, _MOST_TAPS // len(responses)) for part in own]
         lengths = [band_total_variation(part, bands, rtol=_RTOL) for part in chosen if len(part.response)]
@@ -73,25 +75,15 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     return found
 
 
-def _forward_first(place: tuple[int, str]) -> tuple[int, bool]:
-    return place[0], place[1] == "backward"
-
-
 def _chosen(response: FrequencyResponse, most_taps: int) -> FrequencyResponse:
     """A response with at most `most_taps` taps: all kernels, or evenly spaced ones."""
-    kernels, taps = len(response.response), _taps(response)
+    kernels = len(response.response)
+    # The time of the variation is proportional to the support of a kernel, if there is one.
+    taps = 1 if response.operator is None else response.operator.support or 1
     count = min(kernels, most_taps // taps)
     if count == kernels:
         return response
     count = 0 if count < _FEWEST_KERNELS else count
     chosen = torch.linspace(0, kernels - 1, count).round().long()
     held = {field.name: getattr(response, field.name) for field in dataclasses.fields(response)}
-    step = None if response.time_step is None else response.time_step[chosen]
-    return _SomeKernels(**{**held, "response": response.response[chosen], "time_step": step}, chosen=chosen)
-
-
-def _taps(response: FrequencyResponse) -> int:
-    """Length of the kernels if the time of the variation is proportional to it; else 1."""
-    if response.operator is None:
-        return 1
-    return response.operator.support or 1
+    return _SomeKernels(**{**held, "response": response.response[chosen]}, chosen=chosen)
