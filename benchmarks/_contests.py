@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -25,12 +26,14 @@ from _peers import (
 from torch import Tensor
 
 import hf_ssm
+from hf_ssm.models.selective import modeling_selective
 from hf_ssm.ops.backends import is_enabled, use_backend
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.selective_scan import selective_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
+OURS_UNFUSED = "ours, block by block"
 TRANSFORMERS, MAMBAPY = "transformers", "transformers with mambapy"
 LISTING, AUTOGRAD_FFT = "S4D listing", "torch.fft"
 ARITHMETIC, MEMORY, PRODUCTS = "arithmetic", "memory", "matrix products"
@@ -210,8 +213,14 @@ def decoding(tokens: int, hidden: int, layers: int, vocabulary: int = 256, devic
     ours, theirs = (model.eval() for model in _mamba_pair(hidden, layers, vocabulary, device, use_mambapy=False))
     prompt = torch.randint(0, vocabulary, (1, PROMPT_LENGTH), device=device)
     mine = partial(_generate, ours, prompt, tokens)
+
+    def unfused() -> tuple[Tensor, ...]:
+        with patch.object(modeling_selective, "step_of_blocks", lambda *args: None):
+            return mine()
+
     contenders = {
         OURS: mine,
+        OURS_UNFUSED: unfused,
         OURS_TORCH: _in_plain_torch(mine),
         TRANSFORMERS: partial(_generate, theirs, prompt, tokens),
     }

@@ -3,13 +3,20 @@
 import argparse
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
-    from transformers import PreTrainedModel
+import torch
+from datasets import Dataset, DatasetDict
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedModel
 
-    from hf_ssm.training.settings import RunSettings
+import hf_ssm
+from hf_ssm.models.registry import HEADS
+from hf_ssm.training import folder
+from hf_ssm.training.settings import RunSettings, family_of, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.tasks import TASKS
 
 SEED = 0
 """Seed of the choice of rows, so that a command can be repeated."""
@@ -29,14 +36,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, purpose: str) -> None:
-    """The rows to read.
-
-    Args:
-        parser: Parser of the command.
-        split: Default of --split.
-        rows: Default of --rows.
-        purpose: Use of the rows, in the infinitive.
-    """
+    """The rows to read, with the defaults of --split and --rows; `purpose` is the use of the rows."""
     splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
     add = parser.add_argument
     add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
@@ -62,17 +62,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 
 
 def load_config(checkpoint: str) -> Any:
-    """The configuration of a model of hf_ssm.
-
-    Raises:
-        ValueError: `checkpoint` is a file, an adapter without its model, or a model of another library.
-        FileNotFoundError: There is no such folder.
-        OSError: There is no such repository, or the Hub cannot be reached.
-    """
-    from transformers import AutoConfig
-
-    from hf_ssm.training.settings import family_of
-
+    """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     folder = Path(checkpoint)
     if folder.is_file():
         raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
@@ -89,17 +79,8 @@ def load_config(checkpoint: str) -> Any:
     return config
 
 
-def load_model(checkpoint: str, config: Any) -> "PreTrainedModel":
-    """The model with its own head, on the accelerator if there is one.
-
-    Raises:
-        ValueError: Weights are missing or cannot be read.
-    """
-    import torch
-    from safetensors import SafetensorError
-
-    import hf_ssm
-
+def load_model(checkpoint: str, config: Any) -> PreTrainedModel:
+    """The model with its own head, on the accelerator if there is one; a `ValueError` for damaged weights."""
     name = (config.architectures or [f"{type(config).__name__.removesuffix('Config')}Model"])[0]
     if name not in hf_ssm.__all__:
         raise ValueError(f"{checkpoint!r} holds a {name}, which hf_ssm does not have")
@@ -117,9 +98,6 @@ def load_model(checkpoint: str, config: Any) -> "PreTrainedModel":
 
 def file_of(checkpoint: str, name: str) -> Path | None:
     """A file of a folder or of a Hub repository; None if it does not exist."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-
     if Path(checkpoint).is_dir():
         path = Path(checkpoint, name)
         return path if path.is_file() else None
@@ -129,7 +107,7 @@ def file_of(checkpoint: str, name: str) -> Path | None:
         return None
 
 
-def check_tokenizer(checkpoint: str, config: Any, settings: "RunSettings") -> None:
+def check_tokenizer(checkpoint: str, config: Any, settings: RunSettings) -> None:
     """Raise a ValueError if a tokenizer is needed and missing; transformers would construct one of its own."""
     if config.num_input_channels is not None or settings.data["tokenizer"]:
         return
@@ -147,7 +125,7 @@ def check_fit(config: Any, longest: int) -> None:
         )
 
 
-def rows_of(splits: "DatasetDict", split: str) -> "Dataset":
+def rows_of(splits: DatasetDict, split: str) -> Dataset:
     """The rows of --split, of which there is at least one."""
     if split not in splits:
         raise ValueError(f"--split {split!r}: the data have the splits {', '.join(splits)}")
@@ -156,7 +134,7 @@ def rows_of(splits: "DatasetDict", split: str) -> "Dataset":
     return splits[split]
 
 
-def chosen_rows(splits: "DatasetDict", split: str, count: int) -> "Dataset":
+def chosen_rows(splits: DatasetDict, split: str, count: int) -> Dataset:
     """At most `count` random rows of a split, in their order."""
     rows = rows_of(splits, split)
     if count >= len(rows):
@@ -179,7 +157,7 @@ def data_settings(
     *,
     of_run: bool = True,
     **options: Any,
-) -> "RunSettings":
+) -> RunSettings:
     """Settings of the data from the run that made the checkpoint, the options and --set, later ones winning.
 
     Args:
@@ -191,9 +169,6 @@ def data_settings(
         of_run: Whether the data of the run that made the checkpoint are the default.
         **options: Further settings of the section `data`; None for the default.
     """
-    from hf_ssm.training import folder
-    from hf_ssm.training.settings import parse_assignments, read_settings_file, resolve
-
     assignments = parse_assignments(args.assignments)
     for section in assignments:
         if section != "data":
@@ -217,9 +192,6 @@ def data_settings(
 
 
 def _task_of_head(config: Any) -> str:
-    from hf_ssm.models.registry import HEADS
-    from hf_ssm.training.tasks import TASKS
-
     architecture = (config.architectures or [""])[0]
     auto_class = next((auto for head, auto in HEADS.items() if architecture.endswith(head)), None)
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"

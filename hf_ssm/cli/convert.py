@@ -3,6 +3,10 @@
 import argparse
 from pathlib import Path
 
+from hf_ssm.hub.exporting import auto_class_of
+from hf_ssm.models.base.loading import converters_of
+from hf_ssm.models.conversion import convert_checkpoint
+
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -23,10 +27,6 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(args: argparse.Namespace) -> None:
     """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
-    from hf_ssm.hub.exporting import auto_class_of
-    from hf_ssm.models.base.loading import converters_of
-    from hf_ssm.models.conversion import convert_checkpoint
-
     model = convert_checkpoint(
         args.source,
         args.target,

@@ -5,8 +5,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import (
     SEED,
     add_checkpoint_options,
@@ -29,12 +33,12 @@ from hf_ssm.cli.probe_rows import (
     load_rows,
     wants_labels,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-    from hf_ssm.training.settings import RunSettings
+from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
+from hf_ssm.training import launch
+from hf_ssm.training.folder import check_output
+from hf_ssm.training.inputs import load_tokenizer
+from hf_ssm.training.settings import RunSettings
+from hf_ssm.utils.files import staged_files
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
@@ -64,10 +68,6 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
 
 def run_probe(args: argparse.Namespace) -> None:
     """`hf-ssm probe`: mask the least important token again and again, and write order and probabilities."""
-    from hf_ssm.probes import MaskingProbe
-    from hf_ssm.training import launch
-    from hf_ssm.training.inputs import load_tokenizer
-
     config = _checked_config(args)
     settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
@@ -105,8 +105,6 @@ def _checked_config(args: argparse.Namespace) -> Any:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    from hf_ssm.training.folder import check_output
-
     continued = any(args.output.glob(f"{RESULTS_NAME}*"))
     check_output(args.output, args.overwrite_output or continued, _OUTPUT_REMEDY)
 
@@ -117,7 +115,7 @@ def _delete_results(output: Path) -> None:
         path.unlink()
 
 
-def _probed(probe: "MaskingProbe", examples: Sequence[Example], path: Path) -> "MaskingResults":
+def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:
     existed = path.exists()
     try:
         return probe.run([e.ids for e in examples], target=[e.target for e in examples], output=path)
@@ -126,10 +124,8 @@ def _probed(probe: "MaskingProbe", examples: Sequence[Example], path: Path) -> "
         raise ValueError(f"{error} (--overwrite-output deletes it)" if existed else str(error)) from error
 
 
-def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
+def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     """A table of the first sequences, with mean and standard deviation of all."""
-    import torch
-
     names = ["probability", "area", *(f"left at {share:g}" for share in _THRESHOLDS), "evaluations", "tokens"]
     numbers = torch.tensor([list(_summary(result).values()) for result in results], dtype=torch.float64)
     lines = ["       row" + "".join(f"  {name:>11}" for name in names)]
@@ -146,12 +142,12 @@ def _table(results: "MaskingResults", examples: Sequence[Example]) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, values: "Tensor") -> str:
+def _line(name: str, values: Tensor) -> str:
     shares, counts = values[:2].tolist(), values[2:].tolist()
     return f"{name:>10}" + "".join(f"  {v:>11.4f}" for v in shares) + "".join(f"  {v:>11.6g}" for v in counts)
 
 
-def _summary(result: "MaskingResult") -> dict[str, float]:
+def _summary(result: MaskingResult) -> dict[str, float]:
     return {
         "probability": result.probabilities[0].item(),
         "area": result.area,
@@ -168,17 +164,14 @@ def _left_out_text(left_out: dict[str, int]) -> str:
 
 def _write(
     args: argparse.Namespace,
-    settings: "RunSettings",
-    probe: "MaskingProbe",
+    settings: RunSettings,
+    probe: MaskingProbe,
     data: Rows,
     examples: Sequence[Example],
     left_out: dict[str, int],
-    results: "MaskingResults",
+    results: MaskingResults,
 ) -> None:
     """Write all files except the results themselves, and print their names."""
-    from hf_ssm import plotting
-    from hf_ssm.utils.files import staged_files
-
     source = public_name(str(settings.data["dataset"]))
     facts = {
         "checkpoint": public_name(args.checkpoint),
@@ -208,7 +201,7 @@ def _write(
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
 
 
-def _json(facts: dict[str, Any], examples: Sequence[Example], results: "MaskingResults") -> str:
+def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingResults) -> str:
     """The facts, the mean curve, and the results of each sequence."""
     mean = dict(zip(("share_masked", "mean", "standard_deviation"), map(_rounded, results.mean_curve()), strict=True))
     sequences = [
@@ -224,16 +217,14 @@ def _json(facts: dict[str, Any], examples: Sequence[Example], results: "MaskingR
     return json.dumps({**facts, "mean_curve": mean, "sequences": sequences}, ensure_ascii=False) + "\n"
 
 
-def _rounded(values: "Tensor") -> list[float]:
+def _rounded(values: Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def _draw_row(
-    folder: Path, probe: "MaskingProbe", data: Rows, example: Example, result: "MaskingResult", title: str
+    folder: Path, probe: MaskingProbe, data: Rows, example: Example, result: MaskingResult, title: str
 ) -> None:
     """A strip of letters for a small alphabet, HTML for other tokens."""
-    from hf_ssm import plotting
-
     letters = set(probe.tokenizer.get_vocab()) - set(probe.tokenizer.all_special_tokens)
     letters = {token for token in letters if not (token.startswith("[") and token.endswith("]"))}
     small = len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)

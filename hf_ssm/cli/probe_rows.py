@@ -4,16 +4,19 @@ import argparse
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from datasets import ClassLabel, Dataset
+from torch import Tensor
 
 from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from torch import Tensor
-
-    from hf_ssm.probes import MaskingProbe
-    from hf_ssm.training.settings import RunSettings
+from hf_ssm.data import label_names
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.signals import is_signal
+from hf_ssm.probes import MaskingProbe
+from hf_ssm.training import inputs
+from hf_ssm.training.settings import RunSettings
 
 LABEL, PREDICTED = "label", "predicted"
 _MOTIF_COLUMN = "motif_positions"
@@ -26,7 +29,7 @@ class Example:
     """A row to probe: its number in the split, its ids `(L,)`, and its target, an argument of the probe."""
 
     row: int
-    ids: "Tensor"
+    ids: Tensor
     target: Any
 
 
@@ -34,7 +37,7 @@ class Example:
 class Rows:
     """The rows of a split, their columns, the limit of their length in tokens, and the names of the classes."""
 
-    rows: "Dataset"
+    rows: Dataset
     column: str
     pair_column: str | None
     label_column: str | None
@@ -49,7 +52,7 @@ class Rows:
         return tokenizer(*texts, **cut, **options, verbose=False)
 
 
-def check_target(args: argparse.Namespace, probe: "MaskingProbe") -> None:
+def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
     """Raise a ValueError if the head of the model does not predict the target of the options."""
     what = type(probe.model).__name__
     if probe.head is None:
@@ -64,28 +67,12 @@ def check_target(args: argparse.Namespace, probe: "MaskingProbe") -> None:
         raise ValueError(f"--target {LABEL} is for classes of sequences: give a class, or {PREDICTED}")
 
 
-def wants_labels(args: argparse.Namespace, probe: "MaskingProbe") -> bool:
+def wants_labels(args: argparse.Namespace, probe: MaskingProbe) -> bool:
     return probe.head == "class" and args.target in (None, LABEL)
 
 
-def load_rows(settings: "RunSettings", split: str, labelled: bool) -> Rows:
-    """The rows of a split with all their columns.
-
-    Args:
-        settings: Settings of the run; the data are split as in training.
-        split: Name of the split.
-        labelled: Whether labels are needed.
-
-    Raises:
-        ValueError: There is no such split or column, or the rows are numbers.
-    """
-    from datasets import ClassLabel
-
-    from hf_ssm.data import label_names
-    from hf_ssm.data.checks import check_column
-    from hf_ssm.data.signals import is_signal
-    from hf_ssm.training import inputs
-
+def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
+    """The rows of a split with all their columns, split as in training; `labelled`: labels are needed."""
     column, label_column = settings.sequence_column, settings.data.get("label_column", "label")
     if labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
@@ -102,9 +89,7 @@ def load_rows(settings: "RunSettings", split: str, labelled: bool) -> Rows:
     return Rows(rows, column, settings.data.get("pair_column"), kept, settings.data["max_length"], classes)
 
 
-def chosen_examples(
-    args: argparse.Namespace, probe: "MaskingProbe", data: Rows
-) -> tuple[list[Example], dict[str, int]]:
+def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> tuple[list[Example], dict[str, int]]:
     """Random rows that can be probed, in their order, and the number of rows left out by reason."""
     left_out = {"too short for --position": 0, "predicted wrongly": 0, "less likely than --minimum-probability": 0}
     short, wrong, unlikely = left_out
@@ -132,10 +117,8 @@ def chosen_examples(
     return sorted(found, key=lambda example: example.row), left_out
 
 
-def _drawn(args: argparse.Namespace, probe: "MaskingProbe", data: Rows) -> Iterator[Example | None]:
+def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterator[Example | None]:
     """All rows in random order; `None` for a row without a token at --position."""
-    import torch
-
     count = len(data.rows)
     for row in random.Random(SEED).sample(range(count), count):
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
@@ -149,7 +132,7 @@ def _drawn(args: argparse.Namespace, probe: "MaskingProbe", data: Rows) -> Itera
         yield Example(row, ids, _target(args, probe, data, row, None if place is None else place % len(ids)))
 
 
-def _target(args: argparse.Namespace, probe: "MaskingProbe", data: Rows, row: int, position: int | None) -> Any:
+def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int, position: int | None) -> Any:
     """The target of a row, as the probe takes it."""
     if probe.head in ("causal", "masked"):
         return position
@@ -178,7 +161,7 @@ def _number(text: str | None) -> int | None:
         ) from error
 
 
-def annotations_of(probe: "MaskingProbe", data: Rows, example: Example) -> tuple[int, list[tuple[int, int, str]]]:
+def annotations_of(probe: MaskingProbe, data: Rows, example: Example) -> tuple[int, list[tuple[int, int, str]]]:
     """Index of the token of the first letter of a row, and the spans of its motifs if the data contain them."""
     if data.pair_column is not None or not probe.tokenizer.is_fast:
         return 0, []

@@ -4,8 +4,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hf_ssm import plotting
+from hf_ssm.analysis.parameter_change import changes_in_log
+from hf_ssm.analysis.report import FILES, REPORT_NAME, TheoryReport, theory_report
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
     SEED,
@@ -21,9 +23,10 @@ from hf_ssm.cli.checkpoints import (
     load_model,
     public_name,
 )
-
-if TYPE_CHECKING:
-    from hf_ssm.analysis.report import TheoryReport
+from hf_ssm.hub.card import check_section, probe_section, update_section
+from hf_ssm.training import inputs
+from hf_ssm.training.folder import LOG_NAME, check_output
+from hf_ssm.utils.files import staged_files
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +45,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     """`hf-ssm report`: print the theory report of a checkpoint, and write it to a folder and the card."""
-    from hf_ssm.analysis.report import theory_report
-    from hf_ssm.training.inputs import load_data
-
     _check_options(args)
     config = load_config(args.checkpoint)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)
-    data = load_data(settings)
+    data = inputs.load_data(settings)
     rows = chosen_rows(data.splits, args.split, args.rows)
     model = load_model(args.checkpoint, config)
     check_fit(model.config, data.longest)
@@ -76,9 +76,6 @@ def run_report(args: argparse.Namespace) -> None:
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
-    from hf_ssm.hub.card import check_section
-    from hf_ssm.training.folder import check_output
-
     check_positive(args, "rows", "batch_size")
     if args.update_card and not Path(args.checkpoint).is_dir():
         raise ValueError(
@@ -93,9 +90,6 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _movement(checkpoint: str) -> dict[str, float]:
     """Change of the parameters from the log of the run; empty without a log."""
-    from hf_ssm.analysis.parameter_change import changes_in_log
-    from hf_ssm.training.folder import LOG_NAME
-
     path = file_of(checkpoint, LOG_NAME)
     if path is not None:
         return changes_in_log(json.loads(path.read_text(encoding="utf-8")))
@@ -103,12 +97,8 @@ def _movement(checkpoint: str) -> dict[str, float]:
     return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8"))["log_history"])
 
 
-def _write(report: "TheoryReport", output: Path) -> list[Path]:
+def _write(report: TheoryReport, output: Path) -> list[Path]:
     """Write all files of the report and return their paths."""
-    from hf_ssm import plotting
-    from hf_ssm.analysis.report import FILES, REPORT_NAME
-    from hf_ssm.utils.files import staged_files
-
     with staged_files(output, replaces=FILES) as scratch:
         report.save_json(scratch / REPORT_NAME)
         written = [output / REPORT_NAME]
@@ -119,10 +109,8 @@ def _write(report: "TheoryReport", output: Path) -> list[Path]:
     return written
 
 
-def _update_card(report: "TheoryReport", checkpoint: Path, written: list[Path]) -> Path:
+def _update_card(report: TheoryReport, checkpoint: Path, written: list[Path]) -> Path:
     """Write the section of the card, with the plots of report and probe in the folder of the checkpoint."""
-    from hf_ssm.hub.card import probe_section, update_section
-
     section = report.to_markdown()
     for path in written:
         if path.suffix == ".png" and path.resolve().is_relative_to(checkpoint.resolve()):

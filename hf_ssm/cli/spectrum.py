@@ -6,8 +6,14 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from hf_ssm import S4Config, plotting
+from hf_ssm.analysis.frequency import AlphaRecommendation, alpha_recommendation
+from hf_ssm.analysis.recording import record_operators
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
     add_data_options,
@@ -20,12 +26,11 @@ from hf_ssm.cli.checkpoints import (
     load_model,
     public_name,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hf_ssm.analysis.frequency import AlphaRecommendation
-    from hf_ssm.training.inputs import RunData
+from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
+from hf_ssm.training.folder import check_output
+from hf_ssm.training.inputs import RunData, load_data
+from hf_ssm.utils.files import staged_files
 
 SPECTRUM_NAME, PICTURE_NAME = "spectrum.json", "spectrum.png"
 _SHARES = (0.5, 0.9, 0.99)
@@ -57,11 +62,9 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
 
 def run_spectrum(args: argparse.Namespace) -> None:
     """`hf-ssm spectrum`: band edges of the spectrum of the data, and the α that they recommend."""
-    from hf_ssm.analysis.frequency import alpha_recommendation
-    from hf_ssm.training.inputs import load_data
-
     _check_options(args)
-    config = _planned_config(args) if args.model is None else load_config(args.model)
+    planned = {name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None}
+    config = S4Config(**planned) if args.model is None else load_config(args.model)
     settings = data_settings(
         args,
         args.model,
@@ -87,20 +90,20 @@ def run_spectrum(args: argparse.Namespace) -> None:
         "inputs": "power of their values" if data.tokenizer is None else "power of the indicators of their tokens",
         **({} if args.model is None else {"model": public_name(args.model)}),
     }
+    entries = {name: _facts_of(power) for name, power in spectra.items()}
     print(
         f"{facts['dataset']}, split {args.split}: {len(rows)} sequences, {positions} positions; {facts['inputs']}.",
-        _table(spectra),
+        _table(entries),
         _alpha_text(alpha),
         sep="\n",
     )
     if args.output is not None:
-        _write(args.output, facts, spectra, alpha)
+        found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
+        _write(args.output, found, spectra, alpha)
 
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
-    from hf_ssm.training.folder import check_output
-
     check_positive(args, "rows")
     for name in _CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:
@@ -110,18 +113,8 @@ def _check_options(args: argparse.Namespace) -> None:
         check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
 
 
-def _planned_config(args: argparse.Namespace) -> Any:
-    from hf_ssm import S4Config
-
-    return S4Config(**{name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None})
-
-
-def _spectra(checkpoint: str | None, config: Any, data: "RunData", rows: Any) -> tuple[dict[str, "Tensor"], int]:
+def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:
     """Power `(F,)` of the inputs, of each layer's inputs, and the mean of the layers' shares; number of positions."""
-    import torch
-
-    from hf_ssm.ops.long_conv import next_fast_len
-
     batches = data.batches(rows, _BATCH_SIZE)
     longest = max(next(iter(batch.values())).shape[1] for batch in batches)
     count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
@@ -142,7 +135,7 @@ def _spectra(checkpoint: str | None, config: Any, data: "RunData", rows: Any) ->
     return {**spectra, **layers, _ALL_LAYERS: shares.mean(0)}, positions
 
 
-def _check_power(spectra: Mapping[str, "Tensor"]) -> None:
+def _check_power(spectra: Mapping[str, Tensor]) -> None:
     for name, power in spectra.items():
         total = power.sum().item()
         if not math.isfinite(total):
@@ -153,12 +146,8 @@ def _check_power(spectra: Mapping[str, "Tensor"]) -> None:
             )
 
 
-def _power(batch: Mapping[str, Any], data: "RunData", count: int) -> tuple["Tensor | float", int]:
+def _power(batch: Mapping[str, Any], data: RunData, count: int) -> tuple[Tensor | float, int]:
     """Power `(F,)` of one batch of inputs, averaged over positions, and the number of positions."""
-    import torch
-
-    from hf_ssm.theory.spectrum import power_spectrum, symbol_spectrum
-
     mask = batch.get("attention_mask")
     if data.tokenizer is None:
         values = batch["input_values"]
@@ -171,10 +160,8 @@ def _power(batch: Mapping[str, Any], data: "RunData", count: int) -> tuple["Tens
     return (symbol_spectrum(tokens, mask, num_frequencies=count), number) if number else (0.0, 0)
 
 
-def _layer_spectra(model: Any, batches: list[dict[str, Any]], count: int) -> dict[str, "Tensor"]:
+def _layer_spectra(model: Any, batches: list[dict[str, Any]], count: int) -> dict[str, Tensor]:
     """Power `(F,)` of the inputs of each layer's convolutions or scans, summed over channels."""
-    from hf_ssm.analysis.recording import record_operators
-
     spectra: dict[str, Tensor] = {}
     for record in record_operators(model, batches, num_frequencies=count):
         if record.direction == "forward" and record.power is not None:
@@ -183,30 +170,32 @@ def _layer_spectra(model: Any, batches: list[dict[str, Any]], count: int) -> dic
     return spectra
 
 
-def _edges(power: "Tensor") -> dict[float, float]:
-    """Share of the power -> frequency in radians per sample below which it lies."""
-    from hf_ssm.theory.spectrum import spectral_edge
+def _facts_of(power: Tensor) -> dict[str, Any]:
+    """Band edges, strongest line and power of a spectrum, as written to `spectrum.json`."""
+    line, ratio = strongest_line(power)
+    return {
+        "edges_radians_per_sample": {f"{share:g}": spectral_edge(power, share).item() for share in _SHARES},
+        "strongest_line_radians_per_sample": line,
+        "strongest_line_ratio": ratio,
+        "power": [float(f"{value:.6g}") for value in power.tolist()],
+    }
 
-    return {share: spectral_edge(power, share).item() for share in _SHARES}
 
-
-def _table(spectra: Mapping[str, "Tensor"]) -> str:
-    from hf_ssm.theory.spectrum import strongest_line
-
+def _table(spectra: Mapping[str, dict[str, Any]]) -> str:
     width = max(map(len, spectra))
     head = "  ".join(f"{share:.0%} below" for share in _SHARES)
     lines = [
         "In cycles per sample (2π times as many radians):",
         f"{'':{width}}  {head}  strongest line, times its surroundings",
     ]
-    for name, power in spectra.items():
-        edges = "  ".join(f"{edge / (2 * math.pi):9.4f}" for edge in _edges(power).values())
-        line, ratio = strongest_line(power)
-        lines.append(f"{name:{width}}  {edges}  {line / (2 * math.pi):9.4f}  {ratio:.2f}")
+    for name, facts in spectra.items():
+        found = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
+        columns = "  ".join(f"{radians / (2 * math.pi):9.4f}" for radians in found)
+        lines.append(f"{name:{width}}  {columns}  {facts['strongest_line_ratio']:.2f}")
     return "\n".join(lines)
 
 
-def _alpha_text(alpha: "AlphaRecommendation | str") -> str:
+def _alpha_text(alpha: AlphaRecommendation | str) -> str:
     if isinstance(alpha, str):
         return alpha
     low, high = alpha.time_steps
@@ -229,28 +218,14 @@ def _range(limits: tuple[float, float]) -> str:
 
 
 def _write(
-    output: Path, facts: dict[str, Any], spectra: Mapping[str, "Tensor"], alpha: "AlphaRecommendation | str"
+    output: Path, found: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str
 ) -> None:
-    from hf_ssm import plotting
-    from hf_ssm.theory.spectrum import strongest_line
-    from hf_ssm.utils.files import staged_files
-
-    entries = {
-        name: {
-            "edges_radians_per_sample": {f"{share:g}": edge for share, edge in _edges(power).items()},
-            "strongest_line_radians_per_sample": strongest_line(power)[0],
-            "strongest_line_ratio": strongest_line(power)[1],
-            "power": [float(f"{value:.6g}") for value in power.tolist()],
-        }
-        for name, power in spectra.items()
-    }
-    found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
     with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME)) as scratch:
         (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
         if plotting.can_plot():
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha
-            title = f"{facts['dataset']}, {facts['inputs']}"
+            title = f"{found['dataset']}, {found['inputs']}"
             plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title)
         else:
             print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)

@@ -5,15 +5,19 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hf_ssm import __version__
+from hf_ssm import __version__, plotting
+from hf_ssm.hub import pushing, reload
+from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.models.registry import FAMILIES
-
-if TYPE_CHECKING:
-    from hf_ssm.hub.card import CardFacts
-    from hf_ssm.training.run import RunResult
-    from hf_ssm.training.settings import RunSettings
+from hf_ssm.modules.roles import QUANTITIES
+from hf_ssm.training import folder, launch, run
+from hf_ssm.training import settings as run_settings
+from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
+from hf_ssm.training.run import RunResult
+from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of, resolve
+from hf_ssm.utils.files import staged_files
 
 Sections = dict[str, dict[str, Any]]
 
@@ -61,9 +65,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: resolve the settings, train, write card and plots, and push with --push-to-hub."""
-    from hf_ssm.hub import pushing
-    from hf_ssm.training import folder, launch, run
-
     if args.resume:
         folder.last_checkpoint(args.output)
     settings = _settings(args)
@@ -77,20 +78,14 @@ def run_train(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Check that the result can be written and pushed."""
-    from hf_ssm.hub import pushing
-    from hf_ssm.training import folder
-
     if args.push_to_hub:
         pushing.check_can_push(args.push_to_hub)
     if not args.resume:
         folder.check_output(args.output, args.overwrite_output)
 
 
-def _settings(args: argparse.Namespace) -> "RunSettings":
+def _settings(args: argparse.Namespace) -> RunSettings:
     """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
-    from hf_ssm.training import folder
-    from hf_ssm.training import settings as run_settings
-
     options: Sections = {}
     for option, (name, *_) in _OPTIONS.items():
         section, key = name.split(".")
@@ -108,13 +103,8 @@ def _settings(args: argparse.Namespace) -> "RunSettings":
     return resolved
 
 
-def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id: str | None) -> None:
+def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
     """Write plots and card to the output folder, and print the results."""
-    from hf_ssm import plotting
-    from hf_ssm.hub.card import write_card
-    from hf_ssm.training import folder
-    from hf_ssm.utils.files import staged_files
-
     metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
     with staged_files(output, replaces=[folder.PICTURE_NAME, folder.RESPONSE_PICTURE_NAME]) as scratch:
         if plotting.can_plot():
@@ -131,13 +121,8 @@ def _finish(settings: "RunSettings", result: "RunResult", output: Path, repo_id:
     print(f"The model, its card and its log are in {output}")
 
 
-def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: set[str]) -> "CardFacts":
+def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[str]) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
-    from hf_ssm.hub.card import CardFacts
-    from hf_ssm.modules.roles import QUANTITIES
-    from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
-    from hf_ssm.training.settings import DATA_DEFAULTS, family_of
-
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
     chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
@@ -169,7 +154,7 @@ def _facts(settings: "RunSettings", result: "RunResult", name: str, pictures: se
         environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
-        dna=tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10],
+        dna=reads_dna(tokenizer),
         signal_shape=result.data.signal_shape,
         images=result.data.images,
         has_picture=PICTURE_NAME in pictures,
@@ -202,11 +187,6 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 def run_demo(args: argparse.Namespace) -> None:
     """`hf-ssm demo`: train on generated data, and load the result in a new process."""
-    from hf_ssm.data import load_sequences
-    from hf_ssm.hub.reload import check_reload
-    from hf_ssm.training import folder, launch, run
-    from hf_ssm.training.settings import resolve
-
     settings = resolve(DEMO_SETTINGS)
     launch.begin(settings)
     launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
@@ -217,10 +197,8 @@ def run_demo(args: argparse.Namespace) -> None:
     _finish(settings, result, args.output, None)
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    texts = load_sequences(settings.data["dataset"], **settings.loader_arguments)["test"]["sequence"][:16]
-    assert result.data.tokenizer is not None  # the data are texts
-    check_reload(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification", texts)
-    print("A new process loaded the folder with the Auto classes; its logits are equal, bit for bit.")
+    reload.prove_export(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
+    print("A new process without hf_ssm loaded the folder by the Auto classes; its logits are equal, bit for bit.")
     print(
         f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
         "  hf-ssm train --dataset my.csv --output runs/mine"

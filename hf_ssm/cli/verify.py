@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+from hf_ssm.hub.pushing import push_folder
+from hf_ssm.hub.verifying import verify
+
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a folder, or USER/NAME on the Hub")
@@ -11,8 +14,6 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(args: argparse.Namespace) -> None:
     """`hf-ssm verify`: one line per problem, and exit status 1 if there is one."""
-    from hf_ssm.hub.verifying import verify
-
     found = verify(args.source, args.revision)
     for problem in found.problems:
         print(problem)
@@ -34,7 +35,5 @@ def add_push(parser: argparse.ArgumentParser) -> None:
 
 def run_push(args: argparse.Namespace) -> None:
     """`hf-ssm push`: push a finished folder as one commit; repeating it changes nothing."""
-    from hf_ssm.hub.pushing import push_folder
-
     url = push_folder(args.folder, args.repo_id, private=args.private or None, revision=args.revision)
     print(f"Pushed to {url}")

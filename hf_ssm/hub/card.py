@@ -6,7 +6,6 @@ what is known of a model alone (`write_default_card`). `hf-ssm report --update-c
 """
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Mapping
 from importlib.resources import files
@@ -17,6 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
 from hf_ssm.models.registry import FAMILIES, HEADS
+from hf_ssm.utils.files import staged_files
 
 CARD_NAME = "README.md"
 # `hf-ssm report --update-card` writes between these comments.
@@ -37,8 +37,6 @@ _HUB_METRICS = {
     "mcc": "matthews_correlation",
 }
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
-# Curves that `hf-ssm probe` may have written into the folder of a checkpoint.
-_PROBE_FIGURES = ("curve.png", "*/curve.png")
 _OF_A_RUN = (
     "Settings that differ from the defaults of the configuration, and those of the optimizer; all of them are in "
     "`train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
@@ -64,13 +62,13 @@ class CardFacts:
         family: `Family.short_name`, such as "hyena".
         task: As in `hf-ssm train --task`.
         num_parameters: Number of trainable parameters.
-        dataset_name: Name of the data: a Hub id, a file name (never a local path), a generator; empty if unknown.
-        splits: Number of sequences per split, in the order of the table.
+        dataset_name: Hub id, file name or generator; never a local path; empty if unknown.
+        splits: Number of sequences per split.
         results: Metrics of each split; the metadata report the last split.
         settings: Rows of the table of settings.
-        dataset_description: One paragraph about the data; may be empty.
+        dataset_description: One paragraph about the data.
         dataset_id: Id on the Hub; only with it the data are part of the metadata.
-        tau: τ per layer under headings such as "at initialisation"; empty if not measured.
+        tau: τ per layer under headings such as "at initialisation".
         selection_note: Split on which the checkpoint was chosen.
         environment: Versions and hardware, one sentence.
         repo_id: USER/NAME if the model is pushed to the Hub.
@@ -82,8 +80,8 @@ class CardFacts:
         movement: Relative change of the parameters in training, by group.
         response_picture: File name of a figure of the frequency responses, if any.
         origin: Origin of the weights unless fine-tuned; empty if unknown.
-        theory: Theory report in Markdown, with its heading; empty if there is none.
-        probe: Results of the importance probe in Markdown; empty if there are none.
+        theory: Theory report in Markdown, with its heading.
+        probe: Results of the importance probe in Markdown.
         training_note: Text above the table of settings.
         limits: Limitations.
         has_processor: Whether the folder contains a tokenizer or feature extractor.
@@ -117,19 +115,28 @@ class CardFacts:
     limits: str = _LIMITS_OF_A_RUN
     has_processor: bool = True
 
+    @property
+    def pipeline_tag(self) -> str | None:
+        """The pipeline tag of the task; the Hub has none for signals other than images."""
+        if self.signal_shape is None:
+            return _TASKS[self.task][1]
+        return "image-classification" if self.images and self.task == "sequence-classification" else None
+
+    @property
+    def example(self) -> str:
+        """A text for the code on the card."""
+        if self.task == "masked-lm":
+            return "ACG[MASK]TGCA" if self.dna else "some [MASK] text"
+        return "ACGTTGCA" if self.dna else "some text"
+
 
 def card_metadata(facts: CardFacts) -> ModelCardData:
-    """The YAML metadata of a card: library, task, tags, data, and the results as a model index.
-
-    Raises:
-        ValueError: The task is unknown.
-    """
-    pipeline_tag = _pipeline_tag(facts)
+    """The YAML metadata of a card: library, task, tags, data, and the results as a model index."""
     last_split, measured = list(facts.results.items())[-1] if facts.results else ("", {})
     known = {name: value for name, value in measured.items() if name in _HUB_METRICS}
     evaluations = [
         EvalResult(
-            task_type=pipeline_tag or "other",
+            task_type=facts.pipeline_tag or "other",
             dataset_type=facts.dataset_id or "other",
             dataset_name=facts.dataset_name,
             dataset_split=last_split,
@@ -141,7 +148,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     ]
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag=pipeline_tag,
+        pipeline_tag=facts.pipeline_tag,
         tags=["hf_ssm", "state-space-model", facts.family, *(["biology", "dna"] if facts.dna else [])],
         datasets=[facts.dataset_id] if facts.dataset_id else None,
         base_model=facts.base_model,
@@ -152,43 +159,28 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def build_card(facts: CardFacts) -> ModelCard:
-    """Fill the template.
-
-    Raises:
-        ValueError: The task is unknown.
-    """
-    head, pipeline_tag, _ = _task(facts.task)
-    metric_names = dict.fromkeys(name for split in facts.results.values() for name in split)
-    return ModelCard.from_template(
-        card_metadata(facts),
-        template_str=files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8"),
-        model_name=facts.model_name,
-        summary=_summary(facts),
-        auto_class=HEADS[head],
-        output="last_hidden_state" if head == "Model" else "logits",
-        pipeline_tag=pipeline_tag,
-        repo_id=facts.repo_id or _SOME_FOLDER,
-        example=_example(facts),
-        has_processor=facts.has_processor,
-        signal_shape=facts.signal_shape,
-        images=facts.images,
-        data_description=_data_description(facts),
-        splits=dict(facts.splits),
-        selection_note=facts.selection_note,
-        results={name: _display(values) for name, values in facts.results.items()},
-        metric_names=[_METRIC_NAMES.get(name, name) for name in metric_names],
-        has_picture=facts.has_picture,
-        tau={when: list(values) for when, values in facts.tau.items()},
-        num_layers=max((len(values) for values in facts.tau.values()), default=0),
-        movement=dict(facts.movement),
-        response_picture=facts.response_picture,
-        settings={name: _cell(value) for name, value in facts.settings.items()},
-        environment=facts.environment,
-        theory_report=f"{_BEGIN}\n{(facts.theory or _no_report(facts)).strip()}\n{_END}",
-        probe=facts.probe,
-        training_note=facts.training_note,
-        limits=facts.limits,
+    """Fill the template."""
+    head, _, purpose = _TASKS[facts.task]
+    metrics = dict.fromkeys(name for split in facts.results.values() for name in split)
+    data = "" if facts.dataset_name else " --dataset SOURCE"
+    no_report = (
+        f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
     )
+    values = vars(facts) | {
+        "purpose": purpose,
+        "origin": f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin,
+        "auto_class": HEADS[head],
+        "output": "last_hidden_state" if head == "Model" else "logits",
+        "pipeline_tag": facts.pipeline_tag,
+        "repo_id": facts.repo_id or _SOME_FOLDER,
+        "example": facts.example,
+        "metrics": {name: _METRIC_NAMES.get(name, name) for name in metrics},
+        "num_layers": max(map(len, facts.tau.values()), default=0),
+        "settings": {name: _cell(value) for name, value in facts.settings.items()},
+        "theory_report": f"{_BEGIN}\n{(facts.theory or no_report).strip()}\n{_END}",
+    }
+    template = files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8")
+    return ModelCard.from_template(card_metadata(facts), template_str=template, **values)
 
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
@@ -199,16 +191,9 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
 
 
 def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None) -> Path:
-    """Write a card with what is known of a model alone; an existing card is kept.
+    """Write a card with what is known of a model alone, and return its path; an existing card is kept.
 
-    Args:
-        folder: Folder of the checkpoint.
-        model: A model of hf_ssm, with any head.
-        tokenizer: Its tokenizer, if it has one.
-        name: Heading; the code on the card loads a name of the form USER/NAME. By default the name of the folder.
-
-    Returns:
-        The path of the card.
+    The heading is `name`, by default that of the folder; the code on the card loads a name of the form USER/NAME.
     """
     path = Path(folder) / CARD_NAME
     if path.exists():
@@ -232,7 +217,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         results={},
         settings={f"model.{key}": value for key, value in _chosen(config).items()},
         repo_id=name if "/" in name else None,
-        dna=_reads_dna(tokenizer),
+        dna=reads_dna(tokenizer),
         signal_shape=None if channels is None else (config.longest_input or _SOME_POSITIONS, channels),
         origin="",
         probe=probe_section(folder),
@@ -250,11 +235,10 @@ def addressed(card: str, repo_id: str) -> str:
 
 def probe_section(folder: str | Path) -> str:
     """The figures of `hf-ssm probe --output` in the folder of a checkpoint, as Markdown; empty without any."""
-    found = sorted({path for pattern in _PROBE_FIGURES for path in Path(folder).glob(pattern)})
-    if not found:
-        return ""
+    found = sorted([*Path(folder).glob("curve.png"), *Path(folder).glob("*/curve.png")])
     figures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in found]
-    return "\n\n".join(["Prediction for a sequence as its tokens are masked, the least important first.", *figures])
+    text = "Prediction for a sequence as its tokens are masked, the least important first."
+    return "\n\n".join([text, *figures]) if figures else ""
 
 
 def update_section(folder: str | Path, section: str) -> Path:
@@ -279,25 +263,23 @@ def update_section(folder: str | Path, section: str) -> Path:
     newline = "\r\n" if "\r\n" in before + (after or "") else "\n"
     block = f"{_BEGIN}\n{section.strip()}\n{_END}".replace("\n", newline)
     if after is None:
-        ends = before.endswith("\n")
-        before, after = f"{before}{newline if ends else 2 * newline}", newline
-    part = path.with_name(f".{CARD_NAME}.part")
-    try:
+        before, after = before + newline * (1 if before.endswith("\n") else 2), newline
+    with staged_files(folder) as scratch:
         # Bytes, because text mode changes line ends.
-        part.write_bytes((before + block + after).encode("utf-8"))
+        (scratch / CARD_NAME).write_bytes((before + block + after).encode("utf-8"))
         if path.exists():
-            shutil.copymode(path, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+            shutil.copymode(path, scratch / CARD_NAME)
     return path
 
 
 def check_section(folder: str | Path) -> None:
-    """Raise what `update_section` would raise for a folder."""
+    """Raise the `ValueError` that `update_section` would raise for a folder."""
     _around_section(Path(folder) / CARD_NAME)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{str(Path(folder) / CARD_NAME)!r} cannot be replaced: its folder is read-only")
+
+
+def reads_dna(tokenizer: Any) -> bool:
+    """Whether a tokenizer is that of `build_dna_tokenizer`."""
+    return tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10]
 
 
 def _around_section(path: Path) -> tuple[str, str | None]:
@@ -315,37 +297,6 @@ def _around_section(path: Path) -> tuple[str, str | None]:
     return before, after
 
 
-def _pipeline_tag(facts: CardFacts) -> str | None:
-    """The pipeline tag of the task; the Hub has none for signals other than images."""
-    tag = _task(facts.task)[1]
-    if facts.signal_shape is None:
-        return tag
-    return "image-classification" if facts.images and facts.task == "sequence-classification" else None
-
-
-def _task(task: str) -> tuple[str, str | None, str]:
-    if task not in _TASKS:
-        raise ValueError(f"task must be one of {', '.join(_TASKS)}, got {task!r}")
-    return _TASKS[task]
-
-
-def _summary(facts: CardFacts) -> str:
-    origin = f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin
-    what = f"A state space model (`{facts.family}`) of the package `hf_ssm` for {_task(facts.task)[2]}"
-    return f"{what}{', ' if origin else ''}{origin}. It has {facts.num_parameters:,} parameters."
-
-
-def _example(facts: CardFacts) -> str:
-    if facts.task == "masked-lm":
-        return "ACG[MASK]TGCA" if facts.dna else "some [MASK] text"
-    return "ACGTTGCA" if facts.dna else "some text"
-
-
-def _no_report(facts: CardFacts) -> str:
-    data = "" if facts.dataset_name else " --dataset SOURCE"
-    return f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
-
-
 def _chosen(config: Any) -> dict[str, Any]:
     """Fields of a configuration that differ from their defaults, without those of transformers."""
     default, inherited = type(config)(), {field.name for field in dataclasses.fields(PreTrainedConfig)}
@@ -354,23 +305,6 @@ def _chosen(config: Any) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value != getattr(default, name)}
 
 
-def _reads_dna(tokenizer: Any) -> bool:
-    return tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10]
-
-
-def _display(values: Mapping[str, float]) -> dict[str, float]:
-    return {_METRIC_NAMES.get(name, name): float(value) for name, value in values.items()}
-
-
 def _cell(value: Any) -> str:
     """A value in a table, where a bar would end the cell and a line break the row."""
     return "`" + " ".join(str(value).split()).replace("|", "\\|") + "`"
-
-
-def _data_description(facts: CardFacts) -> str:
-    if not facts.dataset_name:
-        return "Unknown."
-    name = f"`{facts.dataset_name}`"
-    if facts.dataset_id:
-        name = f"[{facts.dataset_name}](https://huggingface.co/datasets/{facts.dataset_id}) on the Hub"
-    return f"{name}. {facts.dataset_description}".strip()

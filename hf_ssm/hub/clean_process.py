@@ -2,16 +2,14 @@
 
 The script imports nothing of hf_ssm. It reads a job from standard input, as JSON:
 
-- `without_package`: hide hf_ssm and load the code of the folder; otherwise import hf_ssm.
 - `folder`, `auto_class`: the saved model, and the Auto class that loads it.
-- `again`: folder to save it to and load it from a second time, or null.
+- `again`: folder to save it to and load it from a second time.
 - `inputs`: safetensors file with the arguments of `forward`; `labels.`-prefixed tensors are those of a training step.
 - `texts`: texts for the tokenizer, or null.
 - `threads`: number of threads, on which the order of a sum may depend.
 - `results`: safetensors file to write.
 """
 
-import importlib
 import json
 import sys
 from typing import Any
@@ -32,14 +30,11 @@ class _Hiding:
 
 def main() -> None:
     job = json.load(sys.stdin)
-    if job["without_package"]:
-        sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
+    sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
     _report("importing torch and transformers")
     import torch
     from safetensors.torch import load_file, save_file
 
-    if not job["without_package"]:
-        importlib.import_module("hf_ssm.models")
     torch.set_num_threads(job["threads"])
     tensors = load_file(job["inputs"])
     inputs = {name: tensor for name, tensor in tensors.items() if not name.startswith("labels.")}
@@ -50,13 +45,12 @@ def main() -> None:
     if job["texts"] is not None:
         _report("loading the tokenizer")
         results |= _token_ids(job)
-    if job["again"] is not None:
-        _report("saving it again")
-        model.save_pretrained(job["again"])
-        _report("loading the model saved again")
-        results["second.logits"] = _load(job, inputs, job["again"])[1]
-        _report("training it")
-        results |= {f"trained.{name}": tensor for name, tensor in training_step(model, inputs, labels).items()}
+    _report("saving it again")
+    model.save_pretrained(job["again"])
+    _report("loading the model saved again")
+    results["second.logits"] = _load(job, inputs, job["again"])[1]
+    _report("training it")
+    results |= {f"trained.{name}": tensor for name, tensor in training_step(model, inputs, labels).items()}
     save_file(results, job["results"])
 
 
@@ -91,11 +85,10 @@ def _load(job: dict[str, Any], inputs: dict[str, Any], folder: str) -> tuple[Any
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     auto: Any = getattr(transformers, job["auto_class"])
-    model = auto.from_pretrained(folder, trust_remote_code=job["without_package"]).eval()
-    if job["without_package"]:
-        _report("looking for the classes in `auto_map`")
-        for reference in model.config.auto_map.values():
-            get_class_from_dynamic_module(reference, folder)
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    _report("looking for the classes in `auto_map`")
+    for reference in model.config.auto_map.values():
+        get_class_from_dynamic_module(reference, folder)
     _report("running it")
     with torch.no_grad():
         return model, model(**inputs, return_dict=False)[0].contiguous()

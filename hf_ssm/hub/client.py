@@ -61,11 +61,7 @@ _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<=Bearer )[^\s'\"]+")
 
 
 def check_repo_id(repo_id: str) -> str:
-    """Return `repo_id` if it is a valid USER/NAME.
-
-    Raises:
-        ValueError: The name is malformed.
-    """
+    """Return `repo_id` if it is a valid USER/NAME; a `ValueError` otherwise."""
     try:
         validate_repo_id(repo_id)
         if "/" not in repo_id:
@@ -100,7 +96,7 @@ def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
 
 
 def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Create a repository unless it exists, after a check of the access rights.
+    """Create a repository unless it exists, after `check_can_push`.
 
     Args:
         repo_id: USER/NAME, or NAME in the namespace of the login.
@@ -109,10 +105,6 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
 
     Returns:
         USER/NAME.
-
-    Raises:
-        ValueError: The name is malformed, or the login is missing or has no write access.
-        OSError: The Hub cannot be reached or fails repeatedly.
     """
     api = HfApi(token=token)
     if "/" not in repo_id:
@@ -123,17 +115,9 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
 
 
 def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int, ...] = ()) -> T:
-    """Call `action` until it succeeds, repeating it after transient faults with exponential backoff.
+    """Call `action`, repeating it after transient faults (and HTTP `statuses`) with exponential backoff.
 
-    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff.
-
-    Args:
-        action: A request that may be sent twice.
-        attempts: Maximal number of calls.
-        statuses: HTTP statuses after which `action` is repeated as well.
-
-    Raises:
-        Exception: The error of the last call.
+    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff. The error of the last call is raised.
     """
 
     def is_repeatable(error: BaseException) -> bool:
@@ -170,15 +154,9 @@ def user_errors(
     token: str | bool | None = None,
     sentence: Callable[[Exception, str], str] = lambda error, line: line,
 ) -> Iterator[None]:
-    """Translate errors inside the context by `user_error`.
+    """Translate errors inside the context by `user_error`; `sentence` makes the message from error and translation.
 
     The original error is chained unless a traceback of it would show a token.
-
-    Args:
-        repo_id: USER/NAME of the requested repository, if any.
-        revision: Requested revision, if any.
-        token: Token of the requests, if not the stored one.
-        sentence: Makes the message from the original error and its translation.
     """
     try:
         yield

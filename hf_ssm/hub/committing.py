@@ -74,16 +74,9 @@ def folder_files(folder: Path) -> dict[str, Path]:
 
 
 def check_secrets(files: Mapping[str, Path], token: str | bool | None = None) -> None:
-    """Refuse files that contain an access token or a private key.
+    """Raise a `ValueError` that names the files with an access token (also `token` itself) or a private key.
 
     Weights and large binary files are not searched.
-
-    Args:
-        files: Path in the repository -> local path.
-        token: Token of the push; it is searched for literally, as is the stored one.
-
-    Raises:
-        ValueError: Names all such files.
     """
     own = [secret.strip().encode() for secret in (token, get_token()) if isinstance(secret, str) and secret.strip()]
     found = [name for name, path in files.items() if not is_weights(name) and _has_secret(path, own)]
@@ -99,7 +92,7 @@ def commit(
     repo_id: str,
     files: Mapping[str, Path],
     *,
-    revision: str = "main",
+    revision: str,
     message: str,
     keep: Set[str] = frozenset(),
     delete_patterns: Sequence[str] = (),
@@ -111,21 +104,11 @@ def commit(
     its parent: a commit that arrived although its answer was lost is recognised, and a commit of somebody else is
     not overwritten.
 
-    Args:
-        api: Client.
-        repo_id: USER/NAME of an existing repository.
-        files: Path in the repository -> local path.
-        revision: Existing branch.
-        message: Commit message.
-        keep: Names among `files` that are not uploaded if the branch has them.
-        delete_patterns: Patterns of files to delete that are not among `files`, in addition to code that an earlier
-            push wrote and, if `files` has weights, all other weights.
+    Deleted are the files of `delete_patterns` that are not among `files`, code that an earlier push wrote and, if
+    `files` has weights, all other weights. The other arguments are those of `push_files`.
 
     Returns:
         The commit; the head of the branch if nothing has changed.
-
-    Raises:
-        Exception: Error of the client at the last attempt.
     """
     replaces_weights = any(map(is_weights, files))
 
@@ -153,16 +136,9 @@ def commit(
 
 
 def stage(files: Mapping[str, Path], folder: Path, linked: Callable[[str], bool]) -> dict[str, Path]:
-    """Give files a second place, where they stay as they are while their originals are replaced or deleted.
+    """Copy files into `folder`, under their names; return name -> path in `folder`.
 
-    Args:
-        files: Name -> path.
-        folder: Where they are placed under their names.
-        linked: Whether a file, by its name, is never written to in place; it gets a hard link where the file system
-            allows, the others are copied.
-
-    Returns:
-        Name -> path in `folder`.
+    A file for which `linked(name)` is true is never written to in place; it gets a hard link where possible.
     """
     staged = {}
     for name, source in files.items():

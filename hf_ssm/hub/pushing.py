@@ -149,11 +149,7 @@ def push_files(
 
     Args:
         files: Path in the repository -> local path.
-        repo_id: USER/NAME.
-        private: Visibility of a new repository.
-        revision: Branch.
-        message: Commit message.
-        token: By default the stored login.
+        repo_id, private, revision, message, token: As for `push`.
         keep: Names among `files` that are not uploaded if the repository has them.
         delete_patterns: Patterns of other files to delete.
         hint: How to repeat the push; part of the error message.
@@ -188,11 +184,7 @@ def _check_branch(revision: str | None) -> None:
 
 
 def _check_model(folder: Path) -> Family:
-    """The family of the model in a folder.
-
-    Raises:
-        ValueError: There is no complete model of hf_ssm, or there is foreign code.
-    """
+    """The family of the model in a folder; a `ValueError` for an incomplete model or foreign code."""
     if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
         raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
     problems = check_folder(folder)
@@ -208,12 +200,7 @@ def _check_model(folder: Path) -> Family:
 
 
 def _prove(staged: Path, family: Family) -> None:
-    """Write the code of the model into a folder without code, and prove that others can load it.
-
-    Raises:
-        ValueError: The model cannot be loaded.
-        OSError: The proof fails.
-    """
+    """Write the code of the model into a folder without code, and prove that others can load it."""
     config: Any = family.config_class.from_pretrained(staged)
     write_code(config, staged)
     names = config.architectures or []

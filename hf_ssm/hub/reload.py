@@ -1,8 +1,6 @@
-"""Proofs that a saved model loads in a new process with equal results, bit for bit.
+"""Proof that a saved model loads with equal results, bit for bit, in a new process that cannot import hf_ssm.
 
-`check_reload` tests the folder of a run, in a process that imports hf_ssm. `prove_export` tests what others load: the
-process cannot import hf_ssm. Neither runs Python files that it finds in a folder, and neither process has access to
-tokens.
+No Python file found in a folder is run, and the process has no access to tokens.
 """
 
 import copy
@@ -27,7 +25,7 @@ from hf_ssm.hub.exporting import write_code
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["check_reload", "probe_inputs", "prove_export"]
+__all__ = ["probe_inputs", "prove_export"]
 
 # The batch of a proof: long enough for every branch of the convolutions.
 _ROWS, _LONGEST = 2, 48
@@ -37,42 +35,14 @@ _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
 _SECRET = re.compile("CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN", re.IGNORECASE)
 
 
-def check_reload(
-    folder: str | Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    auto_class: str,
-    texts: Sequence[str],
-) -> None:
-    """Compare the logits of a model in memory with those of its saved copy in a new process that imports hf_ssm.
-
-    Args:
-        folder: Folder with model and tokenizer.
-        model: The model in memory; it is moved to the CPU.
-        tokenizer: Its tokenizer.
-        auto_class: Name of the Auto class of its head, such as `"AutoModelForSequenceClassification"`.
-        texts: Texts to compare on, one padded batch.
-
-    Raises:
-        OSError: The folder cannot be loaded, or logits or token ids differ.
-    """
-    inputs = dict(tokenizer(list(texts), padding=True, return_tensors="pt"))
-    with evaluating(model.cpu()):
-        expected = {"first.logits": model(**inputs).logits, **_token_ids(tokenizer, texts)}
-    with tempfile.TemporaryDirectory() as scratch:
-        found = _run(Path(folder).resolve(), Path(scratch), auto_class, inputs, list(texts))
-    _compare(expected, found, f"{str(folder)!r} in a new process")
-
-
 def prove_export(
     folder: str | Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, auto_class: str
 ) -> None:
     """Compare a model in memory with its saved copy in a new process that cannot import hf_ssm.
 
-    The process gets a copy of weights, configuration and tokenizer, and code bundled from the installed package; Python
-    files of the folder are left out. It must give the logits of `model`, again after saving the model and loading it
-    from there, and the loss and the weights of one training step; all on the CPU, by torch without compiled kernels. It
-    must give the ids of `tokenizer`, and find all classes of `auto_map`.
+    The process gets a copy of weights, configuration and tokenizer, and code bundled from the installed package. It
+    computes the logits before and after saving the model again, one training step (both on the CPU by torch without
+    compiled kernels) and the ids of `tokenizer`, and imports all classes of `auto_map`.
 
     Args:
         folder: Folder with model and tokenizer.
@@ -100,8 +70,8 @@ def prove_export(
         expected |= {f"trained.{name}": value for name, value in trained.items()}
         expected |= {} if tokenizer is None else _token_ids(tokenizer, _TEXTS)
         tensors = inputs | {f"labels.{name}": value for name, value in labels.items()}
-        found = _run(saved, scratch, auto_class, tensors, texts, again=scratch / "again")
-    _compare(expected, found, "the exported folder without hf_ssm")
+        found = _run(saved, scratch, auto_class, tensors, texts)
+    _compare(expected, found)
 
 
 def probe_inputs(config: Any) -> dict[str, Tensor]:
@@ -148,19 +118,13 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict
 
 
 def _run(
-    folder: Path,
-    scratch: Path,
-    auto_class: str,
-    inputs: dict[str, Tensor],
-    texts: list[str] | None,
-    again: Path | None = None,
+    folder: Path, scratch: Path, auto_class: str, inputs: dict[str, Tensor], texts: list[str] | None
 ) -> dict[str, Tensor]:
-    """Results of `clean_process.py`; with `again` it runs without hf_ssm, saves the model there and trains it."""
+    """Results of `clean_process.py`."""
     save_file(inputs, scratch / "inputs.safetensors")
     job = {
-        "without_package": again is not None,
         "folder": str(folder),
-        "again": None if again is None else str(again),
+        "again": str(scratch / "again"),
         "auto_class": auto_class,
         "inputs": str(scratch / "inputs.safetensors"),
         "texts": texts,
@@ -173,15 +137,13 @@ def _run(
         text=True,
         capture_output=True,
         check=False,
-        env=_environment(scratch) | ({} if again is None else {"HF_SSM_KERNELS": "torch"}),
-        # hf_ssm may be importable from the working directory only.
-        cwd=None if again is None else scratch,
+        env=_environment(scratch) | {"HF_SSM_KERNELS": "torch"},
+        cwd=scratch,
     )
     if done.returncode != 0:
         step = (done.stdout.strip().splitlines() or ["starting it"])[-1]
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        where = f"loading {str(folder)!r} in a new process" if again is None else "loading the export without hf_ssm"
-        raise OSError(f"{where} failed, at {step}: {last}")
+        raise OSError(f"loading the export without hf_ssm failed, at {step}: {last}")
     return load_file(scratch / "results.safetensors")
 
 
@@ -195,7 +157,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 _STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}
 
 
-def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], where: str) -> None:
+def _compare(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
     """Raise `OSError` at the first result that differs."""
     for name, here in expected.items():
         there = found[name]
@@ -203,9 +165,12 @@ def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], where: str) 
             continue
         stage, _, what = name.partition(".")
         if stage == "ids":
-            raise OSError(f"{where} gives other token ids than the tokenizer in memory")
+            raise OSError("the exported folder without hf_ssm gives other token ids than the tokenizer in memory")
         difference = f", by up to {(here.double() - there.double()).abs().max():g}" if here.shape == there.shape else ""
-        raise OSError(f"{where} gives another `{what}` than the model in memory {_STAGES[stage]}{difference}")
+        raise OSError(
+            f"the exported folder without hf_ssm gives another `{what}` than the model in memory {_STAGES[stage]}"
+            f"{difference}"
+        )
 
 
 def _has_same_bits(here: Tensor, there: Tensor) -> bool:

@@ -31,8 +31,8 @@ class Problem:
     """A problem with one file.
 
     Attributes:
-        path: Path of the file in the folder or repository.
-        what: Description of the problem.
+        path: Path in the folder or repository.
+        what: Description.
         is_own_code: Whether the file is marked as code of hf_ssm, which a push writes anew.
     """
 
@@ -49,14 +49,12 @@ class Verification:
     """Result of `verify`.
 
     Attributes:
-        source: The folder, or USER/NAME.
         commit: Commit that a repository was compared with; `None` for a folder.
         checked: Number of checked files.
         absent: Files of the repository that are not in the cache, because nothing has requested them yet.
         problems: One entry per problem; empty if nothing is wrong.
     """
 
-    source: str
     commit: str | None
     checked: int
     absent: tuple[str, ...]
@@ -87,7 +85,7 @@ def verify(
         if revision is not None:
             raise ValueError(f"revision={revision!r} is for a repository on the Hub, but {str(source)!r} is a folder")
         checked = sum(path.is_file() for path in folder.iterdir())
-        return Verification(str(source), None, checked, (), tuple(check_folder(folder)))
+        return Verification(None, checked, (), tuple(check_folder(folder)))
     if isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "~", "/")):
         raise ValueError(f"there is no folder {str(source)!r}")
     with user_errors(source, revision, token):
@@ -142,14 +140,15 @@ def _check_index(index: Path, tensors: Mapping[str, set[str] | None], elsewhere:
     """Check an index against the tensors of its shards; `None` stands for a damaged shard."""
     try:
         content = _read_object(index)
-        places = content.get("weight_map")
-        if not isinstance(places, dict) or not isinstance(content.get("metadata"), dict):
-            raise ValueError("`weight_map` and `metadata` must be JSON objects")
-        if not all(isinstance(name, str) for name in places.values()):
-            raise ValueError("`weight_map` must map names of tensors to names of files")
     except (OSError, ValueError) as error:
         yield Problem(index.name, _reason(error, index))
         return
+    places = content.get("weight_map")
+    is_map = isinstance(places, dict) and all(isinstance(name, str) for name in places.values())
+    if not is_map or not isinstance(content.get("metadata"), dict):
+        yield Problem(index.name, "`weight_map` must map tensors to files, and `metadata` must be a JSON object")
+        return
+    assert isinstance(places, dict)
     for name in sorted(set(places.values()) - elsewhere):
         listed = {tensor for tensor, place in places.items() if place == name}
         if name not in tensors:
@@ -185,29 +184,25 @@ def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
 
 def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
-    family, installed = family_of(folder), sys.modules["hf_ssm"].__version__
+    family, installed = family_of(folder), f"hf_ssm {sys.modules['hf_ssm'].__version__}"
     config_class: Any = None if family is None else family.config_class
     expected = {} if family is None else bundle(config_class)
     own = set() if family is None else set(auto_map(family).values())
-    versions = {path: _header_version(path) for path in sorted(folder.rglob("*.py"))}
-    for path, version in versions.items():
-        name = path.relative_to(folder).as_posix()
-        if version is None:
+    for path in sorted(folder.rglob("*.py")):
+        name, content = path.relative_to(folder).as_posix(), path.read_bytes() if path.is_file() else b""
+        if not content.startswith(f"{HEADER} ".encode()):
             yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
-        elif version != installed:
-            what = f"is marked as code of hf_ssm {version}, which the installed version {installed} cannot check"
-            yield Problem(name, f"{what}: verify it with hf_ssm {version}", is_own_code=True)
-        elif path.read_bytes() != expected.get(name, "").encode():
-            yield Problem(name, f"has been changed: it is not what hf_ssm {version} writes", is_own_code=True)
-    others = {path.stem for path, version in versions.items() if version not in (None, installed)}
+        elif content != expected.get(name, "").encode():
+            what = f"has been changed, or is of another version: it is not what {installed} writes"
+            yield Problem(name, what, is_own_code=True)
     for path in sorted(folder.glob("*.json")):
         for key, reference in _code_references(path):
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
-            elif path.name != _CONFIG or key != "auto_map" or not (reference in own or module in others):
+            elif path.name != _CONFIG or key != "auto_map" or reference not in own:
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
-            elif not others and f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
+            elif f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
 
 
@@ -222,17 +217,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _header_version(path: Path) -> str | None:
-    """Version of hf_ssm in the header of a Python file; `None` for a file without the header."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            first = file.readline(1000)
-    except OSError:
-        return None
-    words = first.removeprefix(HEADER).split(maxsplit=1)
-    return words[0] if first.startswith(f"{HEADER} ") and words else None
-
-
 def _code_references(path: Path) -> Iterator[tuple[str, str]]:
     """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names."""
     try:
@@ -245,7 +229,7 @@ def _code_references(path: Path) -> Iterator[tuple[str, str]]:
             value = waiting.pop()
             if isinstance(value, str) and "." in value:
                 yield key, value
-            elif isinstance(value, (list, dict)):
+            elif isinstance(value, list | dict):
                 waiting.extend(value.values() if isinstance(value, dict) else value)
 
 
@@ -276,12 +260,10 @@ def _verify_cached(repo_id: str, revision: str | None, cache_dir: str | Path | N
     others = check_folder(found.verified_path, frozenset(found.missing_paths))
     problems = [Problem(path, what) for path, what in sorted(bad.items())]
     problems += [problem for problem in others if problem.path not in bad]
-    return Verification(repo_id, found.revision, found.checked_count, tuple(found.missing_paths), tuple(problems))
+    return Verification(found.revision, found.checked_count, tuple(found.missing_paths), tuple(problems))
 
 
 def _reason(error: Exception, path: Path) -> str:
     """Message of an error about a file, without the name of the file."""
     text = " ".join(str(error).split())
-    for name in (repr(str(path)), str(path)):
-        text = text.replace(f"{name} ", "it ") if text.startswith(f"{name} ") else text.replace(name, "it")
-    return text
+    return text.replace(repr(str(path)), "it").replace(str(path), "it")

@@ -14,18 +14,13 @@ from hf_ssm.training.tasks import TASKS
 
 
 def build_model(settings: RunSettings, data: RunData, resume_from: Path | None = None) -> PreTrainedModel:
-    """A fresh model, one to fine-tune, or the model of a checkpoint of this run.
+    """A fresh model, one to fine-tune, or that of the checkpoint `resume_from`.
 
-    Args:
-        settings: Settings of the run.
-        data: Determines the sizes of a fresh model: its longest input, its classes or outputs, and its channels, or the
-            vocabulary and special tokens of the tokenizer. `model_max_length` of the tokenizer is set to the longest
-            input of the model.
-        resume_from: Checkpoint of this run to resume from.
+    The data determine the sizes of a fresh model: its longest input, its classes or outputs, and its channels or
+    vocabulary. `model_max_length` of the tokenizer is set to the longest input of the model.
 
     Raises:
         ValueError: Configuration, data and checkpoint do not fit together.
-        OSError: A checkpoint cannot be read.
     """
     auto_class = TASKS[settings.task].auto_class
     if resume_from is not None:

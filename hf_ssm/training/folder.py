@@ -40,16 +40,7 @@ def check_output(
     overwrite: bool,
     remedy: str = "choose another folder, continue its run (--resume), or replace it (--overwrite-output)",
 ) -> None:
-    """Check that a new run can use a folder, without creating it.
-
-    Args:
-        folder: Folder for the results.
-        overwrite: Whether the folder may contain files.
-        remedy: End of the message about a folder that is not empty.
-
-    Raises:
-        OSError: The folder is a file, is not writable, or is not empty and `overwrite` is false.
-    """
+    """Raise an `OSError` for a folder that is a file, is not writable, or is not empty without `overwrite`."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
@@ -60,10 +51,7 @@ def check_output(
 
 
 def clear_output(folder: Path) -> None:
-    """Delete the files of an earlier run, complete or not; other files stay.
-
-    Folders named `checkpoint-<step>` belong to the run with everything in them.
-    """
+    """Delete the files and `checkpoint-<step>` folders of an earlier run, complete or not; other files stay."""
     for checkpoint in _checkpoints(folder).values():
         shutil.rmtree(checkpoint)
     for pattern in _FILES:
@@ -76,18 +64,13 @@ def clear_output(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The newest complete checkpoint in `folder`.
-
-    Raises:
-        ValueError: There is no complete checkpoint.
-    """
+    """The newest complete checkpoint in `folder`; a `ValueError` if there is none."""
     steps = _checkpoints(folder)
     for step in sorted(steps, reverse=True):
         if _is_complete(steps[step]):
             return steps[step]
-    held = (
-        f"only incomplete checkpoints ({', '.join(path.name for path in steps.values())})" if steps else "no checkpoint"
-    )
+    names = ", ".join(path.name for path in steps.values())
+    held = f"only incomplete checkpoints ({names})" if steps else "no checkpoint"
     raise ValueError(
         f"--resume: {str(folder)!r} contains {held}: give the --output of the interrupted run, or start a new run "
         "without --resume"
@@ -95,10 +78,7 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def discard_incomplete(folder: Path) -> None:
-    """Delete what an interrupted save left behind, so that the resumed run can save at the same step.
-
-    These are incomplete checkpoints (each with a warning), truncated code files and temporary files.
-    """
+    """Delete incomplete checkpoints, truncated code and temporary files, which an interrupted save leaves behind."""
     for checkpoint in _checkpoints(folder).values():
         if not _is_complete(checkpoint):
             logger.warning(f"{str(checkpoint)!r} is incomplete (its save was interrupted) and is deleted.")

@@ -108,14 +108,10 @@ class RunData:
 
 
 def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of `data.tokenizer` ("dna", "byte", "listops", a folder or Hub id), or that of the checkpoint.
-
-    Without either, the tokenizer for DNA.
+    """The tokenizer of `data.tokenizer` ("dna", "byte", "listops", a folder or Hub id), of the checkpoint, or of DNA.
 
     Raises:
-        ValueError: An unknown name, a folder or Hub id without a tokenizer, or a tokenizer without the special tokens
-            that the task needs.
-        OSError: A Hub id cannot be read.
+        ValueError: There is no such tokenizer, or it lacks special tokens that the task needs.
     """
     name = settings.data["tokenizer"] or settings.model["checkpoint"] or _DEFAULT_TOKENIZER
     if name in _TOKENIZERS:
@@ -141,16 +137,7 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
 
 
 def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
-    """The data of the settings in splits, with all columns.
-
-    Args:
-        settings: Settings of the run.
-        labelled: Whether to check and convert the labels, if the task has any.
-
-    Raises:
-        ValueError: Unreadable or unsuitable data; see `load_sequences`.
-        OSError: A file is missing or the Hub cannot be reached.
-    """
+    """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels."""
     source, arguments = settings.data["dataset"], settings.loader_arguments
     if source not in GENERATORS:
         labels = settings.label_column if labelled else None
@@ -161,11 +148,7 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
 
 
 def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
-    """Load the data of the settings, and tokenize texts.
-
-    Args:
-        settings: Settings of the run.
-        labelled: Whether to load the labels that the task needs.
+    """Load the data of the settings, and tokenize texts; `labelled`: with the labels that the task needs.
 
     Raises:
         ValueError: Unreadable or unsuitable data; see `load_sequences` and `tokenize`.
@@ -259,11 +242,7 @@ def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
 
 
 def check_label_for_each_position(splits: DatasetDict) -> None:
-    """Refuse lists of labels that are not as long as the signals.
-
-    Raises:
-        ValueError: The message names the first such row.
-    """
+    """Raise a `ValueError` that names the first row whose list of labels is not as long as the signal."""
     for name, split in splits.items():
         positions, labels = row_lengths(split, "input_values"), row_lengths(split, "labels")
         wrong = (positions != labels).nonzero()[0]

@@ -29,11 +29,7 @@ def is_main() -> bool:
 
 
 def on_main(function: Callable[[], None]) -> None:
-    """Call `function` in the main process while the others wait.
-
-    Raises:
-        SystemExit: In the other processes if the call failed; the main process raises the error itself.
-    """
+    """Call `function` in the main process while the others wait; they exit if it raises an error."""
     error: Exception | None = None
     if is_main():
         try:
@@ -48,11 +44,7 @@ def on_main(function: Callable[[], None]) -> None:
 
 
 def main_first(function: Callable[[], T]) -> T:
-    """Call `function` in the main process and then in the others, which find its results in caches.
-
-    Raises:
-        SystemExit: In the other processes if the call failed in the main process.
-    """
+    """Call `function` in the main process and then in the others, which find its results in caches."""
     found: list[T] = []
     on_main(lambda: found.append(function()))
     return found[0] if found else function()

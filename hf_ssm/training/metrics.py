@@ -39,11 +39,8 @@ def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     predictions, labels = np.asarray(_first(prediction.predictions)), np.asarray(prediction.label_ids)
     if predictions.ndim == labels.ndim + 1:
         predictions = predictions.argmax(axis=-1)
-    counted = labels != IGNORED_LABEL
-    if not counted.any():
-        raise ValueError("`label_ids` is empty: a metric needs at least one label")
     computed = {"accuracy": functional.accuracy, "f1": functional.macro_f1, "mcc": functional.matthews_correlation}
-    return {name: metric(predictions[counted], labels[counted]) for name, metric in computed.items()}
+    return {name: metric(predictions, labels) for name, metric in computed.items()}
 
 
 def predicted_classes(logits: Logits, labels: torch.Tensor) -> torch.Tensor:

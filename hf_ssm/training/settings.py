@@ -84,11 +84,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_value(text: str) -> Any:
-    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself.
-
-    Raises:
-        ValueError: The text is not valid YAML.
-    """
+    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -110,12 +106,7 @@ def check_choice(kind: str, name: str, choices: Iterable[str], where: str) -> No
 
 
 def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The sections of a YAML or JSON file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is neither YAML nor JSON, or not a mapping of the three sections to mappings.
-    """
+    """The sections of a YAML or JSON file; a `ValueError` for other content."""
     where = f"settings file {str(path)!r}"
     try:
         content = parse_value(Path(path).read_text(encoding="utf-8"))
@@ -131,11 +122,7 @@ def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The sections of `section.key=value` texts, later ones winning; a value is read as YAML.
-
-    Raises:
-        ValueError: A text has another form, or its section is unknown.
-    """
+    """The sections of `section.key=value` texts, later ones winning; a value is read as YAML."""
     sections: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -195,10 +182,7 @@ class RunSettings:
 
 
 def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
-    """Settings from layers of sections over the defaults, later layers winning.
-
-    Args:
-        layers: Mappings from section to values, as returned by `read_settings_file`.
+    """Settings from layers of sections (as of `read_settings_file`) over the defaults, later layers winning.
 
     Raises:
         ValueError: An unknown section, key, family or task, a value of the wrong type, a missing dataset, or a field
@@ -226,15 +210,7 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
 
 
 def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to resume a run with another model or other data than it began with.
-
-    Args:
-        settings: Resolved settings of the resumed run.
-        stored: The sections that the run wrote when it began.
-
-    Raises:
-        ValueError: The message names the first setting that differs.
-    """
+    """Raise a `ValueError` if a run is resumed with another model or other data than in its `stored` settings."""
     for section in ("model", "data"):
         now, then = getattr(settings, section), stored.get(section, {})
         for key in now:

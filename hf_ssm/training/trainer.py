@@ -85,8 +85,6 @@ class SSMTrainer(PushingTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
-        if isinstance(resume_from_checkpoint, str):
-            resume_from_checkpoint = self.fetch_checkpoint(resume_from_checkpoint)
         self._resuming = bool(resume_from_checkpoint)
         if self._resuming:
             self._restore_rescaled_flag(resume_from_checkpoint)

@@ -130,7 +130,7 @@ def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, he
         assert type(names["model"]) is type(model)
     if not signals:
         with torch.no_grad():
-            wanted = model(**names["tokenizer"](card._example(replace(FACTS, task=TASKS[head])), return_tensors="pt"))
+            wanted = model(**names["tokenizer"](replace(FACTS, task=TASKS[head]).example, return_tensors="pt"))
         exec(blocks[0], names)
         torch.testing.assert_close(names.get("logits", names.get("last_hidden_state")), wanted[0])
         assert capsys.readouterr().out.startswith("[")
@@ -163,11 +163,6 @@ def test_a_report_can_be_replaced(tmp_path):
     assert "τ is 3." in text and "Not measured yet" not in text
     card.update_section(tmp_path, "## Theory report\n\nτ is 4.")
     assert path.read_text(encoding="utf-8") == text.replace("τ is 3.", "τ is 4.")
-
-
-def test_unknown_task_is_refused():
-    with pytest.raises(ValueError, match=r"task must be one of .*causal-lm.*'translation'"):
-        card.build_card(replace(FACTS, task="translation"))
 
 
 def test_movement_and_responses_have_sections():
@@ -223,13 +218,6 @@ def test_failed_write_leaves_the_card(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"disk full"):
         card.update_section(tmp_path, "## Report")
     assert [file.name for file in tmp_path.iterdir()] == ["README.md"] and path.read_text() == "mine"
-
-
-def test_read_only_folder_is_refused(tmp_path, monkeypatch):
-    card.check_section(tmp_path)
-    monkeypatch.setattr(card.os, "access", lambda *_: False)
-    with pytest.raises(PermissionError, match=r"README.md' cannot be replaced: its folder is read-only"):
-        card.check_section(tmp_path)
 
 
 def test_section_where_there_is_no_card(tmp_path):

@@ -355,6 +355,20 @@ def test_command(hub, folder, proofs, capsys):
     assert hub.repo(NAME).private and "config.json" in hub.repo(NAME).files("next")
 
 
+def test_train_pushes_the_finished_run(hub, proofs, tmp_path, capsys):
+    data = {"length": 40, "num_train": 32, "num_validation": 16, "num_test": 16, "motif_length": 8, "copies": 1}
+    flags = [f"--set=data.{name}={value}" for name, value in data.items()]
+    flags += ["--set=model.hidden_size=8", "--set=model.num_hidden_layers=1", "--set=training.disable_tqdm=true"]
+    run = ["train", "--dataset", "planted-motifs", "--epochs", "1", *flags, "--output", str(tmp_path / "run")]
+    assert main([*run, "--push-to-hub", "ben/motifs"]) == 2
+    assert "may not write to 'ben/motifs'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert main([*run, "--push-to-hub", NAME]) == 0
+    assert f"Pushed to {hub.endpoint}/{NAME}" in capsys.readouterr().out
+    files = hub.repo(NAME).files()
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= files.keys() and len(proofs) == 1
+    assert b'from_pretrained("ada/motifs")' in files["README.md"]
+
+
 def test_the_readme_runs(hub, model, tokenizer, unproved):
     readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
     pushes, loads = (part.split("```")[0] for part in readme.split("## The Hub")[1].split("```python\n")[1:3])

@@ -60,14 +60,6 @@ def trainer(hub, make_model, tokenizer, tmp_path):
     return make
 
 
-class StopAfter(TrainerCallback):
-    def __init__(self, steps):
-        self.steps = steps
-
-    def on_save(self, args, state, control, **others):
-        control.should_training_stop = state.global_step >= self.steps
-
-
 class AtTheEnd(TrainerCallback):
     def __init__(self, action):
         self.action = action
@@ -163,25 +155,6 @@ def test_branch_and_name(hub, trainer):
     assert run.hub_model_id == NAME and hub.repo(NAME).private
     assert titles(hub) == ["initial commit"]
     assert titles(hub, "tries") == ["initial commit", "Training in progress, epoch 1"]
-
-
-def test_resuming_from_the_hub(hub, trainer, tmp_path):
-    whole = trainer("end")
-    whole.train()
-    first = trainer("checkpoint", output_dir=str(tmp_path / "first"))
-    first.add_callback(StopAfter(2))
-    first.train()
-    assert "last-checkpoint/optimizer.pt" in hub.repo(NAME).files()
-    second = trainer("checkpoint", output_dir=str(tmp_path / "second"))
-    second.train(resume_from_checkpoint="last-checkpoint")
-    assert second.state.global_step == 4
-    for (name, here), there in zip(second.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(here, there), name
-
-
-def test_no_checkpoint_to_resume_from(hub, trainer):
-    with pytest.raises(ValueError, match="'ada/run' has no last-checkpoint"):
-        trainer("checkpoint").train(resume_from_checkpoint="last-checkpoint")
 
 
 @pytest.fixture
