@@ -15,7 +15,7 @@ from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
 __all__ = ["Variation", "layer_variations"]
 
 _RTOL = 1e-4
-# Taps of all kernels of a model that are gone through: some minutes. Fewer kernels of a layer than this tell nothing.
+# Largest number of taps evaluated per model (minutes), and least number of kernels for a meaningful mean.
 _MOST_TAPS, _FEWEST_KERNELS = 2**24, 4
 
 

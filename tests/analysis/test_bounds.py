@@ -1,4 +1,4 @@
-"""The bound of Honarpisheh et al. for models: the right weights, the assumptions one by one, the scans one by one."""
+"""The bound of Honarpisheh et al. for models: norms of the weights, each assumption, each scan."""
 
 import json
 import math
