@@ -352,11 +352,11 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
             f"It would fall below that from about 10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
         )
     notes.append(
-        "The norm bounds are the norms of the trained weights. The theorem requires them before training; a union "
+        "The norm bounds are the norms of the trained weights. The theorem wants them fixed before training; a union "
         "over a grid of classes would add a term of a few c_l √(log(number of classes) / m)."
     )
     if norms.M_E is not None:
-        notes.append("The learnt embedding is counted by one more cover (an extension: the theorem takes u as given).")
+        notes.append("The learnt embedding is counted by one more cover (our extension: the theorem takes u as given).")
     else:
         notes.append("𝔅_u is the largest norm among the given sequences; the claim is for inputs within it.")
     return notes
