@@ -99,14 +99,14 @@ def _check_one(names: tuple[str, str], expected: Sequence[Tensor], found: Sequen
             raise RuntimeError(f"result {number} of {name} has shape {tuple(b.shape)}, {first} {tuple(a.shape)}")
         if not a.is_floating_point() and not a.is_complex():
             if not torch.equal(a, b):
-                raise RuntimeError(f"result {number} of {name} differs from that of {first}")
+                raise RuntimeError(f"result {number} of {name} differs from {first}")
             continue
         kind = torch.complex128 if a.is_complex() else torch.float64
         error, largest = (a.to(kind) - b.to(kind)).abs().max().item(), a.to(kind).abs().max().item()
         # False for NaN.
         if not error <= tolerance * largest:
             raise RuntimeError(
-                f"result {number} of {name} differs from that of {first} by {error:.3g}; at most {tolerance:g} of "
+                f"result {number} of {name} differs from {first} by {error:.3g}; at most {tolerance:g} of "
                 f"the largest value {largest:.3g} is allowed"
             )
 

@@ -1,4 +1,4 @@
-"""`hf-ssm report`: what it prints and writes, what it says to bad input, and what `hf-ssm train` leaves for it."""
+"""`hf-ssm report`: output, files, errors for bad input, and the files of `hf-ssm train` that it reads."""
 
 import json
 import random

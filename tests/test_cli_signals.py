@@ -1,4 +1,4 @@
-"""`hf-ssm train` on images and numbers: what it leaves behind, and what it says to bad input."""
+"""`hf-ssm train` on images and numbers: files, and errors for bad input."""
 
 import json
 import shutil

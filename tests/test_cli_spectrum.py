@@ -1,4 +1,4 @@
-"""`hf-ssm spectrum`: what it prints and leaves behind, on texts, numbers and checkpoints, and how it refuses."""
+"""`hf-ssm spectrum` on texts, numbers and checkpoints: output, files, and errors."""
 
 import json
 import math

@@ -1,7 +1,7 @@
 """The generalisation bound of Honarpisheh et al. 2025 for a selective model, and its adaptation to single scans.
 
 The theorems are for one layer of the block "plain" with a linear map of the last position to one score. For every other
-selective model, each scan is described separately: this is our adaptation and not a bound for the network.
+selective model, each scan is described separately: this is an adaptation and not a bound for the network.
 
 Legend: `B` batch, `L` length, `D` channels of a scan, `N` states, `V` vocabulary.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.analysis.recording import model_inputs, sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
 from hf_ssm.modules.operator import materialized
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
@@ -24,26 +24,24 @@ from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
 
-_LABELS = ("labels", "label", "num_items_in_batch")
-
 
 @dataclasses.dataclass(frozen=True)
 class ScanBound:
-    """Our adaptation of Theorem 4.6 to a single scan, for blocks other than "plain".
+    """Adaptation of Theorem 4.6 to a single scan, for blocks other than "plain".
 
     In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
-    channel, and Δ is a diagonal matrix: the proof goes through with the largest q_j, the range of the p_j, and a cover
-    of Q and b in the place of q and p. The function is one coordinate of the scan's output at the last token. Skip D
-    and gate SiLU(z) enter the bound on the size of the output by max |D| and the largest gate that was seen.
+    channel, and Δ is a diagonal matrix: the proof holds with the largest q_j, the range of the p_j, and a cover of Q
+    and b instead of q and p. The function is one coordinate of the scan's output at the last token. Skip D and gate
+    SiLU(z) enter the bound on the output by max |D| and the largest observed gate.
 
     Attributes:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
-        assumptions: Of the adaptation.
-        norms: Of the scan, with w one coordinate; `None` for complex states.
+        assumptions: Assumptions of the adaptation.
+        norms: Norms of the scan, with w one coordinate; `None` for complex states.
         log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
-        contraction: Per token: `bound` (ρ_A), `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂ as measured;
-            `smallest_step` and `largest_step` measured, with their bounds.
-        output: `log10_bound` on ‖y_t‖₂ (`None` where void), and `largest` as measured.
+        contraction: Per token: `bound` (ρ_A), and measured `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂;
+            `smallest_step` and `largest_step`, measured, with their bounds.
+        output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption fails), and the measured `largest`.
     """
 
     name: str
@@ -68,15 +66,14 @@ class ModelBound:
 
     Attributes:
         theorem: "4.6", or "4.5" for a fixed step.
-        assumptions: Each with the value found and, if it fails, what it needs.
-        norms: Those of the theorem by the paper's letters, with ρ_A and 𝔐_Δ; empty if the theorem does not apply to
-            the model.
-        log_capacity: Natural logarithm of the capacity, every logarithm and 𝔐 kept; `None` where an assumption fails.
-        log_capacity_at_length: Likewise with the finite sums of (69) and (100) for the longest row: smaller than
-            `log_capacity`, and defined for unstable state matrices too (ours).
+        assumptions: Each with the measured value and, if it fails, the requirement.
+        norms: Norms of the theorem by the paper's symbols, with ρ_A and 𝔐_Δ; empty if the theorem does not apply.
+        log_capacity: Natural logarithm of the capacity with all logarithms and 𝔐; `None` if an assumption fails.
+        log_capacity_at_length: The same with the finite sums of (69) and (100) for the longest row: smaller, and
+            defined for unstable state matrices too (an extension).
         log_leading_terms: Natural logarithm of (28) or (29).
-        gap: The parts of (27); `None` where an assumption fails.
-        gap_at_length: Likewise from `log_capacity_at_length`; `None` too where an assumption fails.
+        gap: The parts of (27); `None` if an assumption fails.
+        gap_at_length: The same from `log_capacity_at_length`.
         longest: Tokens of the longest row.
         num_sequences: m.
         scans: The adaptation to each scan.
@@ -135,7 +132,7 @@ class ModelBound:
 
 @dataclasses.dataclass
 class _Observer:
-    """Norms of the inputs and outputs of one scan; a hook after each of its forward passes."""
+    """Norms of the inputs and outputs of one scan; a forward hook."""
 
     name: str
     layer: int
@@ -185,26 +182,26 @@ def generalization_bound(
 ) -> ModelBound:
     """The bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
 
-    The class of models is the smallest that holds the trained weights: each norm bound is the norm itself. Two logits
-    are read as their difference, of which the cross-entropy is the logistic loss. A learnt embedding is counted as one
-    more cover, our extension: the theorem takes u as given.
+    The class of models is the smallest one that contains the trained weights: each norm bound is the norm itself. Two
+    logits are replaced by their difference, whose logistic loss is their cross-entropy. A learnt embedding is one more
+    cover, which is an extension: the theorem takes u as given.
 
     Args:
         model: A selective model of hf_ssm.
-        batches: Keyword inputs of the model, such as a `DataLoader` of the training set gives; labels are ignored.
-        input_bound: 𝔅_u; `None`: the largest norm of the scan's inputs, over the batches and (where it reads a
-            learnt embedding) the whole embedding.
-        num_sequences: m; `None`: the rows of the batches.
-        loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are those of the ramp
-            loss with margin 1, which is at least the classification error.
+        batches: Keyword inputs of the model, for example a `DataLoader` of the training set; labels are ignored.
+        input_bound: 𝔅_u; default: the largest norm of the scan's inputs, over the batches and, for a learnt embedding,
+            the whole embedding.
+        num_sequences: m; default: the rows of the batches.
+        loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are for the ramp loss
+            with margin 1, which is at least the classification error.
 
     Returns:
-        See `ModelBound`. Nothing is claimed (`bound` is `None`) where an assumption fails.
+        See `ModelBound`; `bound` is `None` if an assumption fails.
 
     Raises:
-        ValueError: The model has no selective scan; no batch; `input_bound` below what was measured.
+        ValueError: The model has no selective scan; no batch; `input_bound` below the measured norm.
 
-    Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6; papers' block "plain", and its adaptation.
+    Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6.
     """
     model = unwrapped(model)
     operators = sequence_operators(model)
@@ -253,8 +250,7 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
     try:
         with evaluating(model):
             for batch in batches:
-                inputs = {name: value for name, value in batch.items() if name not in _LABELS}
-                model(**{n: v.to(device) if isinstance(v, Tensor) else v for n, v in inputs.items()}, use_cache=False)
+                model(**model_inputs(batch, device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -367,7 +363,7 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
 
 
 def _named(norms: SelectiveNorms) -> dict[str, float | int | None]:
-    """The norms by letter, with what follows from them."""
+    """The norms by symbol, with derived values."""
     smallest, largest = norms.step_range
     gap = _log10(norms.log_gap) if norms.s_A > 0 else None
     derived = {"rho_A": norms.rho_A, "log10_one_minus_rho_A": gap, "smallest_step": smallest, "M_Delta": largest}
@@ -379,7 +375,7 @@ def _largest_norm(rows: Tensor) -> float:
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of two; NaN where one of them is."""
+    """The larger of two numbers; NaN if one of them is."""
     return math.nan if math.isnan(other) else max(one, other)
 
 

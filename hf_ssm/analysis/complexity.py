@@ -22,7 +22,7 @@ class LayerComplexity:
     Attributes:
         layer: Number of the block.
         tau: τ, eq. (6).
-        measure: ψ²/√n, Theorem 4.2, with Θ the present parameters.
+        measure: ψ²/√n, Theorem 4.2, for the trained parameters.
         squared_l1_norm: τ for inputs of mean 0 and variance 1 (Appendix A.4).
         squared_l2_norm: The mean square of the output for white inputs.
         num_sequences: n.
@@ -45,11 +45,8 @@ def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | N
     `tau_statistics="batch"`).
 
     Args:
-        records: Of `record_operators`.
-        num_sequences: n of ψ²/√n, the number of training sequences; default: the rows that were recorded.
-
-    Returns:
-        By layer.
+        records: From `record_operators`.
+        num_sequences: n of ψ²/√n, the number of training sequences; default: the recorded rows.
 
     Raises:
         ValueError: `num_sequences` is not positive.

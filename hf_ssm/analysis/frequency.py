@@ -44,10 +44,9 @@ _ROUNDING = 1e-12
 class FrequencyResponse:
     """The response of one long convolution in one direction of time, of the whole (untruncated) kernel.
 
-    It holds the feed-through (which belongs to the forward direction) and the Sobolev filter: (1 + s)^β in the causal
-    mode, the weight (1 + |s|)^β in the zero-phase mode, where it is that of the filtered input. For the convention
-    `sobolev_frequency="bilinear"` and β > 0 the response at π is infinite. Of a two-sided convolution the answer as a
-    whole is forward(ω) + e^{iω} conj(backward(ω)).
+    It includes the feed-through (in the forward direction) and the Sobolev filter: (1 + s)^β in the causal mode, the
+    weight (1 + |s|)^β in the zero-phase mode. With `sobolev_frequency="bilinear"` and β > 0 the response at π is
+    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)).
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -56,8 +55,7 @@ class FrequencyResponse:
             in its own direction of time.
         omega: `(F,)`, radians per sample in [0, π]; divided by 2π: cycles per sample.
         response: `(C, F)`, complex128, on the CPU.
-        time_step: Δ of each kernel, `(C,)`, or `None` where the filter has no step size.
-        group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
+        group: Index among the convolutions that share a generator (Hyena of order > 2); else 0.
         operator: A copy of the module on the CPU; `None` if only the samples are known.
     """
 
@@ -66,13 +64,12 @@ class FrequencyResponse:
     direction: str
     omega: Tensor
     response: Tensor
-    time_step: Tensor | None
     group: int = 0
     operator: SequenceOperator | None = dataclasses.field(default=None, repr=False)
 
     @property
     def rows(self) -> Tensor:
-        """The numbers of its kernels among the rows of `LongFilter.response`."""
+        """Indices of the kernels among the rows of `LongFilter.response`."""
         if self.operator is None:
             raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
         channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
@@ -86,7 +83,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
-        num_frequencies: F, from 0 to π, evenly spaced, both ends included.
+        num_frequencies: F, evenly spaced from 0 to π, both included.
 
     Returns:
         By layer, direction and group.
@@ -103,12 +100,9 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
             continue
         with materialized(*module.modules()), torch.no_grad():
             operator = _frozen_copy(module)
-        steps = operator.time_step(torch.float64)
         for direction in ("forward", "backward")[: operator.directions]:
             for group in range(operator.groups):
-                own = steps[group :: operator.groups] if isinstance(steps, Tensor) else None
-                empty = torch.empty(0)
-                place = FrequencyResponse(name, layer, direction, omega, empty, own, group, operator)
+                place = FrequencyResponse(name, layer, direction, omega, torch.empty(0), group, operator)
                 response = operator.frequency_response(omega, place.rows)
                 found.append(dataclasses.replace(place, response=response))
     if not found:
@@ -170,14 +164,10 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 
 
 def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor:
-    """The limit of the lengths of polygons each of which halves the spacing of the one before.
+    """The limit of the lengths of polygons, each with half the spacing of the previous one.
 
-    The error of a polygon is proportional to the square of the spacing: a third of the next difference. With that term
-    added, two successive values agree when the limit is reached.
-
-    Args:
-        levels: Lengths, and the size of the numbers whose differences they are sums of; two or more.
-        rtol: Relative accuracy.
+    The error of a polygon is proportional to the square of the spacing, so a third of the difference of two lengths is
+    added. `levels` yields lengths and the largest magnitude of the samples, which determines the rounding error.
     """
     before, _ = next(levels)
     limit = torch.full_like(before, math.inf)
@@ -191,13 +181,13 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
 
 
 def _features(operator: SequenceOperator, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Centres and widths, `(R, n)`, of the peaks of a response; `None` where they are not known."""
+    """Centres and widths, `(R, n)`, of the peaks of a response; `None` if unknown."""
     found: tuple[Tensor, Tensor] | None = operator.response_features(rows)
     return None if found is None else (found[0], found[1].clamp(_NARROWEST, math.pi))
 
 
 def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
-    """Ascending nodes `(R, M)` that hold the ends, spaced about each centre by its width and by the distance to it."""
+    """Ascending nodes `(R, M)` with the ends; the spacing grows with the width of a peak and the distance to it."""
     reach = torch.asinh(math.pi / widths).unsqueeze(-1)
     half = math.ceil(_NODES_PER_FOLD * reach.max().item())
     offsets = widths.unsqueeze(-1) * torch.sinh(reach * torch.linspace(-1, 1, 2 * half + 1, dtype=torch.float64))
@@ -209,7 +199,7 @@ def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
 def _lengths_on_graded_nodes(
     operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
-    """Lengths `(R, bands)` of polygons on `_graded_nodes`, and on those with the middles between them, and so on."""
+    """Lengths `(R, bands)` of polygons on `_graded_nodes`, repeatedly refined by midpoints."""
     features = _features(operator, rows)
     assert features is not None
     centres, widths = features
@@ -231,7 +221,7 @@ def _lengths_on_graded_nodes(
 
 
 def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
-    """`_evaluate` at nodes `(R, M)` of each row's own, some rows at a time."""
+    """The response at nodes `(R, M)`, different for each row, in blocks of rows."""
     # A handful of numbers each for every node and pole.
     at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
     parts = zip(nodes.split(at_once), rows.split(at_once), strict=True)
@@ -241,7 +231,7 @@ def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, nu
 def _lengths_on_even_nodes(
     operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
-    """Lengths of polygons on ever finer grids, the first fine enough for the wave of the last tap or for each pole."""
+    """Lengths of polygons on finer and finer grids; the first resolves the last tap and the narrowest pole."""
     count = max(_COARSEST, 4 * next_fast_len(operator.support or 1))
     features = _features(operator, rows)
     if features is not None:
@@ -274,8 +264,8 @@ class AlphaRecommendation:
         time_steps: The smallest and the largest Δ.
         largest_frequency: max |Im a| at α = 1, in radians per unit of time.
         data_free: α_max without the data.
-        edges: For each share q of the inputs' power the frequency ω_q below which it lies, in radians per sample.
-        from_data: For each q the α_max that places the fastest pole at ω_q.
+        edges: Share q of the inputs' power to the frequency ω_q below which it lies, in radians per sample.
+        from_data: Share q to the α_max that places the fastest pole at ω_q.
     """
 
     state_size: int
@@ -288,7 +278,7 @@ class AlphaRecommendation:
     from_data: dict[float, tuple[float, float]]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for a JSON file; an infinite limit is `None`."""
+        """Plain values for a JSON file; an infinite limit is `None`."""
         values = dataclasses.asdict(self)
         values["edges"] = {f"{q:g}": edge for q, edge in self.edges.items()}
         values["from_data"] = {
@@ -302,21 +292,21 @@ def alpha_recommendation(
 ) -> AlphaRecommendation:
     """The upper ends of the useful range of `frequency_scale` for a configuration.
 
-    By the state size, the initialisation and the discretization of the configuration, over its range of step sizes
-    [time_step_min, time_step_max]. (The paper counts with the initialisation "lin", whose fastest pole is nπ/2; for the
-    others the limit on Im a is the same, and α follows from their own fastest pole.) `frequency_shift` is taken for 0.
+    They depend on the state size, the initialisation and the discretization, and on the range of step sizes
+    [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The paper uses the initialisation "lin", whose
+    fastest pole is nπ/2; for the others the limit on Im a is the same, and α follows from their own fastest pole.
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
-        power: The power of the inputs, `(F,)` or `(..., F)` as `power_spectrum` gives it (summed over all but the last
-            axis); `None`: no recommendation from data.
+        power: Power of the inputs, `(F,)` or `(..., F)` as of `power_spectrum` (summed over the other axes); default:
+            no recommendation from data.
         quantiles: Shares q of the power.
 
     Raises:
         ValueError: The configuration has no state matrix with frequencies and a range of step sizes, or `power` is
             zero.
 
-    Source: Yu et al. 2025, Section 5.1 and Appendix G; see `theory.frequency.alpha_max` for what differs.
+    Source: Yu et al. 2025, Section 5.1 and Appendix G; `theory.frequency.alpha_max` lists the differences.
     """
     config = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, SSMConfig):

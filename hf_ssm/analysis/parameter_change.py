@@ -1,4 +1,4 @@
-"""How far training moves the parameters of a model, by what they stand for (Yu et al. 2025, Table 1)."""
+"""Relative change of the parameters in training, by their roles (Yu et al. 2025, Table 1)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ def relative_change(
 ) -> dict[str, float | None]:
     """‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
 
-    θ are the quantities of the theory, not what is stored: Δ instead of its logarithm, Re A = -exp(log_A_real), and
-    besides B and C of a state space filter their product B∘C, through which alone they enter its kernel. `x_proj` of a
+    θ are the quantities of the theory, not the stored values: Δ instead of its logarithm, Re A = -exp(log_A_real), and
+    in addition to B and C of a state space filter their product B∘C, on which alone its kernel depends. `x_proj` of a
     selective scan is split into the projections to Δ, B and C.
 
     Args:
@@ -54,7 +54,7 @@ def relative_change(
         after: Those of the same model later in training.
 
     Returns:
-        By quantity, in the order of `QUANTITIES`; `None` where the quantity was zero before (a trainable Sobolev order
+        By quantity, in the order of `QUANTITIES`; `None` if the quantity was zero before (a trainable Sobolev order
         that starts at 0).
 
     Raises:
@@ -94,18 +94,18 @@ def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]
 
 
 class ParameterMovement(TrainerCallback):
-    """Callback that writes the relative change of each quantity since the start of training into the Trainer's log.
+    """Callback that logs the relative change of each quantity since the start of training.
 
-    At each entry with the training loss, and at the end (of the model that is kept: the best checkpoint where the
-    Trainer loads it), `log_history` gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that
-    was zero at the start is left out. The last entry holds under `relative_change_step` the step of that model.
+    Each entry of `log_history` with a training loss, and a last one for the model that is kept (the best checkpoint
+    with `load_best_model_at_end`), gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that was
+    zero at the start is omitted. The last entry has the step of that model in `relative_change_step`.
 
     The start is `on_train_begin`, after a rescaling. Each checkpoint also holds the initial parameters
     (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without that file,
     changes are counted from the resumption, with a warning, and each entry has `relative_change_since_step`.
 
-    Works with `SSMTrainer` and with transformers' Trainer, for models that each process holds as a whole. It keeps a
-    copy of the parameters on the CPU.
+    Works with `SSMTrainer` and with transformers' Trainer, if each process holds the whole model. It keeps a copy of
+    the parameters on the CPU.
 
     Args:
         resumed_from: Checkpoint folder that the run resumes from; default: `checkpoint-STEP` in the output folder.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_ssm.modules.block import Block
@@ -27,7 +28,7 @@ _AT_ONCE = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """The quantities that τ of one operator is computed from, over a whole data set.
+    """The quantities from which τ of one operator is computed, over a whole data set.
 
     `tau(kernel, mean, variance)` is τ of the data set as a single batch.
 
@@ -35,13 +36,13 @@ class OperatorRecord:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
         layer: Number of the block.
         direction: "forward", or "backward" for the kernel that runs from the end of the sequence.
-        group: Which of the convolutions that share a generator (Hyena of order > 2); else 0.
-        kernel: `(D, L)`, float64: with the feed-through and the causal Sobolev filter. For the selective scan, our
-            extension: the kernel of the mean Δ, B and C over the data set, seen from the last token.
-        mean: `(L, D)`, float64, of what is convolved with the kernel (after a zero-phase Sobolev filter), by distance
-            to the last token; backward: by distance to the first token.
-        variance: `(L, D)`, likewise, of the population.
-        num_sequences: Rows seen.
+        group: Index among the convolutions that share a generator (Hyena of order > 2); else 0.
+        kernel: `(D, L)`, float64, with the feed-through and the causal Sobolev filter. For the selective scan (an
+            extension): the kernel of the mean Δ, B and C over the data set at the last token.
+        mean: `(L, D)`, float64, mean of the convolved inputs (after a zero-phase Sobolev filter), by distance to the
+            last token; backward: by distance to the first token.
+        variance: `(L, D)`, population variance.
+        num_sequences: Number of rows.
         power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
     """
 
@@ -57,7 +58,7 @@ class OperatorRecord:
 
 
 class _MergedMoments:
-    """Mean and sum of squared deviations by lag over batches of any length, merged without loss; and mean power.
+    """Mean and sum of squared deviations by lag, merged over batches of any length; and mean power.
 
     Source: Chan, Golub & LeVeque 1979, the pairwise update of two samples.
     """
@@ -92,8 +93,10 @@ class _MergedMoments:
             self.count, self.mean, self.deviations = count, mean, deviations
             return
         longest = max(len(count), len(self.count))
-        here = [_extended(part, longest) for part in (self.count, self.mean, self.deviations)]
-        there = [_extended(part, longest) for part in (count, mean, deviations)]
+        here, there = (
+            [F.pad(part, (0, 0, 0, longest - len(part))) for part in parts]
+            for parts in ((self.count, self.mean, self.deviations), (count, mean, deviations))
+        )
         total = here[0] + there[0]
         share = there[0] / total.clamp(min=1)
         apart = there[1] - here[1]
@@ -111,13 +114,8 @@ class _MergedMoments:
         return None if self._energy is None else self._energy / self.count.sum()
 
 
-def _extended(part: Tensor, length: int) -> Tensor:
-    """`part` with zeros up to `length` rows."""
-    return torch.cat([part, part.new_zeros(length - len(part), part.shape[1])])
-
-
 class _Recorder:
-    """Collects what the kernels of one operator convolve; a hook before each forward pass of the operator."""
+    """Forward pre-hook that collects the inputs that the kernels of one operator convolve."""
 
     def __init__(self, name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None):
         self.name, self.layer, self.operator = name, layer, operator
@@ -139,18 +137,15 @@ class _Recorder:
 
     def records(self) -> Iterator[OperatorRecord]:
         """One record for each kernel seen so far, by group, forward first."""
-        for (group, direction), (given, inputs, statistics) in sorted(self.seen.items(), key=_group_then_forward):
+        for (group, direction), (given, inputs, statistics) in sorted(
+            self.seen.items(), key=lambda item: (item[0][0], item[0][1] == "backward")
+        ):
             means = {name: moments.mean for name, moments in statistics.items()}
             with torch.no_grad():
                 kernel = self.operator.mean_kernel(given, len(inputs.mean), means)
             mean, variance = inputs.mean[given.first_lag :], inputs.variance[given.first_lag :]
             place = self.name, self.layer, direction, group
             yield OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, inputs.rows, inputs.power)
-
-
-def _group_then_forward(item: tuple[tuple[int, str], Any]) -> tuple[int, bool]:
-    (group, direction), _ = item
-    return group, direction == "backward"
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
@@ -170,8 +165,8 @@ def record_operators(
 ) -> list[OperatorRecord]:
     """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches: rows of any length count once at each of their
-    distances, and padding does not count. The model is in evaluation mode during the call.
+    The moments are those of the whole data set, not means over batches, and do not include padding. The model is in
+    evaluation mode during the call.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
@@ -180,12 +175,12 @@ def record_operators(
         num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
-        By layer; within it by operator, group and direction.
+        By layer, operator, group and direction.
 
     Raises:
         ValueError: The model has no long convolution or selective scan; there is no batch.
 
-    Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans our extension of it.
+    Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans an extension.
     """
     recorders = [_Recorder(*place, num_frequencies) for place in sequence_operators(model)]
     if not recorders:
@@ -201,7 +196,7 @@ def record_operators(
             handles.append(operator.register_forward_pre_hook(recorder, with_kwargs=True))
         with evaluating(model):
             for batch in batches:
-                inner(**_model_inputs(batch, device), use_cache=False)
+                inner(**model_inputs(batch, device), use_cache=False)
             records = [record for recorder in recorders for record in recorder.records()]
     finally:
         for handle in handles:
@@ -211,7 +206,8 @@ def record_operators(
     return records
 
 
-def _model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The entries of a batch without labels, with tensors on the device."""
     return {
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in batch.items()

@@ -51,15 +51,15 @@ class TheoryReport:
 
     Attributes:
         model: `class`, `family`, `layers`, `parameters`, and whether the weights were `rescaled`.
-        data: `rows` measured, the `longest` of them in positions, `num_sequences` n, and the caller's `data`.
+        data: Measured `rows`, the length of the `longest`, `num_sequences` n, and the caller's `data`.
         complexity: τ, ψ²/√n and the filter norms of each layer.
         bands: Ends of the frequency bands, radians per sample.
         responses: Of all long convolutions; none for selective models.
         variation: Total variation by layer and direction.
-        alpha: The upper ends of the useful range of `frequency_scale` without data, or why there are none.
+        alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
-        bound: Of Honarpisheh et al., or why there is none.
-        movement: Relative change of each group of parameters in training; empty where it is not known.
+        bound: Of Honarpisheh et al., or the reason why there is none.
+        movement: Relative change of each group of parameters in training; empty if unknown.
         settings: The caller's `settings`.
     """
 
@@ -105,13 +105,10 @@ class TheoryReport:
         return "## Theory report\n\n" + tables.markdown(tables.tables_of(self))
 
     def save_pictures(self, folder: str | Path) -> list[Path]:
-        """Write the pictures into a folder that exists: τ, and where there are any, responses and movement.
-
-        Returns:
-            Their paths.
+        """Write the figures (τ and, if there are any, responses and movement) to a folder; return their paths.
 
         Raises:
-            ImportError: Without matplotlib; the message names the extra to install.
+            ImportError: matplotlib is not installed.
         """
         folder = Path(folder)
         plotting.plot_tau(self.complexity, folder / _TAU)
@@ -164,14 +161,13 @@ def theory_report(
     """Compute the theory report of a model on data.
 
     Args:
-        model: A model of hf_ssm, bare or with a head; it is left as it was.
+        model: A model of hf_ssm, bare or with a head; it is not changed.
         batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. All of
             them are kept in memory.
         num_sequences: n, the number of training sequences, for ψ²/√n and the bound; default: the rows of the batches.
         bands: Ends of the frequency bands, ascending, in radians per sample in [0, π].
-        movement: Relative change of each group of parameters, as `relative_change` gives it or
-            `changes_in_log` reads it.
-        data: More about the data, copied into the report.
+        movement: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
+        data: Description of the data, copied into the report.
         settings: Anything else, copied into the report.
 
     Raises:
@@ -221,12 +217,16 @@ def _check_finite(model: Any) -> None:
 
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
     """A grid from 0 to π that holds the spectrum of the longest row."""
-    longest = max((value.shape[1] for batch in batches for value in batch.values() if _is_sequence(value)), default=1)
+    longest = max(
+        (
+            value.shape[1]
+            for batch in batches
+            for value in batch.values()
+            if isinstance(value, Tensor) and value.dim() > 1
+        ),
+        default=1,
+    )
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 1
 
 
 def _power(records: Sequence[OperatorRecord], layer: int) -> Tensor:

@@ -26,16 +26,11 @@ _DIGITS = 5
 def response_summary(before: Sequence[FrequencyResponse], after: Sequence[FrequencyResponse]) -> dict[str, Any]:
     """Quantiles over the channels of |response|, as plain values for a JSON file.
 
-    Args:
-        before, after: Of `frequency_responses`, of the same model at two times.
-
-    Returns:
-        `omega` `(F,)` in radians per sample, `quantiles`, and for each convolution under `responses` its `name`,
-        `layer`, `direction`, `group`, and `before` and `after`: for each quantile `(F,)`, five digits, infinite as
-        `None`.
+    Returns `omega` `(F,)` in radians per sample, `quantiles`, and for each convolution under `responses` its `name`,
+    `layer`, `direction`, `group`, and `before` and `after`: for each quantile `(F,)`, five digits, infinite as `None`.
 
     Raises:
-        ValueError: The two are not of the same convolutions and frequencies.
+        ValueError: `before` and `after` are not of the same convolutions and frequencies.
     """
     places = [[(r.name, r.layer, r.direction, r.group, len(r.omega)) for r in each] for each in (before, after)]
     if places[0] != places[1] or not before:

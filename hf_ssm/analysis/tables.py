@@ -185,7 +185,8 @@ def _text_lines(table: Table) -> list[str]:
         widths = [max(_width(row[column]) for row in cells) for column in range(len(table.header))]
         words = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.header))]
         for row in cells:
-            padded = [_padded(text, widths[i], right=not words[i]) for i, text in enumerate(row)]
+            spaces = [" " * (width - _width(text)) for width, text in zip(widths, row, strict=True)]
+            padded = [text + gap if word else gap + text for text, gap, word in zip(row, spaces, words, strict=True)]
             lines.append("  ".join(padded).rstrip())
     for note in table.notes:
         lines += textwrap.wrap(note, _LINE, subsequent_indent="  " if note.startswith("- ") else "")
@@ -195,11 +196,6 @@ def _text_lines(table: Table) -> list[str]:
 def _width(text: str) -> int:
     """Columns of a terminal; combining marks take none."""
     return sum(not unicodedata.combining(letter) for letter in text)
-
-
-def _padded(text: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _width(text))
-    return space + text if right else text + space
 
 
 def markdown(tables: Iterable[Table], level: int = 3) -> str:

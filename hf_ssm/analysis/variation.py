@@ -1,4 +1,4 @@
-"""Total variation of the frequency responses of a model, layer by layer, within a bounded time.
+"""Total variation of the frequency responses of a model, layer by layer, in bounded time.
 
 Legend: `C` kernels of one convolution in one direction.
 """
@@ -15,7 +15,7 @@ from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
 __all__ = ["Variation", "layer_variations"]
 
 _RTOL = 1e-4
-# Taps of all kernels of a model that are gone through: some minutes. Fewer kernels of a layer than this tell nothing.
+# Largest number of taps evaluated per model (minutes), and least number of kernels for a meaningful mean.
 _MOST_TAPS, _FEWEST_KERNELS = 2**24, 4
 
 
@@ -26,10 +26,10 @@ class Variation:
     Attributes:
         layer: Number of the block.
         direction: "forward" or "backward".
-        variation: For each band the mean over the kernels that were measured; NaN where none was.
-        kernels: How many the layer has in this direction (all groups).
-        measured: How many of them were measured: fewer, evenly chosen, where implicit or sinusoid filters are so long
-            that all would take hours; none where they are longer still.
+        variation: Mean over the measured kernels for each band; NaN if none was measured.
+        kernels: Kernels of the layer in this direction (all groups).
+        measured: Number of measured kernels, evenly chosen: fewer than all, or none, for long implicit or sinusoid
+            filters.
     """
 
     layer: int
@@ -41,7 +41,7 @@ class Variation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SomeKernels(FrequencyResponse):
-    """A response that holds some of the kernels of its convolution, by their numbers among them."""
+    """A response with the kernels `chosen` from its convolution."""
 
     chosen: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
@@ -54,11 +54,8 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     """The total variation of each layer and direction over bands of frequency; see `band_total_variation`.
 
     Args:
-        responses: Of `frequency_responses`, of a whole model.
+        responses: From `frequency_responses`, of a whole model.
         bands: Ends of the bands, ascending, in radians per sample in [0, π].
-
-    Returns:
-        By layer, forward first.
 
     Raises:
         ValueError: Fewer than two ends, ends out of order or range.
@@ -66,7 +63,9 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     Source: Yu et al. 2025, Section 2.
     """
     found = []
-    for layer, direction in sorted({(part.layer, part.direction) for part in responses}, key=_forward_first):
+    for layer, direction in sorted(
+        {(part.layer, part.direction) for part in responses}, key=lambda p: (p[0], p[1] == "backward")
+    ):
         own = [part for part in responses if (part.layer, part.direction) == (layer, direction)]
         chosen = [_chosen(part, _MOST_TAPS // len(responses)) for part in own]
         lengths = [band_total_variation(part, bands, rtol=_RTOL) for part in chosen if len(part.response)]
@@ -76,25 +75,15 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     return found
 
 
-def _forward_first(place: tuple[int, str]) -> tuple[int, bool]:
-    return place[0], place[1] == "backward"
-
-
 def _chosen(response: FrequencyResponse, most_taps: int) -> FrequencyResponse:
-    """All kernels of a response, or as many, evenly spaced, as have so many taps together."""
-    kernels, taps = len(response.response), _taps(response)
+    """A response with at most `most_taps` taps: all kernels, or evenly spaced ones."""
+    kernels = len(response.response)
+    # The time of the variation is proportional to the support of a kernel, if there is one.
+    taps = 1 if response.operator is None else response.operator.support or 1
     count = min(kernels, most_taps // taps)
     if count == kernels:
         return response
     count = 0 if count < _FEWEST_KERNELS else count
     chosen = torch.linspace(0, kernels - 1, count).round().long()
     held = {field.name: getattr(response, field.name) for field in dataclasses.fields(response)}
-    step = None if response.time_step is None else response.time_step[chosen]
-    return _SomeKernels(**{**held, "response": response.response[chosen], "time_step": step}, chosen=chosen)
-
-
-def _taps(response: FrequencyResponse) -> int:
-    """How long the kernels are where their variation takes time in proportion to it; else 1."""
-    if response.operator is None:
-        return 1
-    return response.operator.support or 1
+    return _SomeKernels(**{**held, "response": response.response[chosen]}, chosen=chosen)

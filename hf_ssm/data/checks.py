@@ -18,22 +18,14 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def check_integer(argument: str, value: Any, least: int, most: int | None = None) -> None:
-    """Check that an argument is a whole number within bounds.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Raise a `ValueError` unless an argument is a whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{argument}={value!r}: give a whole number {bounds}.")
 
 
 def check_column(argument: str, column: str, columns: Sequence[str], source: str) -> None:
-    """Check that a column exists.
-
-    Raises:
-        ValueError: It does not; the message lists the columns and names the most similar one.
-    """
+    """Raise a `ValueError` if a column does not exist."""
     if column not in columns:
         raise ValueError(
             f"{argument}={column!r}: {source} has no such column{did_you_mean(column, columns)}; its columns are "
@@ -44,11 +36,7 @@ def check_column(argument: str, column: str, columns: Sequence[str], source: str
 def check_sequences(
     column: str, values: Sequence[Any], source: str, row_name: RowName, argument: str = "sequence_column"
 ) -> None:
-    """Check that every row of a column holds text other than white space.
-
-    Raises:
-        ValueError: Some rows do not; the message names them.
-    """
+    """Raise a `ValueError` if a row of a column does not hold text other than white space."""
     wrong = [row for row, value in enumerate(values) if value is not None and not isinstance(value, str)]
     if wrong:
         kind = type(values[wrong[0]]).__name__

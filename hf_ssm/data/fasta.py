@@ -16,14 +16,10 @@ _MOSTLY_UNKNOWN = 0.5
 
 
 def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield `(name, sequence)` of each record of a FASTA file, optionally gzipped.
+    """Yield `(name, sequence)` of each record of a FASTA file, optionally gzipped; errors as for `opened`.
 
     The name is the first word of the header. Lower-case letters (soft-masked repeats) are kept. Blank lines and
     lines that begin with ";" are skipped.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is malformed; the message gives the line.
     """
     name, parts = "", list[str]()
     with opened(path) as file:
@@ -53,16 +49,10 @@ def _joined(name: str, parts: list[str]) -> str:
 
 
 def fasta_windows(path: Path, window: int, min_window: int) -> Columns:
-    """Cut every record into consecutive windows without overlap.
+    """Cut every record into consecutive windows of `window` bases, the last of at least `min_window` bases.
 
-    Args:
-        path: The FASTA file.
-        window: Bases per window.
-        min_window: Least number of bases of the last, shorter window of a record.
-
-    Returns:
-        Columns `sequence`, `name` (of the record) and `start` (0-based). Windows of more than half N are skipped, and
-        their number is logged.
+    Returns the columns `sequence`, `name` (of the record) and `start` (0-based). Windows of more than half N are
+    skipped, and their number is logged.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -80,14 +80,11 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
 
 
 def fit_extractor(train: Dataset, column: str, normalization: str | None = None) -> SignalFeatureExtractor:
-    """Fit a feature extractor to a training split.
+    """Fit a feature extractor to the numbers in a column of the training split; unsigned bytes are pixels.
 
-    Args:
-        train: The training rows.
-        column: Column of the numbers; unsigned bytes are pixels.
-        normalization: "fixed" maps pixels from 0 ... 255 to -1 ... 1. "train" gives each channel mean 0 and variance 1
-            over all positions of the training rows. "none" maps pixels to 0 ... 1 and keeps other numbers. None means
-            "fixed" for pixels and "none" for other numbers.
+    `normalization="fixed"` maps pixels from 0 ... 255 to -1 ... 1. "train" gives each channel mean 0 and variance 1
+    over all positions of the training rows. "none" maps pixels to 0 ... 1 and keeps other numbers. None means "fixed"
+    for pixels and "none" for other numbers.
 
     Raises:
         ValueError: `normalization` is unknown, or "fixed" for numbers other than pixels.

@@ -10,11 +10,7 @@ from typing import IO, Any
 
 @contextmanager
 def opened(path: Path, mode: str = "rt") -> Iterator[IO[Any]]:
-    """Open a file for reading, decompressed if its name ends in ".gz".
-
-    Args:
-        path: The file.
-        mode: "rt" for UTF-8 text (a byte order mark is dropped), "rb" for bytes.
+    """Open a file for reading, decompressed if its name ends in ".gz"; `mode` is "rt" (UTF-8 text) or "rb".
 
     Raises:
         FileNotFoundError: The file does not exist.

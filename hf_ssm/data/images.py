@@ -48,12 +48,8 @@ def is_idx(path: Path) -> bool:
 def load_idx(path: Path, sequence_column: str, label_column: str | None, options: ImageOptions) -> Dataset:
     """Gray images and labels from a pair of idx files, the format of MNIST.
 
-    Args:
-        path: File of the images, such as "train-images-idx3-ubyte"; the labels are read from "train-labels-idx1-ubyte"
-            in the same folder.
-        sequence_column: Name of the column of pixels.
-        label_column: Name of the column of labels; None does not read them.
-        options: Conversion to pixels.
+    The labels of "train-images-idx3-ubyte" are read from "train-labels-idx1-ubyte" in the same folder, unless
+    `label_column` is None.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -89,14 +85,8 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
 def load_folder(folder: Path, sequence_column: str) -> DatasetDict:
     """A folder of images as read by the `imagefolder` loader of `datasets`.
 
-    The loader takes the classes from the names of the folders (`CLASS/1.png`, or `train/CLASS/1.png` and
-    `test/CLASS/1.png`) or from a `metadata.jsonl` with the columns `file_name` and `label`.
-
-    Returns:
-        The column `sequence_column` of images, and the column `label` if there are classes.
-
-    Raises:
-        ValueError: The folder cannot be read.
+    The loader takes the classes, column `label`, from the names of the folders (`CLASS/1.png`, or `train/CLASS/1.png`
+    and `test/CLASS/1.png`) or from a `metadata.jsonl` with the columns `file_name` and `label`.
     """
     _pillow()
     try:
@@ -111,10 +101,7 @@ def load_folder(folder: Path, sequence_column: str) -> DatasetDict:
 def images_to_pixels(splits: dict[str, Dataset], column: str, options: ImageOptions) -> dict[str, Dataset]:
     """Replace a column of images by their pixels, bytes `(L,)` for gray and `(L, 3)` for coloured images.
 
-    Raises:
-        ImportError: Pillow is not installed.
-        ValueError: An image is missing, cannot be decoded, has more than eight bits per pixel, or differs in size or
-            channels from the first one.
+    All images must have the size and channels of the first one, and at most eight bits per pixel.
     """
     _pillow()
     image = splits["train"].features[column]

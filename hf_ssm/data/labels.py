@@ -16,21 +16,11 @@ IGNORED_LABEL = -100
 def read_labels(
     column: str, values: Sequence[Any], source: str, row_name: RowName, targets: bool = False
 ) -> tuple[list[Any], Any]:
-    """Check labels and convert them to one type.
+    """Check labels and convert them to one type; return the labels and their `datasets` feature.
 
     Classes are whole numbers, or strings, which become ids in the order of the sorted names. Lists hold the class of
-    each position, with -100 for positions without a class.
-
-    Args:
-        column: Column of the labels.
-        values: Label of each row.
-        source: Name of the data in messages.
-        row_name: Name of a row in messages.
-        targets: Whether the labels are regression targets: a number, a list of numbers, or a list of equally long
-            lists for each row.
-
-    Returns:
-        The labels and their `datasets` feature.
+    each position, with -100 for positions without a class. With `targets`, labels are regression targets: a number, a
+    list of numbers, or a list of equally long lists for each row. `source` and `row_name` name the data in messages.
 
     Raises:
         ValueError: A label is missing or of another type than the others; the classes are not 0, 1, ... without a gap,
@@ -80,11 +70,7 @@ def classes_in(split: Dataset, column: str) -> set[int]:
 
 
 def check_no_missing(column: str, values: Sequence[Any], source: str, row_name: RowName) -> None:
-    """Check that no label is None, NaN or blank.
-
-    Raises:
-        ValueError: Some are; the message names the rows.
-    """
+    """Raise a `ValueError` that names the rows whose label is None, NaN or blank."""
     missing = [row for row, value in enumerate(values) if _is_missing(value)]
     if missing:
         raise ValueError(

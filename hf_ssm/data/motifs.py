@@ -208,11 +208,7 @@ def _site_starts(plan: _Plan, rows: int, rng: np.random.Generator) -> np.ndarray
 
 
 def _decoys(code: np.ndarray, codes: list[np.ndarray], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Permutations of `code`, `(rows, len(code))`, that differ from every motif of its length in half the letters.
-
-    Raises:
-        ValueError: There is no such permutation, as for "AAAAAA".
-    """
+    """Permutations of `code`, `(rows, len(code))`, that differ from every motif of its length in half the letters."""
     rivals = np.stack([other for other in codes if len(other) == len(code)])
     decoys = rng.permuted(np.tile(code, (rows, 1)), axis=1)
     for _ in range(1000):

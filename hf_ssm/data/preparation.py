@@ -31,11 +31,10 @@ def prepare(
     Args:
         source: Name of the data in messages.
         loaded: The splits.
-        text_columns: Argument name to the column it names, such as `sequence_column` to "text". Each must hold text;
-            that of `sequence_column` may hold signals or images.
-        label_column: Column of the labels, or None.
+        text_columns: Argument name to column name. Columns must hold text; that of `sequence_column` may hold signals
+            or images.
+        label_column, targets: As in `load_sequences`.
         images: Conversion of images to pixels.
-        targets: Whether the labels are regression targets; see `read_labels`.
         places: Split name to the names of its rows in messages; by default "17 of 'test'".
 
     Raises:

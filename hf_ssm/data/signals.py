@@ -78,10 +78,7 @@ def _storage(table: pa.Table) -> Any:
 
 
 def check_signals(column: str, values: Iterable[Any], source: str, row_name: RowName) -> Any:
-    """Check that all rows are finite numbers `(L,)`, or `(L, C)` with one C.
-
-    Returns:
-        The float32 feature of the column.
+    """Check that all rows are finite numbers `(L,)`, or `(L, C)` with one C; return the float32 feature of the column.
 
     Raises:
         ValueError: A row is not; the message names it.
@@ -112,9 +109,6 @@ def signal_inputs(data: DatasetDict, sequence_column: str, label_column: str | N
     """Select the columns `input_values` and, if `label_column` is given, `labels`.
 
     `SignalFeatureExtractor` scales and pads the numbers batch by batch. Rows are read as arrays, except lists of lists.
-
-    Raises:
-        ValueError: A column is missing.
     """
     columns = {sequence_column: "input_values"}
     check_column("sequence_column", sequence_column, data["train"].column_names, "the training split")

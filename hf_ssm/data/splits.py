@@ -26,10 +26,9 @@ def split_name(value: object) -> str | None:
 
 
 def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarray]:
-    """Row indices of each split by the values of a split column; rows of other values are dropped with a warning.
+    """Row indices of each split by the values of a split column, which must mark some rows "train".
 
-    Raises:
-        ValueError: No row is marked "train".
+    Rows of other values are dropped with a warning.
     """
     names = np.array([split_name(value) or "" for value in values])
     others = Counter(str(value) for value in values if split_name(value) is None)
@@ -50,17 +49,16 @@ def cut(
 ) -> dict[str, np.ndarray]:
     """Split rows randomly into "train" and the splits of `fractions`, stratified by label.
 
-    Rows with equal sequences are in the same split, so that no test sequence is trained on. The shares are exact to
-    one row per label if no sequence occurs twice.
+    Rows with equal sequences (or pairs of texts) are in the same split, so that no test sequence is trained on. The
+    shares are exact to one row per label if no sequence occurs twice.
 
     Args:
-        sequences: The sequence (or pair of texts) of each row.
-        labels: The class of each row, or None.
-        fractions: Split name to its share of the rows, in [0, 1).
+        sequences, labels: Of each row; `labels` may be None.
+        fractions: Split name to its share of the rows, in [0, 1); splits with a share of 0 are omitted.
         seed: Seed of the random split.
 
     Returns:
-        Split name to ascending row indices; splits with a share of 0 are omitted.
+        Split name to ascending row indices.
 
     Raises:
         ValueError: There are too few rows for one in each split.
@@ -90,11 +88,7 @@ def cut(
 
 
 def check_fractions(validation_fraction: float, test_fraction: float) -> None:
-    """Check that both fractions are in [0, 1) and leave rows for training.
-
-    Raises:
-        ValueError: They do not.
-    """
+    """Raise a `ValueError` unless both fractions are in [0, 1) and leave rows for training."""
     for name, value in (("validation_fraction", validation_fraction), ("test_fraction", test_fraction)):
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{name}={value!r}: give a share of the rows in [0, 1).")

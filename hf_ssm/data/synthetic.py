@@ -3,7 +3,9 @@
 Nishikawa & Suzuki 2025 show that gated convolutions match attention on these tasks. The important positions are fixed
 (`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
 `piecewise`), or determined by the last token (`associative_recall`); the column `important_positions` has them. The
-rows of a split do not depend on the sizes of the other splits.
+rows of a split do not depend on the sizes of the other splits. All generators take the rows per split (`num_train`,
+`num_validation`, `num_test`; 0 omits a split) and a random `seed`, and raise a `ValueError` for an argument out of
+range.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,17 +40,12 @@ def associative_recall(
     replacement; guessing has the accuracy 1 / num_values.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 omits a split.
         num_pairs: Pairs per row, 1 to 26; a row has 2 num_pairs + 1 tokens.
         num_values: Distinct values, the classes; 2 to 36.
-        seed: Random seed.
 
     Returns:
         `sequence` (str, one character per token), `label` (`ClassLabel`), `important_positions` (of the key and its
         value, 0-based).
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Source: Ba et al. 2016; Nishikawa & Suzuki 2025, Appendix B.
     """
@@ -80,17 +77,12 @@ def induction_heads(
     """Random tokens with a marker among them and at the end; the label is the token after the first marker.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 omits a split.
         length: Tokens per row including both markers, at least 3.
         num_values: Distinct tokens besides the marker, the classes; 2 to 36.
-        seed: Random seed.
 
     Returns:
         `sequence` (str, one character per token), `label` (`ClassLabel`), `important_positions` (of the first marker
         and of the token after it, 0-based).
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.2; Nishikawa & Suzuki 2025, Appendix B.
     """
@@ -123,18 +115,13 @@ def selective_copying(
     """Tokens scattered in noise, followed by as many blanks, whose labels are the tokens in order.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 omits a split.
         length: Tokens before the blanks.
         num_tokens: Tokens to copy, at most `length`.
         num_values: Distinct tokens besides noise and blank, the classes; 2 to 36.
-        seed: Random seed.
 
     Returns:
         `sequence` (str, `length + num_tokens` characters), `label` (a class for each token; -100 before the
         blanks), `important_positions` (of the tokens to copy, 0-based).
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.1; Nishikawa & Suzuki 2025, Appendix B.
     """
@@ -176,19 +163,14 @@ def smooth_function(
     a piecewise γ-smooth function. Otherwise π is fixed (drawn once per seed): a γ-smooth function.
 
     Args:
-        num_train, num_validation, num_test: Rows per split; 0 omits a split.
         length: Positions.
         num_important: Numbers that the target depends on, 2 to `length`.
         smoothness: Exponent in w_i; 0 gives all numbers equal weight.
         piecewise: Whether the input determines the important positions.
-        seed: Random seed.
 
     Returns:
         `sequence` (a list of `length` pairs of float), `label` (float, mean 0 and variance 1 over all inputs),
         `important_positions` (0-based, most important first).
-
-    Raises:
-        ValueError: An argument is out of range.
 
     Source: Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4.
     """

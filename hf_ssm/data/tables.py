@@ -51,9 +51,7 @@ def load_tables(
         split_files: Split name to a further table with the rows of that split.
         needed: Argument name to the required column it names, such as `sequence_column` to "text".
         text_columns: Columns that are read as text.
-        split_column: Column with the split of each row, or None.
-        column_names: Names of the columns of csv and tsv files without a header line.
-        quoted: Whether cells of csv and tsv files may be quoted.
+        split_column, column_names, quoted: As in `load_sequences`.
 
     Returns:
         Split name to rows with the columns that all files share, and split name to the name of each row in messages:
@@ -100,16 +98,11 @@ def load_tables(
 def read_table(
     path: Path, text_columns: Iterable[str], column_names: Sequence[str] | None = None, quoted: bool = True
 ) -> Columns:
-    """Read a csv, tsv, json or jsonl file, optionally gzipped.
+    """Read a csv, tsv, json or jsonl file, optionally gzipped; the suffix determines the format.
 
     Columns of a csv or tsv file that hold only whole numbers become `int`, only numbers `float`, with None for
-    cells such as "" or "NaN". A json file holds a list of row objects, an object of columns, or one object per line.
-
-    Args:
-        path: The file; the suffix determines the format.
-        text_columns: Columns that are kept as text.
-        column_names: Names of the columns of a csv or tsv file; None if its first line is a header.
-        quoted: Whether csv and tsv cells may be quoted; if False, a quote is an ordinary character.
+    cells such as "" or "NaN"; `text_columns` are kept as text. A json file holds a list of row objects, an object of
+    columns, or one object per line. `column_names` and `quoted` are as in `load_sequences`.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -1,8 +1,9 @@
 """All figures of the package, in one style.
 
 The functions take plain data: arrays, tensors, mappings, and the result objects of other packages, of which they read
-attributes. Each `plot_*` function returns the matplotlib figure and writes it where a path is given; the suffix of the
-path gives the format.
+attributes. Each `plot_*` function takes a `title` and a `path`, returns the matplotlib figure and, if `path` is given,
+writes the figure there; the suffix of the path gives the format. Without matplotlib, an `ImportError` names the extra
+to install.
 """
 
 from hf_ssm.plotting.html import describe_target, sequence_html, write_sequence_html

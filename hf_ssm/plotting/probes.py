@@ -41,13 +41,10 @@ def plot_masking_curves(
     Args:
         curves: `MaskingResult` objects, or values `(M + 1,)` of which the first is that without masked tokens. Several
             groups: a mapping from the name of each group to its curves.
-        path: File to write; default: none.
-        title: Title of the figure.
         value: Label of the y axis.
         chance: Accuracy of a random guess, drawn as a horizontal line; default: none.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: There is no curve, or a curve has fewer than two values or a value that is not finite.
 
     Source: Nishikawa & Suzuki 2025, Figure C.1.

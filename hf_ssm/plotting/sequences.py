@@ -69,17 +69,14 @@ def plot_sequence(
 
     Args:
         result: `MaskingResult` of a sequence of at most 5000 tokens of at most four characters each.
-        path: File to write; default: none.
         annotations: Intervals to underline, such as planted motifs: first token, token after the last one, label. They
             may overlap. Equal labels have equal colours.
         first: Index of the token at position 1; special tokens before it are not counted.
         unit: Unit of the positions.
         per_row: Letters in a row.
         width: Width of the figure in inches: 7 for a page, 3.5 (with 40 letters in a row) for a column.
-        title: Title of the figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: The sequence or one of its tokens is too long, an annotation lies outside of the sequence, or
             `per_row` is not a positive integer.
     """

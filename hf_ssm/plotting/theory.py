@@ -34,11 +34,6 @@ def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str =
 
     Args:
         layers: `LayerComplexity` objects, with `layer`, `tau` and `tau_of_channels`.
-        path: File to write; default: none.
-        title: Title of the figure.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     channels = [style.to_numpy(layer.tau_of_channels) for layer in layers]
     positions = range(len(layers))
@@ -78,11 +73,8 @@ def plot_parameter_change(
     Args:
         changes: Relative change by the label of the group; `None` where the initial norm is zero. A group without a
             ratio or with the change 0 has no bar, only its label and the value.
-        path: File to write; default: none.
-        title: Title of the figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: `changes` is empty.
     """
     if not changes:
@@ -118,11 +110,8 @@ def plot_frequency_responses(
     Args:
         before: `FrequencyResponse` objects; may be empty.
         after: Those of the same convolutions, in the same order.
-        path: File to write; default: none.
-        title: Title of the figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: `after` is empty, `before` belongs to other convolutions, or a response holds NaN.
     """
     places, places_before = (
@@ -208,12 +197,9 @@ def plot_spectrum(
 
     Args:
         spectra: Power `(F,)` by name, as `power_spectrum` gives it for one channel.
-        path: File to write; default: none.
         recommendation: `AlphaRecommendation` with a power; default: no edges.
-        title: Title of the figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: There is no spectrum, or one without power.
     """
     if not spectra:

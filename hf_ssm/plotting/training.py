@@ -32,12 +32,9 @@ def plot_training_log(
     Args:
         log_history: `trainer.state.log_history`; each entry has `step` and some of `loss`, `task_loss`,
             `eval_loss`, `eval_<metric>`, `tau`, `tau_layer_<i>`. Values that are not finite are left out.
-        path: File to write; default: none.
         metrics: Names without the prefix `eval_`; those without an entry are left out.
-        title: Title of the figure.
 
     Raises:
-        ImportError: matplotlib is not installed.
         ValueError: The log has neither a loss nor a metric.
     """
     panels = [panel for panel in _panels(log_history, metrics) if panel.lines]

@@ -350,10 +350,7 @@ def alpha_ceiling(state_size: int, dt: float, length: int, *, largest_frequency:
     node.
 
     Args:
-        state_size: n, the number of poles.
-        dt: Δ.
-        length: L, in samples.
-        largest_frequency: As for `alpha_max`.
+        length: L, in samples; other arguments as for `alpha_max`.
 
     Raises:
         ValueError: An argument out of range.
@@ -382,10 +379,7 @@ def alpha_max_from_spectrum(
 
     Args:
         edge: ω_q in (0, π], for example from `spectral_edge`. At π, the bilinear rule has no limit (inf).
-        state_size: n, the number of poles.
-        dt: Δ.
-        discretization: `"bilinear"` or `"zoh"`.
-        largest_frequency: As for `alpha_max`.
+            Other arguments as for `alpha_max`.
 
     Raises:
         ValueError: An argument out of range.

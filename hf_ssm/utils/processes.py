@@ -57,7 +57,7 @@ class Processes:
     @staticmethod
     def _carried(tensor: Tensor) -> Tensor:
         """A contiguous copy where the backend can read it."""
-        # NCCL knows no memory of the CPU, where a model is before it is sharded.
+        # NCCL cannot read CPU memory, which holds the model before it is sharded.
         elsewhere = tensor.device.type == "cpu" and dist.get_backend() == dist.Backend.NCCL
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         return copy.cuda() if elsewhere else copy

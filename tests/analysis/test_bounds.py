@@ -1,4 +1,4 @@
-"""The bound of Honarpisheh et al. for models: the right weights, the assumptions one by one, the scans one by one."""
+"""The bound of Honarpisheh et al. for models: norms of the weights, each assumption, each scan."""
 
 import json
 import math
@@ -216,7 +216,7 @@ class TestMamba:
         assert "block" in [assumption.name for assumption in found.assumptions if not assumption.holds]
         expected = [(layer, way) for layer in range(2) for way in ("forward", "backward")]
         assert [(scan.layer, scan.direction) for scan in found.scans] == expected
-        assert "no bound for the network" in found.notes[0]
+        assert "not a bound for the network" in found.notes[0]
         for scan in found.scans:
             assert scan.log_capacity is not None
             seen = scan.contraction

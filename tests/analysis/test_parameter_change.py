@@ -1,4 +1,4 @@
-"""How far parameters move: by hand, for every parameter of every family, and in the Trainer's log."""
+"""Relative change of parameters: direct computation, every parameter of every family, and the Trainer's log."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is recorded of the operators of a model is what enters τ of the whole data set."""
+"""Recorded kernels and moments give τ of the whole data set."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The report gathers what its parts say, in numbers, text, Markdown and pictures."""
+"""The theory report combines its parts as numbers, text, Markdown and figures."""
 
 import itertools
 import json

@@ -14,7 +14,7 @@ from hf_ssm.analysis.response_summary import QUANTILES, response_summary, write_
 def response(values: torch.Tensor, **place) -> FrequencyResponse:
     omega = torch.linspace(0, torch.pi, values.shape[1], dtype=torch.float64)
     given = {"name": "layers.0.mixer.long_conv", "layer": 0, "direction": "forward", **place}
-    return FrequencyResponse(**given, omega=omega, response=values, time_step=None)
+    return FrequencyResponse(**given, omega=omega, response=values)
 
 
 def test_quantiles_over_the_channels(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Total variation by layer, and that long kernels do not take for ever."""
+"""Total variation by layer; the time for long kernels is bounded."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The other strand."""
+"""Random reverse complements."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The loader: what each source gives, and every way in which one can be wrong."""
+"""`load_sequences`: the result for each source, and errors for bad input."""
 
 import logging
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Planted motifs: what is planted is there, what is not is not, and base counts tell nothing."""
+"""Planted motifs: motifs only at their sites, and base counts without information."""
 
 import numpy as np
 import pytest

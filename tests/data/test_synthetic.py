@@ -1,4 +1,4 @@
-"""The synthetic tasks: the answers, found again from the rows alone, and where the important tokens stand."""
+"""The synthetic tasks: labels and important positions recomputed from the rows."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""From sequences to ids: columns, truncation, and what the collators make of them."""
+"""Tokenization: columns, truncation, and batches of the collators."""
 
 import logging
 

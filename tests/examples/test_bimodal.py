@@ -1,4 +1,4 @@
-"""The bimodal experiment: target, gradient, edge and resting places against other ways to find them; a tiny run."""
+"""The bimodal experiment: target, gradient, edge and fixed points against independent computations; a tiny run."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The masking of classified sequences in its tiny setting, and its own rules."""
+"""The masking experiment on classified sequences: a tiny run and its helpers."""
 
 import csv
 import json

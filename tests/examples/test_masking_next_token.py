@@ -1,4 +1,4 @@
-"""The masking of what stands before a predicted base in its tiny setting, and its own rules."""
+"""The masking experiment on the next base: a tiny run and its helpers."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The sparse majority experiment in its tiny setting, and its own mathematics."""
+"""The sparse majority experiment: a tiny run and its formulas."""
 
 import json
 import math

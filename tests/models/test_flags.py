@@ -1,4 +1,4 @@
-"""Every flag of the configurations changes what it says it changes."""
+"""Every flag of the configurations has its documented effect."""
 
 from dataclasses import fields
 from functools import partial

@@ -1,4 +1,4 @@
-"""Going on from a cache gives what reading the whole sequence gives, whatever the pieces, rows and padding."""
+"""Generation from a cache equals reading the whole sequence, for any chunks, rows and padding."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""What users of transformers do with every model."""
+"""Common operations of transformers users on every model."""
 
 import copy
 import inspect

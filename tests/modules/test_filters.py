@@ -1,4 +1,4 @@
-"""The responses of the filters to frequencies are those of their kernels."""
+"""Frequency responses of the filters equal those of their kernels."""
 
 import math
 from typing import Any

@@ -36,7 +36,7 @@ def test_parameter_change_has_a_bar_for_each_positive_change():
 
 
 def response_of(values: torch.Tensor, omega: torch.Tensor) -> FrequencyResponse:
-    return FrequencyResponse("conv", 0, "forward", omega, values, None)
+    return FrequencyResponse("conv", 0, "forward", omega, values)
 
 
 def test_gain_quantiles_are_in_decibels_over_channels():

@@ -1,4 +1,4 @@
-"""Results: their numbers by hand, and their way through a file."""
+"""Results: measures against direct computation, and saving and loading."""
 
 import json
 import math

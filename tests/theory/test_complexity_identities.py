@@ -1,4 +1,4 @@
-"""How τ and the norm bounds answer to zero padding and to resampling (Liu & Li 2024, Section 4.1)."""
+"""τ and the norm bounds under zero padding and resampling (Liu & Li 2024, Section 4.1)."""
 
 import math
 from typing import Any

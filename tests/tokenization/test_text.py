@@ -1,4 +1,4 @@
-"""The byte tokenizer: ids are the bytes, and every text comes back."""
+"""The byte tokenizer: ids are the bytes, and decoding restores every text."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Two processes with a part of the batch each do what one does with all of it."""
+"""Two processes with half of the batch each equal one process with the whole batch."""
 
 import importlib.util
 import json

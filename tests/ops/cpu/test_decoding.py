@@ -1,4 +1,4 @@
-"""One position by the compiled kernels, against plain torch."""
+"""Single-token decoding by the compiled kernels against the torch path."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The compiled selective scan: values and gradients against the reference, and all that an operator must bear with."""
+"""The compiled selective scan: values and gradients against the reference, and requirements of autograd and export."""
 
 import multiprocessing
 import subprocess
