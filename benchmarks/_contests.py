@@ -1,7 +1,7 @@
-"""Who competes in what: each contest builds its contenders on the same inputs or the same weights.
+"""Contests: implementations of the same computation, with the same inputs or the same weights.
 
-Dimensions: `B` batch, `L` length, `D` channels, `N` states, `H` conjugate pairs. On CUDA, what runs along the sequence
-and the models are bfloat16, the dynamics float32.
+Dimensions: `B` batch, `L` length, `D` channels, `N` states, `H` conjugate pairs. On CUDA sequences and models are
+bfloat16, and the dynamics float32.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -25,12 +26,14 @@ from _peers import (
 from torch import Tensor
 
 import hf_ssm
+from hf_ssm.models.selective import modeling_selective
 from hf_ssm.ops.backends import is_enabled, use_backend
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.selective_scan import selective_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
+OURS_UNFUSED = "ours, block by block"
 TRANSFORMERS, MAMBAPY = "transformers", "transformers with mambapy"
 LISTING, AUTOGRAD_FFT = "S4D listing", "torch.fft"
 ARITHMETIC, MEMORY, PRODUCTS = "arithmetic", "memory", "matrix products"
@@ -39,8 +42,13 @@ PROMPT_LENGTH = 16
 
 @dataclass(frozen=True)
 class Contest:
-    """Contenders by name, ours first; how far their results may differ, as a part of the largest value; and which of
-    them are no peers but parts of what cannot be left out, whose sum is a floor."""
+    """A set of contenders.
+
+    Attributes:
+        contenders: Calls by name, ours first.
+        tolerance: Largest difference of the results, relative to the largest value.
+        floor: Names of the contenders that are not peers but unavoidable work; their sum is the floor.
+    """
 
     contenders: dict[str, Call]
     tolerance: float = 1e-3
@@ -56,7 +64,7 @@ def _tolerance(device: str) -> float:
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """`(B, D, L)` seen as `(B, L, D)`, and back; what has other axes stays."""
+    """Swap the last two axes of a three-dimensional tensor; return others unchanged."""
     return t.transpose(1, 2) if t.dim() == 3 else t
 
 
@@ -66,17 +74,17 @@ def _with_gradients(
     like: Tensor | None,
     channels_first: bool = False,
 ) -> Call:
-    """A call of `function(**inputs)`; with `like`, of its gradients too, for a fixed random cotangent.
+    """A call of `function(**inputs)`; with `like`, also of its gradients for a fixed random cotangent.
 
-    `like` is of the shape and type of our result. With `channels_first`, the function has its positions last; the
-    results are turned, so that they can be compared.
+    `like` has the shape and dtype of the result. With `channels_first`, positions are the last axis of the function,
+    and its results are transposed for the comparison.
     """
     backward = like is not None
     turn = _channels_last if channels_first else lambda t: t
     leaves = {name: value.detach().requires_grad_(backward) for name, value in inputs.items()}
     cotangents: list[Tensor] = []
     if like is not None:
-        # Not within the call: it is no part of what is measured.
+        # Outside of the call, so that it is not measured.
         random = torch.rand(like.shape, generator=torch.Generator().manual_seed(1)) - 0.5
         cotangents.append(turn(random.to(like)).contiguous())
 
@@ -114,7 +122,7 @@ def _scan_inputs(batch: int, channels: int, states: int, length: int, device: st
 
 
 def scan(batch: int, channels: int, states: int, length: int, backward: bool, device: str = "cpu") -> Contest:
-    """The selective scan with softplus, bias, skip and gate; gradients are those of all eight inputs."""
+    """The selective scan with softplus, bias, skip and gate; gradients of all eight inputs."""
     inputs = _scan_inputs(batch, channels, states, length, device)
     # Each reads the layout that it asks for.
     first = {name: _channels_last(t).contiguous() for name, t in inputs.items()}
@@ -129,13 +137,13 @@ def scan(batch: int, channels: int, states: int, length: int, backward: bool, de
         return _with_gradients(function, first, like, channels_first=True)
 
     if device == "cuda" or not backward:
-        # The gradient of the loop's indexing is quadratic in L: minutes at a length of some thousand.
+        # The gradient of the loop's indexing is quadratic in L, and takes minutes for thousands of positions.
         contenders[TRANSFORMERS] = peer(False)
     if device == "cpu" and has_mambapy():
         contenders[MAMBAPY] = peer(True)
     floor: tuple[str, ...] = ()
     if device == "cpu" and not backward and is_enabled("numba"):
-        # numba is imported with it.
+        # Imports numba.
         import _roofline
 
         sizes = batch, channels, states, length
@@ -145,7 +153,7 @@ def scan(batch: int, channels: int, states: int, length: int, backward: bool, de
 
 
 def _mamba_pair(hidden: int, layers: int, vocabulary: int, device: str, use_mambapy: bool) -> tuple[Any, Any]:
-    """A Mamba model as ours and as transformers', with the same weights."""
+    """A Mamba model of this package and one of transformers with the same weights."""
     torch.manual_seed(0)
     config = transformers.MambaConfig(
         hidden_size=hidden, num_hidden_layers=layers, vocab_size=vocabulary, use_mambapy=use_mambapy
@@ -160,7 +168,7 @@ def _mamba_pair(hidden: int, layers: int, vocabulary: int, device: str, use_mamb
 
 
 def _step(model: Any, ids: Tensor) -> tuple[Tensor, ...]:
-    """Forward, loss and backward: the loss, and the gradient of the embedding (and of the head, which shares it)."""
+    """Forward, loss and backward; returns the loss and the gradient of the embedding, which the head shares."""
     model.zero_grad()
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
@@ -187,7 +195,7 @@ def training(
 
 
 def _generate(model: Any, prompt: Tensor, tokens: int) -> tuple[Tensor, ...]:
-    """Greedy decoding with the cache: the tokens, or in half precision, which may flip one, the first logits."""
+    """Greedy decoding with the cache: the tokens, or in half precision, where these can differ, the first logits."""
     made = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -205,8 +213,14 @@ def decoding(tokens: int, hidden: int, layers: int, vocabulary: int = 256, devic
     ours, theirs = (model.eval() for model in _mamba_pair(hidden, layers, vocabulary, device, use_mambapy=False))
     prompt = torch.randint(0, vocabulary, (1, PROMPT_LENGTH), device=device)
     mine = partial(_generate, ours, prompt, tokens)
+
+    def unfused() -> tuple[Tensor, ...]:
+        with patch.object(modeling_selective, "step_of_blocks", lambda *args: None):
+            return mine()
+
     contenders = {
         OURS: mine,
+        OURS_UNFUSED: unfused,
         OURS_TORCH: _in_plain_torch(mine),
         TRANSFORMERS: partial(_generate, theirs, prompt, tokens),
     }
@@ -214,7 +228,7 @@ def decoding(tokens: int, hidden: int, layers: int, vocabulary: int = 256, devic
 
 
 def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "cpu") -> Contest:
-    """The kernel of S4D-Lin, eigenvalues -1/2 + i pi n; gradients are those of eigenvalues, weights and step sizes."""
+    """The kernel of S4D-Lin, eigenvalues -1/2 + i pi n; gradients of eigenvalues, weights and step sizes."""
     random = torch.Generator().manual_seed(0)
     imaginary = math.pi * torch.arange(pairs).expand(channels, pairs)
     inputs = {
@@ -231,12 +245,12 @@ def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "c
     contenders = {OURS: _with_gradients(ours, inputs, like)}
     contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
     contenders[LISTING] = _with_gradients(partial(listed_s4d_kernel, length=length), inputs, like)
-    # The listing's phases are rounded to float32, and there are thousands of radians.
+    # The listing rounds phases of thousands of radians to float32.
     return Contest(contenders, tolerance=1e-2)
 
 
 def convolution(batch: int, channels: int, length: int, backward: bool, device: str = "cpu") -> Contest:
-    """Causal convolution with a kernel as long as the input; gradients are those of input and kernel."""
+    """Causal convolution with a kernel as long as the input; gradients of input and kernel."""
     random = torch.Generator().manual_seed(0)
     u = torch.randn(batch, length, channels, generator=random).to(device, sequence_dtype(device))
     decay = torch.exp(-torch.arange(length) * 8 / length)

@@ -1,4 +1,4 @@
-"""Measuring contenders against each other: agreement, times taken in turn, ratios of paired repetitions."""
+"""Comparison of contenders: agreement, alternating timing, ratios of paired repetitions."""
 
 import gc
 import importlib.metadata
@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What is timed: a call without arguments that returns its results, or nothing where there is nothing to compare.
+# A call without arguments; returns its results, or an empty tuple if there is nothing to compare.
 Call = Callable[[], tuple[Tensor, ...]]
 
-# A contender that took this many seconds once is neither called again to see how long it takes, nor twice in a turn.
+# A contender whose first call takes longer is not called again to estimate its time.
 _SLOW = 10.0
 _PACKAGES = ("torch", "transformers", "numpy", "numba", "mambapy", "kernels", "mamba_ssm", "causal_conv1d")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was measured in each repetition."""
+    """One line of the table, with the value of each repetition."""
 
     section: str
     what: str
@@ -57,7 +57,7 @@ TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """The machine and the versions of what ran on it."""
+    """The machine and the versions of the packages."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -96,18 +96,18 @@ def _check_one(names: tuple[str, str], expected: Sequence[Tensor], found: Sequen
         raise RuntimeError(f"{name} returned {len(found)} results, {first} {len(expected)}")
     for number, (a, b) in enumerate(zip(expected, found, strict=True)):
         if a.shape != b.shape:
-            raise RuntimeError(f"result {number} of {name} has shape {tuple(b.shape)}, of {first} {tuple(a.shape)}")
+            raise RuntimeError(f"result {number} of {name} has shape {tuple(b.shape)}, {first} {tuple(a.shape)}")
         if not a.is_floating_point() and not a.is_complex():
             if not torch.equal(a, b):
-                raise RuntimeError(f"result {number} of {name} is not that of {first}")
+                raise RuntimeError(f"result {number} of {name} differs from that of {first}")
             continue
         kind = torch.complex128 if a.is_complex() else torch.float64
         error, largest = (a.to(kind) - b.to(kind)).abs().max().item(), a.to(kind).abs().max().item()
-        # NaN is no agreement.
+        # False for NaN.
         if not error <= tolerance * largest:
             raise RuntimeError(
-                f"result {number} of {name} differs from that of {first} by {error:.3g}, the largest value being "
-                f"{largest:.3g}: at most {tolerance:g} of that is agreement"
+                f"result {number} of {name} differs from that of {first} by {error:.3g}; at most {tolerance:g} of "
+                f"the largest value {largest:.3g} is allowed"
             )
 
 
@@ -115,11 +115,11 @@ def check_agreement(contenders: Mapping[str, Call], tolerance: float) -> dict[st
     """Call each contender once and compare its results with those of the first.
 
     Args:
-        contenders: Calls by name; one that returns an empty tuple is only called.
-        tolerance: Largest difference allowed, as a part of the largest value; integers must be equal.
+        contenders: Calls by name; one that returns an empty tuple is not compared.
+        tolerance: Largest difference relative to the largest value; integers must be equal.
 
     Returns:
-        Seconds of the calls, first calls that they are.
+        Seconds of these first calls.
 
     Raises:
         RuntimeError: Results differ.
@@ -137,13 +137,13 @@ def check_agreement(contenders: Mapping[str, Call], tolerance: float) -> dict[st
 def race(
     contenders: Mapping[str, Call], first_calls: Mapping[str, float], repetitions: int, turn: float
 ) -> dict[str, list[float]]:
-    """Seconds per call of each contender in each repetition; within one, they take turns.
+    """Seconds per call of each contender in each repetition; the contenders alternate.
 
     Args:
         contenders: Calls by name.
-        first_calls: Seconds of a first call of each, as `check_agreement` returns them.
-        repetitions: How often each has its turn; who begins, changes.
-        turn: Seconds that a turn lasts at least: short calls are repeated, and their mean is the turn's time.
+        first_calls: Seconds of the first call of each, from `check_agreement`.
+        repetitions: Turns of each contender; the first one rotates.
+        turn: Least duration of a turn in seconds; short calls are repeated, and their mean is used.
     """
     numbers = {}
     for name, call in contenders.items():
@@ -151,7 +151,7 @@ def race(
         numbers[name] = max(1, math.ceil(turn / max(seconds, 1e-9)))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    # Garbage of one contender must not be collected in the turn of the next; what was there before is not searched.
+    # Garbage of one contender must not be collected in the turn of the next; older objects are not searched.
     gc.freeze()
     try:
         for repetition in range(repetitions):

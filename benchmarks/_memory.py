@@ -1,8 +1,8 @@
-"""Peak memory of one call of one contender, in a process of its own.
+"""Peak memory of one call of one contender, in a separate process.
 
-The process builds small inputs and calls once, so that libraries, compiled code and threads are there, then builds the
-real inputs and calls again. What counts is the most memory resident during that call, less that resident before it:
-results, gradients and scratch. The allocator is told to give freed blocks back, or they would be used unseen.
+The process calls once with small inputs, which loads libraries, compiled code and threads, and again with the real
+inputs. The result is the largest resident memory during the second call minus the resident memory before it: results,
+gradients and scratch. The allocator returns freed blocks to the system, because reused blocks would not be counted.
 
     python benchmarks/_memory.py '{"contest": ..., "contender": ..., "sizes": {...}, "warm_up": {...}, "threads": 2}'
 """
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# Blocks from this size on are mapped one by one, and unmapped when freed; glibc reads it when a process starts.
+# Larger blocks are mapped individually and unmapped when freed; glibc reads this at process start.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
 
 
 def can_measure(device: str) -> bool:
-    """Whether peak memory can be measured: on CUDA, and on Linux where the process may reset its own record."""
+    """Whether peak memory can be measured: on CUDA, and on Linux if the process may reset its peak counter."""
     return device == "cuda" or (_STATUS.exists() and os.access(_CLEAR, os.W_OK))
 
 
@@ -37,10 +37,9 @@ def _resident(name: str) -> int:
 
 
 def measure(call: Callable[[], object], device: str = "cpu") -> dict[str, int]:
-    """Peak memory of a call in this process, in bytes: `extra`, above what was there before, and `total`.
+    """Peak memory of a call in this process, in bytes: `extra` (above the memory before the call) and `total`.
 
-    On a CPU, blocks that the allocator of this process kept from earlier calls count for nothing:
-    `measure_apart` has a process without any.
+    On a CPU, blocks that the allocator kept from earlier calls are not counted; `measure_apart` avoids them.
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -54,7 +53,7 @@ def measure(call: Callable[[], object], device: str = "cpu") -> dict[str, int]:
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             if trim is not None:
                 trim(0)
-        # 5 sets the record of the highest resident size (VmHWM) back to the present one.
+        # 5 resets the peak resident size (VmHWM) to the current one.
         _CLEAR.write_text("5")
         before = _resident("VmRSS")
         result = call()
@@ -73,7 +72,7 @@ def measure_apart(contest: str, contender: str, sizes: Mapping[str, Any], warm_u
         warm_up: Arguments of the small contest before it.
 
     Raises:
-        RuntimeError: The process failed; its last words are in the message.
+        RuntimeError: The process failed; the message has the end of its output.
     """
     request = {"contest": contest, "contender": contender, "sizes": dict(sizes), "warm_up": dict(warm_up)}
     request["threads"] = torch.get_num_threads()
@@ -86,7 +85,7 @@ def measure_apart(contest: str, contender: str, sizes: Mapping[str, Any], warm_u
 
 
 def main() -> None:
-    # Imported here: the contests take seconds to import, and the process that asks has them already.
+    # Imported here, because the contests take seconds to import.
     from _contests import CONTESTS
 
     request = json.loads(sys.argv[1])

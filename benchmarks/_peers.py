@@ -1,4 +1,4 @@
-"""What others do: transformers' selective scan, the listing of S4D, a convolution by torch.fft.
+"""Peers: transformers' selective scan, the listing of S4D, a convolution by torch.fft.
 
 Dimensions: `B` batch, `L` length, `D` channels, `N` states, `H` conjugate pairs.
 """
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
-MAMBAPY_MISSING = "mambapy is not installed, its rows are left out: pip install 'hf_ssm[bench]'"
+MAMBAPY_MISSING = "mambapy is not installed, and its rows are omitted: pip install 'hf_ssm[bench]'"
 
 
 def has_mambapy() -> bool:
-    # transformers takes its loop without a word where mambapy is missing.
+    # Without mambapy transformers falls back to its loop without a warning.
     return importlib.util.find_spec("mambapy") is not None
 
 
 def transformers_scan(inputs: dict[str, Tensor], use_mambapy: bool = False) -> Tensor:
-    """The scan that `MambaForCausalLM` calls, on its own layout: `u`, `delta`, `z` `(B, D, L)`, `B`, `C` `(B, N, L)`.
+    """The scan that `MambaForCausalLM` calls, in its layout: `u`, `delta`, `z` `(B, D, L)`, `B`, `C` `(B, N, L)`.
 
-    On CUDA the kernel of mamba_ssm, where transformers finds one; else a loop over positions, or mambapy's scan.
+    On CUDA the kernel of mamba_ssm if transformers finds it, otherwise a loop over positions or mambapy.
     """
     u, delta, A, B, C, D, z, bias = (inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"))
     y: Tensor = mamba_selective_scan(u, delta, A, B, C, D, z, bias, delta_softplus=True, use_mambapy=use_mambapy)
@@ -29,7 +29,7 @@ def transformers_scan(inputs: dict[str, Tensor], use_mambapy: bool = False) -> T
 
 
 def listed_s4d_kernel(a: Tensor, c: Tensor, dt: Tensor, length: int) -> Tensor:
-    """`(D, L)` of `a`, `c` `(D, H)`, `dt` `(D,)`: the Vandermonde product with all its entries, zero-order hold.
+    """`(D, L)` of `a`, `c` `(D, H)`, `dt` `(D,)`: the Vandermonde product with all entries in memory, zero-order hold.
 
     Source: Gu et al. 2022 (S4D), Listing 1, with their eq. (4) for the input weights.
     """
@@ -47,7 +47,7 @@ def fft_convolution(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def matrix_products(rows: int, hidden: int, states: int, layers: int, vocabulary: int) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and weights of all linear maps of a Mamba model with the usual ratios, `rows` being `B L`."""
+    """Inputs and weights of all linear maps of a Mamba model with the default ratios; `rows` is `B L`."""
     inner, rank = 2 * hidden, -(-hidden // 16)
     block = [(hidden, 2 * inner), (inner, rank + 2 * states), (rank, inner), (inner, hidden)]
     shapes = [*(block * layers), (hidden, vocabulary)]
@@ -55,7 +55,7 @@ def matrix_products(rows: int, hidden: int, states: int, layers: int, vocabulary
 
 
 def multiply_and_differentiate(products: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """Each product, and the gradients of both its factors; returns nothing."""
+    """Compute each product and the gradients of both factors; returns an empty tuple."""
     for x, weight in products:
         y = F.linear(x, weight)
         torch.mm(y, weight)

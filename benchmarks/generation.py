@@ -1,10 +1,10 @@
-"""How much the cache saves when tokens are generated: the same tokens with and without it, in turn, in one process.
+"""Time saved by the cache in generation: the same tokens with and without it, alternately, in one process.
 
-    python benchmarks/generation.py            # some seven minutes on two cores
-    python benchmarks/generation.py --tiny     # seconds; the numbers mean nothing
+    python benchmarks/generation.py            # about seven minutes on two cores
+    python benchmarks/generation.py --tiny     # takes seconds; the numbers are meaningless
 
-Prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their range. Both
-ways must give the same tokens, or there is no table.
+Prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their range. Fails
+if the tokens differ.
 """
 
 import argparse
@@ -47,14 +47,14 @@ def compare(model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int, repet
     """Ratios of time without cache to time with it.
 
     Raises:
-        RuntimeError: The two ways gave different tokens.
+        RuntimeError: Generation with and without cache gave different tokens.
     """
     ratios = []
     for _ in range(repetitions):
         with_cache, expected = seconds(model, prompt, new_tokens, use_cache=True)
         without_cache, found = seconds(model, prompt, new_tokens, use_cache=False)
         if not torch.equal(expected, found):
-            raise RuntimeError(f"{type(model).__name__}: other tokens with than without cache")
+            raise RuntimeError(f"{type(model).__name__}: different tokens with and without cache")
         ratios.append(without_cache / with_cache)
     return ratios
 
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=3, help="of all but the longest, which runs once")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to see that it runs")
+    parser.add_argument("--repetitions", type=int, default=3, help="of all lengths but the longest, which runs once")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
     args = parser.parse_args()
     lengths = [4, 8] if args.tiny else sorted(args.new_tokens)
     models = build_models(8 if args.tiny else args.hidden_size, PROMPT_LENGTH + lengths[-1])

@@ -1,13 +1,12 @@
-"""Instructions of a selective scan, counted by valgrind's callgrind: the load of the machine does not change them.
+"""Instructions of a selective scan, counted by valgrind's callgrind; independent of the load of the machine.
 
-    python benchmarks/instructions.py                        # some minutes
+    python benchmarks/instructions.py                        # takes minutes
     python benchmarks/instructions.py --output counts.json
     python benchmarks/instructions.py --tiny                 # smaller sizes
 
-Each contender runs once at two lengths, on one thread. What the longer run needs more, divided by its further
-positions, channels and states, is the cost of one state at one position, without the cost of a call. valgrind knows no
-AVX-512, so everything runs as on a processor with AVX2. Needs valgrind on Linux on x86-64, and says so where it is
-missing.
+Each contender runs once at two lengths, on one thread. The difference divided by the additional positions, channels and
+states is the cost of one state at one position, without the cost of a call. valgrind does not support AVX-512, so
+everything runs with AVX2. Needs valgrind on Linux on x86-64; otherwise the script prints a message and exits.
 """
 
 import argparse
@@ -31,7 +30,7 @@ LENGTHS = (64, 192)
 TINY_SIZES: dict[str, Any] = {"batch": 1, "channels": 16, "states": 4}
 TINY_LENGTHS = (16, 32)
 
-# A processor with AVX2, for numba, torch and MKL alike; and one thread, whose instructions are all there are.
+# AVX2 for numba, torch and MKL, and one thread.
 ENVIRONMENT = {
     "NUMBA_CPU_NAME": "haswell",
     "NUMBA_CPU_FEATURES": "+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+lzcnt,+mmx,+movbe,+popcnt,+sse,+sse2,+sse3,"
@@ -44,24 +43,24 @@ ENVIRONMENT = {
 EMPTY = "nothing"
 WARM_UP = 20
 
-# valgrind's requests to itself are written into the program as rotations that change nothing, by 128 bits in all, and
-# an exchange of a register with itself (valgrind.h). This function of (arguments, default) does so:
+# A client request of valgrind is an instruction sequence without effect: rotations by 128 bits in total, and an
+# exchange of a register with itself (valgrind.h). Machine code of a function of (arguments, default):
 _REQUEST_CODE = bytes.fromhex(
     "4889f8"  # mov rax, rdi: the arguments
-    "4889f2"  # mov rdx, rsi: the answer where there is no valgrind
+    "4889f2"  # mov rdx, rsi: the result without valgrind
     "48c1c703 48c1c70d 48c1c73d 48c1c733"  # rol rdi, 3; 13; 61; 51
     "4887db"  # xchg rbx, rbx
-    "4889d0"  # mov rax, rdx: the answer
+    "4889d0"  # mov rax, rdx: the result
     "c3"
 )
 _RUNNING_ON_VALGRIND = 0x1001
-# Callgrind's own requests begin with its two letters.
+# Requests to callgrind have the prefix "CT".
 _CALLGRIND = (ord("C") << 24) + (ord("T") << 16)
 _ZERO, _DUMP_AT, _START, _STOP = _CALLGRIND + 1, _CALLGRIND + 3, _CALLGRIND + 4, _CALLGRIND + 5
 
 
 class Valgrind:
-    """Requests to the valgrind that this process runs under; without one they do nothing."""
+    """Client requests to valgrind; without valgrind they have no effect."""
 
     def __init__(self) -> None:
         self._code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -93,7 +92,7 @@ class Valgrind:
 
 
 def run_all(tiny: bool) -> None:
-    """In the process under valgrind: each contender at each length, and a dump of its counts by name."""
+    """Run each contender at each length under valgrind, and dump its counts by name."""
     import torch
     import transformers
     from _contests import MEMORY, scan
@@ -108,22 +107,22 @@ def run_all(tiny: bool) -> None:
             what = "forward + backward" if backward else "forward"
             contenders = scan(**sizes, length=length, backward=backward).contenders
             calls |= {f"{what}|{name}|{length}": call for name, call in contenders.items() if name != MEMORY}
-    # The collector of garbage would come in the midst of one call or of another.
+    # Garbage collection would run during some of the calls.
     gc.disable()
     for name, call in [("first", tuple), *calls.items()]:
-        # By then everything is compiled, and Python has put the faster instructions in place of its general ones.
+        # Compiles everything, and lets Python specialise its bytecode.
         for _ in range(WARM_UP):
             call()
         valgrind.zero()
         valgrind.start()
         call()
-        # In this order: a count that has stopped is lost.
+        # In this order: stopping discards the count.
         valgrind.dump(name)
         valgrind.stop()
 
 
 def read_counts(folder: Path) -> dict[str, int]:
-    """Instructions by the name of the dump, those of an empty call taken off."""
+    """Instructions by the name of the dump, minus those of an empty call."""
     counts = {}
     for path in folder.iterdir():
         text = path.read_text()
@@ -142,12 +141,12 @@ def count(tiny: bool) -> dict[str, int]:
     """Run this script under callgrind.
 
     Raises:
-        RuntimeError: It failed; its last words are in the message.
+        RuntimeError: The process failed; the message has the end of its output.
     """
     environment = {**os.environ, **ENVIRONMENT}
     child = [sys.executable, str(Path(__file__).resolve()), "--child", *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryDirectory() as folder:
-        # First without valgrind: compiling under it takes minutes, reading what is compiled, a second.
+        # First without valgrind, to fill the compilation cache: compiling under valgrind takes minutes.
         callgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counts"]
         for command in (child, [*callgrind, *child]):
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -157,7 +156,7 @@ def count(tiny: bool) -> dict[str, int]:
 
 
 def summarize(counts: Mapping[str, int], sizes: Mapping[str, int], lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """Per contender: instructions of the longer call, and of one state at one position."""
+    """Instructions of the longer call, and per state and position, for each contender."""
     shorter, longer = lengths
     states = (longer - shorter) * sizes["batch"] * sizes["channels"] * sizes["states"]
     found = []
@@ -170,11 +169,11 @@ def summarize(counts: Mapping[str, int], sizes: Mapping[str, int], lengths: Sequ
 
 
 def missing() -> str | None:
-    """Why instructions cannot be counted here; `None` if they can."""
+    """The reason why instructions cannot be counted; `None` if they can."""
     if shutil.which("valgrind") is None:
         return "valgrind is not installed"
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        return f"requests to valgrind are written for Linux on x86-64, and this is {sys.platform}, {platform.machine()}"
+        return f"client requests need Linux on x86-64, not {sys.platform} on {platform.machine()}"
     return None
 
 

@@ -119,7 +119,7 @@ def compare(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bo
             value_after(model, ids, index, [*found[:parting], order[parting]]) for order in (found, expected)
         )
         if abs(first - second) > ROUNDING:
-            raise RuntimeError(f"{type(model).__name__}: another order than that of the plain loop, from {parting} on")
+            raise RuntimeError(f"{type(model).__name__}: order differs from the plain loop from {parting} on")
     return [a / b for a, b in zip(slow, quick, strict=True)]
 
 

@@ -1,14 +1,13 @@
-"""Us and each peer in turn, in one process: ratios of time, peak memory, growth with the length.
+"""Comparison with other implementations: ratios of time, peak memory, growth with the length.
 
-    python benchmarks/speed.py                           # everything; some minutes on two cores
-    python benchmarks/speed.py scan lti --repetitions 9  # these sections
-    python benchmarks/speed.py --output speed.json       # besides the table, every repetition, versions and machine
-    python benchmarks/speed.py --tiny                    # seconds; the numbers mean nothing
+    python benchmarks/speed.py                           # all sections; takes minutes on two cores
+    python benchmarks/speed.py scan lti --repetitions 9  # selected sections
+    python benchmarks/speed.py --output speed.json       # also stores every repetition, versions and machine
+    python benchmarks/speed.py --tiny                    # takes seconds; the numbers are meaningless
 
-Contenders must agree in values and gradients, or there is no number. A ratio is the time of a peer over ours within
-one repetition: above 1, we are faster; against a floor (what has to be computed or moved in any case) it is ours over
-the floor. Where there is a CUDA device, everything runs there, the sequences in bfloat16, and absolute times are
-printed too.
+Contenders run alternately in one process and must agree in values and gradients. A ratio is the time of a peer divided
+by ours within one repetition: above 1, ours is faster. Relative to a floor (work that cannot be avoided), the ratio is
+ours divided by the floor. On a CUDA device sequences are bfloat16, and absolute times are printed too.
 """
 
 import argparse
@@ -33,7 +32,7 @@ Sizes = Mapping[str, Any]
 def contenders_to_rows(
     section: str, what: str, contest: Contest, times: Mapping[str, Sequence[float]], absolute: bool
 ) -> list[Row]:
-    """Peer over ours, ours over the floor, and if `absolute` milliseconds."""
+    """Ratios peer / ours and ours / floor, and with `absolute` also milliseconds."""
     peers = [name for name in contest.contenders if name != OURS and name not in contest.floor]
     rows = [Row(section, what, f"{peer} / {OURS}", ratios(times, [peer], [OURS])) for peer in peers]
     if contest.floor:
@@ -46,7 +45,7 @@ def contenders_to_rows(
 
 
 class Bench:
-    """What all sections share: where and how often to measure, and the rows so far."""
+    """State shared by all sections: device, repetitions, and the rows so far."""
 
     def __init__(self, device: str, repetitions: int, tiny: bool, report: Callable[[Row], None]):
         self.device, self.repetitions, self.tiny, self.report = device, repetitions, tiny, report
@@ -62,7 +61,7 @@ class Bench:
         return {**real, **(tiny if self.tiny else {}), "device": self.device}
 
     def times(self, section: str, what: str, name: str, sizes: Sizes, most: int | None = None) -> None:
-        """Rows of a contest; `most` is the number of repetitions that a slow one gets."""
+        """Rows of a contest; `most` limits the repetitions of a slow one."""
         contest = CONTESTS[name](**sizes)
         first = check_agreement(contest.contenders, contest.tolerance)
         repetitions = min(self.repetitions, most or self.repetitions)
@@ -70,7 +69,7 @@ class Bench:
         self.add(*contenders_to_rows(section, what, contest, times, absolute=self.device == "cuda"))
 
     def memory(self, section: str, what: str, name: str, sizes: Sizes, peers: Sequence[str]) -> None:
-        """Peak memory of ours and of the peers, and their ratios."""
+        """Peak memory of each contender, and the ratios."""
         if not can_measure(self.device):
             return
         found = {who: self.peak(name, who, sizes)["extra"] / 1e6 for who in (OURS, *peers)}
@@ -81,7 +80,7 @@ class Bench:
 
     def peak(self, name: str, contender: str, sizes: Sizes) -> dict[str, int]:
         if self.device == "cuda" or self.tiny:
-            # CUDA keeps its own record; the tiny setting only shows that it runs, and a process takes seconds.
+            # A separate process is needed for real sizes on a CPU only.
             call = CONTESTS[name](**sizes).contenders[contender]
             call()
             return measure(call, self.device)
@@ -90,7 +89,7 @@ class Bench:
         return measure_apart(name, contender, sizes, {**sizes, **small})
 
     def growth(self, what: str, name: str, lengths: Sequence[int], sizes: Sizes) -> None:
-        """Time per token at each length over that at the first."""
+        """Time per token at each length relative to the first length."""
         calls = {
             f"L = {length:,}": CONTESTS[name](**{**sizes, "length": length}).contenders[OURS] for length in lengths
         }
@@ -168,7 +167,7 @@ def growth(bench: Bench) -> None:
 
 
 def long(bench: Bench) -> None:
-    """One long sequence through whole models, in a process of its own."""
+    """Peak memory of models for one long sequence, in a separate process."""
     if not can_measure(bench.device):
         return
     for family in ("Hyena", "S4D"):
@@ -193,16 +192,16 @@ RUN: dict[str, Callable[[Bench], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="section", help=f"of {', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--repetitions", type=int, default=9, help="of all but the slowest (default 9)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="where every number goes")
-    parser.add_argument("--threads", type=int, help="default: torch's own choice")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("sections", nargs="*", metavar="section", help=f"one of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("--repetitions", type=int, default=9, help="of all but the slowest contests (default 9)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    parser.add_argument("--threads", type=int, help="default: chosen by torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
     args = parser.parse_args(argv)
     unknown = [name for name in args.sections if name not in SECTIONS]
     if unknown:
-        parser.error(f"no section {', '.join(unknown)}: there are {', '.join(SECTIONS)}")
+        parser.error(f"unknown section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
     if args.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, got {args.repetitions}")
     if args.threads:
@@ -218,13 +217,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if device == "cpu" and not has_mambapy():
         print(MAMBAPY_MISSING)
     if not can_measure(device):
-        print("Peak memory is left out: it is measured on Linux and on CUDA.")
+        print("Peak memory is omitted: it can be measured on Linux and on CUDA only.")
     bench = Bench(device, args.repetitions, args.tiny, lambda row: print(row, flush=True))
     for section in args.sections or SECTIONS:
         print(f"\n{section}\n\n{TABLE_HEAD}", flush=True)
         RUN[section](bench)
         if args.output:
-            # After each section, so that an interrupted run leaves what it has.
+            # After each section, so that an interrupted run keeps its results.
             found = {"machine": machine, "tiny": args.tiny, "results": [row.as_dict() for row in bench.rows]}
             args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.write_text(json.dumps(found, indent=1) + "\n")

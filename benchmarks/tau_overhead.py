@@ -1,11 +1,11 @@
-"""What the regulariser costs: a training step with λ Σ τ in the loss and one without, in turn, in one process.
+"""Cost of the regulariser: training steps with and without λ Σ τ in the loss, alternately, in one process.
 
-    python benchmarks/tau_overhead.py            # some ten minutes on two cores
-    python benchmarks/tau_overhead.py --tiny     # seconds; the numbers mean nothing
+    python benchmarks/tau_overhead.py            # about ten minutes on two cores
+    python benchmarks/tau_overhead.py --tiny     # takes seconds; the numbers are meaningless
 
-A step is forward, backward and AdamW. Both losses are taken of one model, in turn, the one or the other first. Prints
-a table of ratios, time with τ / time without: the median over the repetitions, and the range of the middle half, of
-wall time and of CPU time (which other programs on the machine disturb less).
+A step is forward, backward and AdamW. Both kinds of step use one model, in alternating order. Prints a table of ratios,
+time with τ / time without: the median over the repetitions and the interquartile range, of wall time and of CPU time
+(which other programs on the machine affect less).
 
 Liu & Li 2024 (Table 2, grayscale CIFAR) train 1.10 times as long with their regulariser.
 """
@@ -25,7 +25,7 @@ CLASSES = 10
 
 
 def build_models(hidden_size: int, longest: int) -> dict[str, torch.nn.Module]:
-    """Sequence classifiers of equal width and depth, of the families whose τ is the paper's."""
+    """Sequence classifiers of equal width and depth, of the families to which the τ of the paper applies."""
     common = {"hidden_size": hidden_size, "num_hidden_layers": 2, "vocab_size": 64, "num_labels": CLASSES}
     hyena = {"max_position_embeddings": longest, **common}
     configs = {
@@ -44,7 +44,7 @@ def step(
     batch: dict[str, torch.Tensor],
     weight: float,
 ) -> tuple[float, float]:
-    """Seconds of one training step, wall time and CPU time of the process; λ = 0 leaves τ out."""
+    """Wall time and CPU time of one training step in seconds; λ = 0 omits τ."""
     start = time.perf_counter(), time.process_time()
     outputs = model(**batch, output_tau=weight > 0)
     loss = outputs.loss + weight * outputs.tau.sum() if weight > 0 else outputs.loss
@@ -57,13 +57,13 @@ def step(
 def compare(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], repetitions: int
 ) -> tuple[list[float], list[float]]:
-    """Ratios of wall time and of CPU time, with τ to without."""
+    """Ratios of wall time and of CPU time, with τ / without."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for weight in (0.0, 1e-4):
         step(model, optimizer, batch, weight)
     wall, processor = [], []
     for repetition in range(repetitions):
-        # What the first of two steps leaves in the caches must not count for one side alone.
+        # The order alternates, because the second step finds warm caches.
         weights = (0.0, 1e-4) if repetition % 2 else (1e-4, 0.0)
         found = {weight: step(model, optimizer, batch, weight) for weight in weights}
         wall.append(found[1e-4][0] / found[0.0][0])
@@ -72,7 +72,7 @@ def compare(
 
 
 def cell(ratios: Sequence[float]) -> str:
-    """Median and the range of the middle half."""
+    """Median and interquartile range."""
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 16384])
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=40, help="at the shortest; fewer in proportion to length")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to see that it runs")
+    parser.add_argument("--repetitions", type=int, default=40, help="at the shortest length; fewer at longer ones")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
     args = parser.parse_args(argv)
     lengths = [16, 32] if args.tiny else sorted(args.lengths)
     hidden, repetitions = (8, 4) if args.tiny else (args.hidden_size, args.repetitions)

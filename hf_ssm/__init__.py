@@ -27,7 +27,7 @@ _LAZY = {
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }
-# Packages that people reach as attributes, `hf_ssm.hub.push` say, without having imported them.
+# Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
 _PACKAGES = ("data", "hub", "metrics", "probes", "theory")
 
 _CLASSES = {

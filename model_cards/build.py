@@ -1,11 +1,11 @@
-"""Writes the cards of the example checkpoints, so that no number on them was typed by hand.
+"""Generates the cards of the example checkpoints from measured results.
 
     python model_cards/build.py
     python model_cards/build.py --reports
 
 The numbers come from `examples/results/masking_*.json`, from the tables of `examples/README.md` (for the settings files
-of `examples/`), and from `reports/*.md`, the theory reports. These are measured anew with `--reports`, of the
-checkpoints that the commands on the cards left in `runs/`. Run it from anywhere; a test fails if a card is out of date.
+of `examples/`), and from the theory reports in `reports/*.md`. `--reports` measures the reports again, for the
+checkpoints that the commands on the cards wrote to `runs/`. A test fails if a card is out of date.
 """
 
 import argparse
@@ -26,68 +26,68 @@ ROOT = HERE.parent
 EXAMPLES = ROOT / "examples"
 REPORT_ROWS, REPORT_BATCH = 256, 32
 
-# File (without suffixes) or generator -> what it is, its tokens and its classes.
+# File (without suffixes) or generator to its description, vocabulary size and number of classes.
 DATA: dict[str, tuple[str, int, int]] = {
     "planted-motifs": (
-        "Generated: random bases with a motif in the rows of one class, and with decoys, its letters in another "
-        "order, in those of the other. What was planted where is known, so a model can be asked for it.",
+        "Generated: random bases with a motif in the rows of one class, and with decoys (the same letters in another "
+        "order) in the rows of the other class. The positions of the motif are known.",
         12,
         2,
     ),
     "human_or_worm_mini": (
-        "Windows of human and of worm DNA from either strand, labelled by species; in the shape of "
-        "`demo_human_or_worm` of Genomic Benchmarks, but not its sequences.",
+        "Windows of human and worm DNA from either strand, labelled by species; same format as `demo_human_or_worm` "
+        "of Genomic Benchmarks, with other sequences.",
         12,
         2,
     ),
     "human_nontata_promoters_official_test": (
         "Human promoters without a TATA box, and other human sequences: the official test part of "
-        "`human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), divided anew into training and test.",
+        "`human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
         12,
         2,
     ),
     "human_enhancers_cohn_official_test": (
         "Human enhancers and other human sequences: the official test part of `human_enhancers_cohn` (Genomic "
-        "Benchmarks, Apache-2.0), divided anew into training and test.",
+        "Benchmarks, Apache-2.0), split again into training and test.",
         12,
         2,
     ),
     "the human rows": ("The human half of `human_or_worm_mini`: windows of human DNA from either strand.", 12, 2),
     "listops_len95-105_train": (
-        "Expressions of nested operators on digits, in the manner of the Long Range Arena's ListOps but much shorter "
-        "and fewer; the class is the value.",
+        "Expressions of nested operators on digits, like ListOps of the Long Range Arena, but fewer and much shorter; "
+        "the class is the value.",
         22,
         10,
     ),
 }
 _LIMITS = (
-    "An example of what the package does, not a tool: a small model, trained from its first weights on one small data "
-    "set with one seed. Nothing is claimed of other data, other organisms or other lengths, and it must not be used "
-    "for a decision about anybody's health. No checkpoint is handed out; the command makes it."
+    "An example of the package, not a tool: a small model, trained from random weights on one small data set with one "
+    "seed. The results say nothing about other data, organisms or lengths, and the model must not be used for medical "
+    "decisions. The checkpoint is not distributed; the command above creates it."
 )
 _NO_REPORT = (
-    "## Theory report\n\nNot measured here: `hf-ssm report {} --update-card` does, and writes it on the card that the "
-    "command below leaves beside the model."
+    "## Theory report\n\nNot measured: `hf-ssm report {} --update-card` computes it and adds it to the card that the "
+    "command below writes next to the model."
 )
 _TABLE = "## Cards\n"
-_WHERE = "`examples/README.md` tells what was tried, and what chance alone makes of such a figure."
-# Metrics of the test split that stand on a card.
+_WHERE = "`examples/README.md` lists the settings that were tried and the statistical uncertainty."
+# Metrics of the test split on a card.
 _METRICS = ("accuracy", "f1", "mcc", "perplexity", "token_accuracy", "loss")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A checkpoint that an example makes.
+    """A checkpoint created by an example.
 
     Attributes:
-        name: of its card.
-        command: makes it, from the root of the project.
-        folder: where it lies then.
-        sections: settings of its training.
-        test: metrics of the test split.
-        source: file with these numbers.
-        found: all results of a masking experiment; empty for others.
-        environment: one sentence.
+        name: Name of the card.
+        command: Command that creates the checkpoint, run from the root of the project.
+        folder: Folder of the checkpoint.
+        sections: Training settings.
+        test: Metrics of the test split.
+        source: File with these metrics.
+        found: All results of a masking experiment; empty for others.
+        environment: One sentence on time, threads and versions.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    """All of them, by what the files of results hold."""
+    """All examples with results."""
     for path in sorted((EXAMPLES / "results").glob("masking_*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -114,7 +114,7 @@ def examples() -> Iterator[Example]:
             test={name: found["test"][name] for name in _METRICS if name in found["test"]},
             source=path.relative_to(ROOT).as_posix(),
             found=found,
-            environment=f"{found['test']['epochs']:g} epochs in {minutes:.1f} minutes of a processor, with "
+            environment=f"{found['test']['epochs']:g} epochs in {minutes:.1f} minutes of processor time with "
             f"{found['threads']} thread; {versions}.",
         )
     for path in sorted(EXAMPLES.glob("*.yaml")):
@@ -130,7 +130,7 @@ def examples() -> Iterator[Example]:
             test={"accuracy": accuracy},
             source="examples/README.md",
             found={},
-            environment=f"{minutes:g} minutes, with one thread on a machine shared with other work." if minutes else "",
+            environment=f"{minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
 
 
@@ -142,23 +142,23 @@ def _rows() -> list[list[str]]:
 
 
 def measured(settings_file: str) -> tuple[str, float, float | None]:
-    """Command, test accuracy and minutes of a run with a settings file, as `examples/README.md` has them.
+    """Command, test accuracy and minutes of a run with a settings file, from `examples/README.md`.
 
     Raises:
-        ValueError: not one row of its tables has such a command.
+        ValueError: The number of table rows with such a command is not 1.
     """
     found = [row for row in _rows() if f"--config examples/{settings_file} " in row[-1]]
     if len(found) != 1:
         raise ValueError(f"examples/README.md must have one row with examples/{settings_file}, found {len(found)}")
     *cells, command = found[0]
-    # "0.9596 | 7.5 | command", or "0.347; what else there is to say | command".
+    # "0.9596 | 7.5 | command", or "0.347; remarks | command".
     numbers = [re.match(r"\d+(\.\d+)?(?=$|;)", cell) for cell in cells]
     values = [float(number[0]) for number in numbers if number]
     return command.strip("`"), values[0], values[1] if len(values) > 1 else None
 
 
 def facts(example: Example) -> CardFacts:
-    """What stands on the card of an example."""
+    """The contents of the card of an example."""
     settings = resolve(example.sections)
     dataset = str(settings.data["dataset"])
     key = Path(dataset).name.split(".")[0]
@@ -186,14 +186,14 @@ def facts(example: Example) -> CardFacts:
         dna=vocabulary == 12,
         theory=report.read_text(encoding="utf-8") if report.exists() else _NO_REPORT.format(example.folder),
         probe=probe_words(example) if example.found else "",
-        training_note=f"From the root of the project:\n\n```bash\n{example.command}\n```\n\nIts settings, where they "
+        training_note=f"From the root of the project:\n\n```bash\n{example.command}\n```\n\nSettings that "
         "differ from the defaults:",
         limits=_LIMITS,
     )
 
 
 def count_parameters(example: Example, vocabulary: int, classes: int) -> int:
-    """Of the model that the settings ask for."""
+    """Number of parameters of the model described by the settings."""
     settings = resolve(example.sections)
     fields = {"vocab_size": vocabulary, "num_labels": classes, **settings.config_fields}
     model = TASKS[settings.task].auto_class.from_config(config_class(str(settings.model["family"]))(**fields))
@@ -201,7 +201,7 @@ def count_parameters(example: Example, vocabulary: int, classes: int) -> int:
 
 
 def probe_words(example: Example) -> str:
-    """What the masking experiment found: a picture and a table."""
+    """Results of the masking experiment: a figure and a table."""
     found = example.found
     header = ["tokens masked", "sequences", "area", *(f"falls below {share} at" for share in ("nine tenths", "half"))]
     rows = []
@@ -225,16 +225,16 @@ def probe_words(example: Example) -> str:
         )
         truth = f"\n\nShare of the tokens masked last that are letters of the planted motif: {precision}."
     return (
-        "Greedy masking (Nishikawa & Suzuki 2025, Section 5): of a sequence, the token whose masking leaves the "
-        "probability of the answer highest is masked, again and again. Shown is that probability, of sequences whose "
-        "own tokens were chosen, and of others under the same masks (mean, and one standard deviation to either "
-        f"side); search: {found['strategy_shown']}.\n\n"
+        "Greedy masking (Nishikawa & Suzuki 2025, Section 5): the token whose masking leaves the highest probability "
+        "of the answer is masked, repeatedly. The figure shows this probability for the sequences whose tokens were "
+        "selected, and for other sequences under the same masks (mean ± one standard deviation); search: "
+        f"{found['strategy_shown']}.\n\n"
         f"![Probability against the share of masked tokens](pictures/{example.name}.svg)\n\n{table}{truth}"
     )
 
 
 def curves_svg(found: Mapping[str, Any]) -> str:
-    """The two curves of a masking experiment, with their deviations, as an SVG picture."""
+    """The two curves of a masking experiment with their deviations, as SVG."""
     left, top, width, height = 60, 15, 420, 240
 
     def point(share: float, value: float) -> str:
@@ -270,7 +270,7 @@ def curves_svg(found: Mapping[str, Any]) -> str:
 
 
 def _wrapped(card: str) -> str:
-    """A card whose code is formatted as the project's: folders of examples have long names."""
+    """Break long lines of code, as the formatter of the project does."""
     lines = [
         re.sub(r"^(model = .*\()(.*)\)$", r"\1\n    \2\n)", line) if len(line) > 120 else line
         for line in card.split("\n")
@@ -279,7 +279,7 @@ def _wrapped(card: str) -> str:
 
 
 def contents() -> dict[str, str]:
-    """Path below this folder -> text, of all that is written here."""
+    """Path in this folder to text, for all generated files."""
     written, rows = {}, []
     for example in examples():
         known = facts(example)
@@ -296,7 +296,7 @@ def contents() -> dict[str, str]:
 
 
 def write_reports(names: Sequence[str]) -> None:
-    """Measure the theory reports of checkpoints that lie in `runs/`, of all or of some; the others stay as they are."""
+    """Measure the theory reports of the checkpoints in `runs/`; only those of `names`, if any are given."""
     for example in examples():
         if (ROOT / example.folder / "config.json").exists() and (not names or example.name in names):
             path = HERE / "reports" / f"{example.name}.md"
@@ -306,14 +306,14 @@ def write_reports(names: Sequence[str]) -> None:
 
 
 def report_of(example: Example) -> str:
-    """The section "Theory report" of a checkpoint, on some of its training sequences."""
+    """The section "Theory report" of a checkpoint, measured on part of its training sequences."""
     from hf_ssm.analysis.report import theory_report
     from hf_ssm.cli.checkpoints import chosen_rows
     from hf_ssm.training.inputs import load_data
 
     settings = resolve(example.sections)
     source = str(settings.data["dataset"])
-    # The next-token experiment wrote its rows beside the checkpoint.
+    # The next-token experiment writes its rows next to the checkpoint.
     path = ROOT / example.folder / ".." / "human.csv" if source == "the human rows" else ROOT / source
     if path.exists():
         settings = replace(settings, data={**settings.data, "dataset": str(path)})
@@ -327,7 +327,7 @@ def report_of(example: Example) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--reports", metavar="NAME", nargs="*", help="first measure the theory reports of these cards (default: of all)"
+        "--reports", metavar="NAME", nargs="*", help="first measure the theory reports of these cards (default: all)"
     )
     names = parser.parse_args().reports
     if names is not None:

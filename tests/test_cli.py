@@ -106,7 +106,7 @@ def test_settings_file_repeats_the_run(finished, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_resume_goes_on_as_if_never_interrupted(finished, tmp_path, monkeypatch):
+def test_resume_equals_an_uninterrupted_run(finished, tmp_path, monkeypatch):
     """Take away what came after the first epoch; what follows must be the same to the bit."""
     output = tmp_path / "run"
     shutil.copytree(finished, output)

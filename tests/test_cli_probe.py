@@ -1,4 +1,4 @@
-"""`hf-ssm probe`: what it prints and leaves behind, how it goes on, and what it says to bad input."""
+"""`hf-ssm probe`: output, files, resuming, and errors for bad input."""
 
 import json
 import random
@@ -129,7 +129,7 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
     assert found["mean_curve"]["mean"] == pytest.approx(mean.tolist(), rel=1e-5)
 
 
-def test_interrupted_command_goes_on(capsys, trained, tmp_path, monkeypatch):
+def test_interrupted_command_continues(capsys, trained, tmp_path, monkeypatch):
     arguments = [trained, "--rows", 3, "--allow-wrong", "--output"]
     assert run(*arguments, tmp_path / "whole") == 0
     calls = []

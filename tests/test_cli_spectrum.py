@@ -190,7 +190,7 @@ def test_what_is_in_the_output_folder_is_safe(genes, tmp_path, monkeypatch, caps
     assert json.loads((tmp_path / "out" / "spectrum.json").read_text(encoding="utf-8"))["split"] == "train"
 
 
-def test_the_error_names_the_mend(genes, checkpoint, tmp_path, capsys):
+def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
     constant = tmp_path / "constant.csv"
     constant.write_text("\n".join(["sequence", *["AAAA"] * 20]), encoding="utf-8")
     short = tmp_path / "short.csv"

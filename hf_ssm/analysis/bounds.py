@@ -274,7 +274,7 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     learnt = projection is not None and any(part.requires_grad for part in projection.parameters())
     bias = None if outputs is None else model.classifier.bias
     checks: list[tuple[str, bool, float | str | None, str]] = [
-        ("block", config.block == "plain", config.block, "block='plain'; `scans` says what holds of each scan"),
+        ("block", config.block == "plain", config.block, "block='plain'; `scans` describes each scan"),
         ("one layer", config.num_hidden_layers == 1, config.num_hidden_layers, "num_hidden_layers=1"),
         ("one direction", not config.bidirectional, str(bool(config.bidirectional)), "bidirectional=False"),
         ("no skip", scan.D is None, None, "use_skip=False"),
@@ -346,8 +346,8 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
     """Explanations of the numbers."""
     if norms is None:
         return [
-            "`scans` holds our adaptation of Theorem 4.6 to each scan alone, for its inputs as they are. The layers "
-            "below and above are learnt too: it is no bound for the network."
+            "`scans` holds an adaptation of Theorem 4.6 to each scan alone, for its measured inputs. The other layers "
+            "are learnt too, so it is not a bound for the network."
         ]
     notes = []
     if gap is not None and gap.is_vacuous:

@@ -57,12 +57,12 @@ def _complexity(report: "TheoryReport") -> Table:
     notes = [
         f"Means over channels, on {report.data['rows']} sequences of up to {report.data['longest']} positions; "
         f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
-        "norms know nothing of the data."
+        "norms do not depend on the data."
     ]
     if report.model["family"] == "selective":
         notes.append(
-            "For selective scans these are an extension: of the kernel that the data's mean Δ, B and C give, seen from "
-            "the last token."
+            "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "
+            "at the last token."
         )
     return Table("Complexity", ("layer", "τ", "ψ²/√n", "‖k‖₁²", "‖k‖₂²"), rows, notes)
 
@@ -126,7 +126,7 @@ def _bound(report: "TheoryReport") -> list[Table]:
         ("contraction ρ_A", norms.get("rho_A")),
     )
     rows = [(name, value) for name, value in values if value is not None]
-    notes = [f"Theorem {found['theorem']} of Honarpisheh et al. 2025, of a loss in [0, 1]."]
+    notes = [f"Theorem {found['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
     if (found["bound"] or 0) > 1:
         notes.append("A bound above 1 is vacuous for such a loss.")
     if failed:
@@ -144,7 +144,7 @@ def _bound(report: "TheoryReport") -> list[Table]:
     ]
     notes += found["notes"]
     header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
-    alone = Table("Each scan alone (an adaptation, no bound for the network)", header, scans)
+    alone = Table("Each scan alone (an adaptation, not a bound for the network)", header, scans)
     return [Table(title, ("quantity", "value") if rows else (), rows, notes), *([alone] if failed and scans else [])]
 
 

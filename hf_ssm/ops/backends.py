@@ -17,19 +17,17 @@ or asyncio task only.
 
 import importlib
 import importlib.util
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from logging import getLogger
 from typing import Any, NamedTuple
 
 import torch
 
 __all__ = ["CHOICES", "Compiled", "Implementation", "Operation", "current", "is_enabled", "set_backend", "use_backend"]
-
-logger = logging.getLogger(__name__)
 
 CHOICES = ("auto", "numba", "torch", "reference")
 
@@ -184,7 +182,7 @@ class Compiled(Implementation):
                 self.run = getattr(module, run)
                 self.supports = _always if supports is None else getattr(module, supports)
         except ImportError as error:
-            logger.warning("%s is not available: %s", name, error)
+            getLogger(__name__).warning("%s is not available: %s", name, error)
 
     def is_available(self) -> bool:
         self._load()

@@ -283,7 +283,7 @@ class MaskingResults(Sequence[MaskingResult]):
                 header = json.loads((file.metadata() or {}).get("hf_ssm", "{}"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, json.JSONDecodeError) as error:
-            raise ValueError(f"{name} is not a file of masking results, or is truncated ({error}).") from error
+            raise ValueError(f"{name} is not a file of masking results, or is not whole ({error}).") from error
         if header.get("format") != _FORMAT:
             raise ValueError(f"{name} is a safetensors file without masking results of hf_ssm.")
         if header["version"] > _VERSION:

@@ -15,7 +15,7 @@ __all__ = ["lag_means", "lag_moments"]
 
 # Elements in a block of the inputs. On a CPU, intermediate results should fit in the cache, as memory traffic costs
 # more than the arithmetic. On other devices, blocks only bound the memory.
-_CPU_BLOCK, _BLOCK = 2**18, 2**26
+_MOMENTS_BLOCK, _BLOCK = 2**18, 2**26
 
 _Statistics = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
 
@@ -108,7 +108,7 @@ def _block_length(inputs: Tensor) -> int:
     batch, length, channels = inputs.shape
     if inputs.requires_grad and torch.is_grad_enabled():
         return length  # The gradient of each block has the size of the whole input.
-    return max(1, (_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK) // (batch * channels))
+    return max(1, (_MOMENTS_BLOCK if inputs.device.type == "cpu" else _BLOCK) // (batch * channels))
 
 
 def _alignment(mask: Tensor, from_first: bool) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Per layer: what the model itself says of one batch, and by hand."""
+"""Complexity per layer: `theory_report` records against the model and a direct computation."""
 
 import math
 

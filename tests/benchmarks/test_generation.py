@@ -31,5 +31,5 @@ def test_different_tokens_are_an_error(make_model) -> None:
     generate = model.generate
     # A wrong cache: it changes the tokens.
     model.generate = lambda *args, use_cache, **kwargs: generate(*args, **kwargs) + int(use_cache)
-    with pytest.raises(RuntimeError, match="other tokens with than without cache"):
+    with pytest.raises(RuntimeError, match="different tokens with and without cache"):
         benchmark.compare(model, torch.randint(0, 12, (1, 4)), 3, 1)

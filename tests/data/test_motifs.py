@@ -60,7 +60,7 @@ def test_given_motifs_are_the_class_names():
 
 
 def test_a_short_motif_is_kept_out_of_the_background():
-    # 4**5 words: without the check about every sixth row would hold the motif by chance.
+    # 4**5 words: without the check about every sixth row would hold the motif accidentally.
     data = planted_motifs(motif="ACGTC", copies=1, num_train=400, num_validation=0, num_test=0)
     for row in data["train"]:
         assert occurrences(row["sequence"], "ACGTC") == row["motif_positions"]

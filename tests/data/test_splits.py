@@ -1,4 +1,4 @@
-"""Splits by a column and by chance."""
+"""Splits by a column and random splits."""
 
 import logging
 from collections import Counter

@@ -76,7 +76,7 @@ def test_crops_are_stretched_pieces_of_the_photographs(script: ModuleType) -> No
 
 
 @pytest.mark.parametrize("missing", ["sklearn.datasets", "PIL"])
-def test_missing_libraries_are_named_with_the_mend(
+def test_missing_libraries_are_named_with_the_install_command(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     plain = builtins.__import__

@@ -19,7 +19,7 @@ from hf_ssm import HyenaConfig, S4Config, S4ForSequenceClassification, S4Model, 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A folder of ours, weights and configuration alone."""
+    """A saved model: weights and configuration only."""
     torch.manual_seed(0)
     config = S4Config(hidden_size=8, state_size=4, num_hidden_layers=2)
     folder = tmp_path_factory.mktemp("good")
@@ -231,7 +231,7 @@ class TestConfigurations:
         refuses_to_convert(mamba, capsys, "of type" if kind != "hf_ssm_s4" else "already a checkpoint of hf_ssm")
 
     def test_weights_of_another_model(self, folder, tmp_path, capsys):
-        """With a configuration of ours before them, transformers would warn, and draw random weights."""
+        """A configuration of this package alone would give a warning and random weights."""
         bert = transformers.BertConfig(
             vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
         )

@@ -1,4 +1,4 @@
-"""Bad configurations and inputs meet an error that names the argument and the mend."""
+"""Errors for bad configurations and inputs name the argument and how to fix it."""
 
 import pytest
 import torch
@@ -32,9 +32,9 @@ def test_configuration(config: type, arguments: dict, message: str) -> None:
         config(**arguments)
 
 
-@pytest.mark.parametrize(("size", "mend"), [(4, 5), (2, 3), (1, 3)])
-def test_filter_emb_dim_must_be_odd(size: int, mend: int) -> None:
-    with pytest.raises(ValueError, match=f"`filter_emb_dim` must be odd and at least 3 .* take {mend}"):
+@pytest.mark.parametrize(("size", "suggested"), [(4, 5), (2, 3), (1, 3)])
+def test_filter_emb_dim_must_be_odd(size: int, suggested: int) -> None:
+    with pytest.raises(ValueError, match=f"`filter_emb_dim` must be odd and at least 3 .* take {suggested}"):
         HyenaConfig(filter_emb_dim=size)
 
 

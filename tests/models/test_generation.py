@@ -235,7 +235,7 @@ def test_left_padded_batch_generates_what_each_row_does(make, name):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pieces", [(12,), (4, 4, 4), (6, 6), (1,) * 12])
 def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
-    """Each row goes on from its own last token, wherever its padding lies and however the prompt is cut."""
+    """Each row continues from its own last token, wherever its padding is and however the prompt is split."""
     model = make(name)
     counts = (12, 5, 1, 8)
     prompts = [torch.randint(0, 12, (1, count)) for count in counts]
@@ -319,7 +319,7 @@ def test_rows_are_reordered_repeated_and_copied(make, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", SHORT)
-def test_generate_goes_on_from_a_returned_cache(make, name):
+def test_generate_continues_from_a_returned_cache(make, name):
     model = make(name)
     ids = torch.randint(0, 12, (2, 8))
     settings = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}

@@ -204,7 +204,7 @@ def test_join_and_part_again():
         assert_same(y[rows], expected)
         row += len(u)
     assert_same(feed(part, rest[[3, 0], 50:], Taps(kernel), [7, 93]), y[[3, 0], 50:])
-    # The parts go on by themselves.
+    # Each part continues on its own.
     u = torch.cat([inputs[0], rest[:1]], dim=1)
     assert_same(feed_singles(streams[0], rest[:1], Taps(kernel)), long_conv(u, kernel)[:, 30:])
 
@@ -212,7 +212,7 @@ def test_join_and_part_again():
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
 @pytest.mark.parametrize("first", [0, 30, 200])
-def test_a_copy_goes_on_by_itself(first, duplicate):
+def test_a_copy_is_independent(first, duplicate):
     u, other, kernel = randn(2, 300, 3), randn(2, 300, 3, seed=2), randn(3, 1024, seed=1)
     other[:, :first] = u[:, :first]
     original = StreamingConvolution(longest=1024)

@@ -1,4 +1,4 @@
-"""The probe from outside: what it takes, what it refuses, and how it goes on after an interruption."""
+"""`MaskingProbe`: arguments, errors, and resuming after an interruption."""
 
 import pytest
 import torch
@@ -221,7 +221,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted])
-def test_an_interrupted_run_goes_on(classifier, tokenizer, tmp_path, monkeypatch, error):
+def test_an_interrupted_run_continues(classifier, tokenizer, tmp_path, monkeypatch, error):
     output = tmp_path / "probe.safetensors"
     probe, asked = MaskingProbe(classifier, tokenizer), []
     whole = probe.run(TEXTS, progress=False)

@@ -119,11 +119,11 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="without masking results"):
         MaskingResults.load(path)
     path.write_bytes(b"not a tensor in sight")
-    with pytest.raises(ValueError, match="is not a file of masking results, or is truncated"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is not whole"):
         MaskingResults.load(path)
     make().save(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="is not a file of masking results, or is truncated"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is not whole"):
         MaskingResults.load(path)
     save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
     with pytest.raises(ValueError, match="by a later version"):

@@ -50,7 +50,7 @@ def by_loops(values: torch.Tensor, mask: torch.Tensor | None, from_first: bool) 
 @pytest.mark.parametrize("padding", ["none", "right", "left", "holes"])
 def test_the_loops(monkeypatch, padding: str, from_first: bool, turned: bool, small_blocks: bool) -> None:
     if small_blocks:
-        monkeypatch.setattr(moments, "_CPU_BLOCK", 4 * BATCH * CHANNELS)
+        monkeypatch.setattr(moments, "_MOMENTS_BLOCK", 4 * BATCH * CHANNELS)
     values, mask = inputs(turned=turned), masks()[padding]
     found = lag_moments(values, mask, from_first=from_first)
     for ours, theirs in zip(found, by_loops(values, mask, from_first), strict=True):
@@ -105,7 +105,7 @@ def test_the_variance_of_a_constant_is_rounding_and_has_no_gradient(padding: str
 @pytest.mark.parametrize("turned", [False, True])
 def test_without_gradients_no_copy_of_the_inputs_is_made(monkeypatch, turned: bool) -> None:
     """What is made of them stays small: that keeps the regulariser cheap."""
-    monkeypatch.setattr(moments, "_CPU_BLOCK", 2**12)
+    monkeypatch.setattr(moments, "_MOMENTS_BLOCK", 2**12)
     values = torch.randn(16, 256, 8)
     values = values.mT.contiguous().mT if turned else values
     own, sizes = values.untyped_storage().data_ptr(), []

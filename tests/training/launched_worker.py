@@ -3,7 +3,7 @@
     accelerate launch --multi_gpu --num_processes 2 launched_worker.py FOLDER OPTION ...
 
 Trains into FOLDER/run with the options; tries the same again, which has to fail; takes the last checkpoint from a copy
-of it, FOLDER/resumed, and goes on there. Writes the exit statuses of this process.
+of it, FOLDER/resumed, and continues there. Writes the exit statuses of this process.
 """
 
 import json

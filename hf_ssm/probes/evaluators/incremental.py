@@ -24,8 +24,9 @@ __all__ = ["IncrementalEvaluator", "evaluator_for"]
 
 # Name of the long convolution of a mixer with a single one, in `LayerState.streams`.
 _STREAM = "long_conv_0"
-# Positions between two stored states, and the sequence length from which storing states is faster.
-_BLOCK, _SHORTEST = 50, 128
+# Positions between two stored states (recurrences read pieces of 64 fast, others slowly), and the sequence length from
+# which storing states is faster.
+_BLOCK, _SHORTEST = 64, 128
 # With fewer candidates per block, full passes are faster.
 _FEWEST_PER_BLOCK = 2
 # Largest memory for the states of all variants, in bytes.

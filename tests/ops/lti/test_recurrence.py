@@ -173,7 +173,7 @@ def test_float32_with_the_smallest_step_sizes(constant, form, rule, run):
         recurrence = RECURRENCES[form](*parameters, rule)
         y, state = run(recurrence, u)
         assert y.dtype == recurrence.dtype == torch.float32
-        # Two pieces, the second of which goes on in the middle of a block.
+        # Two chunks; the second one starts in the middle of a block.
         first, state = run(recurrence, u[:, :2030])
         pieces = torch.cat([first, run(recurrence, u[:, 2030:], state)[0]], dim=1)
     scale = expected.abs().amax(dim=(0, 1))
