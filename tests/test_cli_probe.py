@@ -388,7 +388,7 @@ def test_damaged_results(capsys, trained, tmp_path):
     file = output / "probe.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     message = error_of(capsys, *arguments)
-    assert "is truncated" in message and "--overwrite-output" in message
+    assert "is not whole" in message and "--overwrite-output" in message
     assert run(*arguments, "--overwrite-output") == 0
 
 
