@@ -71,11 +71,11 @@ def run_probe(args: argparse.Namespace) -> None:
     config = _checked_config(args)
     settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
-    launch.on_main(lambda: _check_output(args))
-    tokenizer = load_tokenizer(settings)
+    is_continued = any(args.output.glob(f"{RESULTS_NAME}*"))
+    launch.on_main(lambda: check_output(args.output, args.overwrite_output or is_continued, _OUTPUT_REMEDY))
     probe = MaskingProbe(
         load_model(args.checkpoint, config),
-        tokenizer,
+        load_tokenizer(settings),
         args.mask,
         args.strategy,
         max_tokens_per_batch=args.max_tokens_per_batch,
@@ -86,10 +86,13 @@ def run_probe(args: argparse.Namespace) -> None:
     data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
     examples, left_out = chosen_examples(args, probe, data)
     if args.overwrite_output:
-        launch.on_main(lambda: _delete_results(args.output))
+        launch.on_main(lambda: [path.unlink() for path in args.output.glob(f"{RESULTS_NAME}*")])
     results = _probed(probe, examples, args.output / RESULTS_NAME)
     if launch.is_main():
-        print(_table(results, examples), _left_out_text(left_out), sep="\n", end="")
+        print(_table(results, examples))
+        if left_out:
+            whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
+            print(f"Drawn rows that were left out: {whys}.")
         _write(args, settings, probe, data, examples, left_out, results)
 
 
@@ -102,17 +105,6 @@ def _checked_config(args: argparse.Namespace) -> Any:
     if config.num_input_channels is not None:
         raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
     return config
-
-
-def _check_output(args: argparse.Namespace) -> None:
-    continued = any(args.output.glob(f"{RESULTS_NAME}*"))
-    check_output(args.output, args.overwrite_output or continued, _OUTPUT_REMEDY)
-
-
-def _delete_results(output: Path) -> None:
-    """Delete the results of an earlier run, finished or not."""
-    for path in output.glob(f"{RESULTS_NAME}*"):
-        path.unlink()
 
 
 def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:
@@ -155,11 +147,6 @@ def _summary(result: MaskingResult) -> dict[str, float]:
         "evaluations": result.evaluations,
         "tokens": len(result.order),
     }
-
-
-def _left_out_text(left_out: dict[str, int]) -> str:
-    whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-    return f"Drawn rows that were left out: {whys}.\n" if whys else ""
 
 
 def _write(

@@ -3,9 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
+import transformers
 
 from hf_ssm import __version__, plotting
 from hf_ssm.hub import pushing, reload
@@ -24,6 +26,7 @@ Sections = dict[str, dict[str, Any]]
 # Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
+_VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 _FAMILY_NAMES = ", ".join(family.short_name for family in FAMILIES.values())
 # Option of `hf-ssm train` -> setting, type, help.
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
@@ -126,6 +129,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
     chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
+    versions = ", ".join(f"{name} {found}" for name, found in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
         family=str(family_of(result.model.config)),
@@ -151,7 +155,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
             if chosen
             else "The checkpoint is the last one; no split was used to choose it."
         ),
-        environment=f"{result.steps} steps with {_versions()}; {result.seconds / 60:.1f} minutes.",
+        environment=f"{result.steps} steps with {versions}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
         dna=reads_dna(tokenizer),
@@ -161,10 +165,6 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
     )
-
-
-def _versions() -> str:
-    return f"hf_ssm {__version__}, transformers {version('transformers')}, torch {version('torch')}"
 
 
 DEMO_SETTINGS: Sections = {

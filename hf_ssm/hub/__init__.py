@@ -9,7 +9,6 @@ _LAZY = {
     "push": "pushing",
     "push_folder": "pushing",
     "verify": "verifying",
-    "write_code": "exporting",
 }
 
 __all__ = sorted(_LAZY)

@@ -9,21 +9,17 @@ creates the folder completely or not at all.
 """
 
 import copy
-import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ssm.hub.card import write_default_card
-from hf_ssm.models import bundle
 from hf_ssm.models.registry import FAMILIES, HEADS
-from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["auto_class_of", "export", "write_code"]
+__all__ = ["auto_class_of", "export"]
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
@@ -41,39 +37,6 @@ def auto_class_of(model: PreTrainedModel) -> str:
         f"only models of registered families can be exported, not a {kind.__module__}.{kind.__name__}"
         + (" (a PEFT model: export the result of `merge_and_unload`)" if kind.__module__.startswith("peft.") else "")
     )
-
-
-def write_code(model_or_config: PreTrainedModel | PreTrainedConfig, folder: str | os.PathLike[str]) -> Path:
-    """Write the code of a model into the folder of a checkpoint, and `auto_map` into its `config.json`.
-
-    Args:
-        model_or_config: A model or a configuration of a registered family.
-        folder: The checkpoint; created if missing. Without a `config.json`, the configuration is saved as well.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: The family is not registered; `config.json` is not valid JSON, or of another family.
-    """
-    config: Any = model_or_config.config if isinstance(model_or_config, PreTrainedModel) else model_or_config
-    if bundle.family_of(config) is None:
-        name = f"{type(config).__module__}.{type(config).__name__}"
-        raise ValueError(f"only models of registered families have code to save, not a {name}")
-    path = Path(folder, CONFIG_NAME)
-    if not path.exists():
-        config.save_pretrained(folder)
-        return Path(folder)
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
-    if not isinstance(stored, dict) or stored.get("model_type") != config.model_type:
-        raise ValueError(f"{str(path)!r} is not the configuration of a {config.model_type!r} model")
-    bundle.write_code(config, folder)
-    text = json.dumps(stored | {"auto_map": config.auto_map}, indent=2, sort_keys=True)
-    write_text_atomically(path, f"{text}\n")
-    return Path(folder)
 
 
 def export(
@@ -115,7 +78,10 @@ def export(
         whole = Path(scratch, "whole")
         model.save_pretrained(whole)
         if tokenizer is not None:
-            _limited(tokenizer, config.longest_input).save_pretrained(whole)
+            saved = copy.deepcopy(tokenizer)
+            # Pipelines truncate longer texts to this length.
+            saved.model_max_length = min(tokenizer.model_max_length, config.longest_input or tokenizer.model_max_length)
+            saved.save_pretrained(whole)
         write_default_card(whole, model, tokenizer, name=target.name)
         if prove:
             from hf_ssm.hub.reload import prove_export
@@ -124,15 +90,6 @@ def export(
         # Replaces an empty folder.
         whole.rename(target)
     return target
-
-
-def _limited(tokenizer: PreTrainedTokenizerBase, longest: int | None) -> PreTrainedTokenizerBase:
-    """The tokenizer with `model_max_length` at most `longest`, where pipelines and `truncation=True` cut."""
-    if longest is None or tokenizer.model_max_length <= longest:
-        return tokenizer
-    limited = copy.deepcopy(tokenizer)
-    limited.model_max_length = longest
-    return limited
 
 
 def _check_tokenizer(model: PreTrainedModel, tokenizer: Any) -> None:

@@ -18,7 +18,7 @@ from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
 from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
-from hf_ssm.hub.exporting import auto_class_of, export, write_code
+from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.verifying import check_folder, family_of
 from hf_ssm.models.registry import Family
 
@@ -202,7 +202,7 @@ def _check_model(folder: Path) -> Family:
 def _prove(staged: Path, family: Family) -> None:
     """Write the code of the model into a folder without code, and prove that others can load it."""
     config: Any = family.config_class.from_pretrained(staged)
-    write_code(config, staged)
+    config.save_pretrained(staged)
     names = config.architectures or []
     model_class = next((cls for cls in family.model_classes.values() if cls.__name__ in names[:1]), None)
     if model_class is None:

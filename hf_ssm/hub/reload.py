@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ssm.hub.clean_process import training_step
-from hf_ssm.hub.exporting import write_code
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
@@ -61,7 +60,8 @@ def prove_export(
         for path in Path(folder).iterdir():
             if path.suffix in _DATA and path.is_file():
                 shutil.copyfile(path, saved / path.name)
-        write_code(model, saved)
+        # Writes the code, and `auto_map` in place of what the file may contain.
+        AutoConfig.from_pretrained(saved, trust_remote_code=False).save_pretrained(saved)
         logits = _logits(model, inputs)
         labels = _labels(model.config, auto_class, inputs, logits)
         with use_backend("torch"), torch.random.fork_rng(devices=[]):

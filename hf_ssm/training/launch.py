@@ -28,7 +28,7 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def on_main(function: Callable[[], None]) -> None:
+def on_main(function: Callable[[], object]) -> None:
     """Call `function` in the main process while the others wait; they exit if it raises an error."""
     error: Exception | None = None
     if is_main():

@@ -83,10 +83,10 @@ def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[
 
 
 def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: bool = False) -> RunResult:
-    """Train, measure the test split once, and save model, tokenizer, settings and log.
+    """Train, evaluate the test split once, and save model, tokenizer, settings and log.
 
-    The checkpoint is selected on the validation split; the test split is evaluated once, at the end. In a distributed
-    run (`accelerate launch`) all processes call this function, and the main process writes.
+    The checkpoint is selected on the validation split. In a distributed run all processes call this function, and the
+    main process writes.
 
     Args:
         settings: Settings of the run.
@@ -113,7 +113,8 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     launch.on_main(lambda: _make_folder(settings, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    tau = _train_and_measure_tau(trainer, _probe_batch(loaded), checkpoint)
+    first_rows = data["train"].select(range(min(_PROBE_ROWS, len(data["train"]))))
+    tau = _train_and_measure_tau(trainer, loaded.batch(first_rows), checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
     seconds = time.perf_counter() - started
 
@@ -189,12 +190,6 @@ def _build_trainer(
         compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess,
     )
-
-
-def _probe_batch(data: RunData) -> dict[str, torch.Tensor]:
-    """The first training sequences, padded, on which τ is measured."""
-    train = data.splits["train"]
-    return data.batch(train.select(range(min(_PROBE_ROWS, len(train)))))
 
 
 def _train_and_measure_tau(

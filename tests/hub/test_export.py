@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 import hf_ssm
 from hf_ssm.hub import reload
-from hf_ssm.hub.exporting import auto_class_of, export, write_code
+from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.reload import probe_inputs
 from hf_ssm.models.bundle import auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, HEADS, register_family
@@ -400,8 +400,6 @@ def test_models_of_others_are_refused(tmp_path):
     bert = transformers.BertModel(config)
     with pytest.raises(ValueError, match=r"only models of registered families can be exported, not a .*BertModel"):
         export(bert, None, tmp_path / "x")
-    with pytest.raises(ValueError, match=r"only models of registered families have code to save, not a .*BertConfig"):
-        write_code(bert, tmp_path)
 
     class Mine(hf_ssm.S4ForCausalLM):
         pass
@@ -436,7 +434,6 @@ def test_every_way_of_saving_writes_the_same_code(small, tmp_path):
     small.save_pretrained(tmp_path / "model")
     small.base_model.save_pretrained(tmp_path / "backbone")
     small.config.save_pretrained(tmp_path / "config")
-    write_code(small, tmp_path / "code")
     arguments = transformers.TrainingArguments(str(tmp_path / "trainer"), use_cpu=True, report_to="none")
     transformers.Trainer(small, arguments).save_model()
     code = bundle(hf_ssm.SelectiveSSMConfig)
@@ -444,15 +441,6 @@ def test_every_way_of_saving_writes_the_same_code(small, tmp_path):
         assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")} == code
         stored = json.loads((folder / "config.json").read_text())
         assert stored["auto_map"] == auto_map(FAMILIES["SelectiveSSM"])
-    # A checkpoint of an older version gets both, and keeps all else.
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    before = {name: value for name, value in config.items() if name != "auto_map"} | {"note": "kept"}
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "config.json").write_text(json.dumps(before))
-    write_code(hf_ssm.SelectiveSSMConfig(), old)
-    assert json.loads((old / "config.json").read_text()) == config | {"note": "kept"}
-    assert {path.name for path in old.iterdir()} == {*code, "config.json"}
 
 
 def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
@@ -461,15 +449,6 @@ def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
     small.config.save_pretrained(tmp_path, push_to_hub=True, repo_id="ada/x", private=True)
     assert pushed == [(("ada/x",), {"private": True})]
     assert (tmp_path / "modeling_hf_ssm_selective.py").is_file()
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "bert"}'])
-def test_code_is_not_put_beside_another_configuration(small, tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json' (is no|must hold)"):
-        write_code(small, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert (tmp_path / "config.json").read_text() == text
 
 
 def test_a_checkpoint_with_the_code_of_an_older_version_loads_and_gets_the_new_code(small, tmp_path):
