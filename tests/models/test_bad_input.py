@@ -1,9 +1,14 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM
+from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM
+from hf_ssm.models.base.heads import check_labels
+from hf_ssm.models.base.inputs import check_mask
 
 FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 
@@ -162,3 +167,17 @@ def test_what_a_file_holds_beyond_our_fields_is_kept(tmp_path) -> None:
     with pytest.raises(ValueError, match="no argument `sobolev_ordr`: did you mean `sobolev_order`"):
         S4Config.from_pretrained(tmp_path, sobolev_ordr=0.5)
     assert S4Config.from_pretrained(tmp_path, sobolev_order=0.5, num_labels=3).num_labels == 3
+
+
+def test_checks_do_not_read_tensors_of_a_gpu() -> None:
+    """Fake tensors raise an error when a value is read."""
+    with FakeTensorMode():
+        hidden = torch.empty(2, 5, 4, device="cuda")
+        mask, labels = torch.ones(2, 5, device="cuda"), torch.zeros(2, 5, dtype=torch.long, device="cuda")
+        assert check_mask(mask, hidden) is not None
+        assert check_mask(mask[:1, :1], hidden[:1, :1]) is not None
+        check_labels(labels, 3, "num_labels")
+        backbone = SimpleNamespace(embed_tokens=torch.nn.Embedding(12, 4, device="cuda"))
+        assert HyenaModel._look_up(backbone, labels).shape == (2, 5, 4)
+        with pytest.raises(DataDependentOutputException):
+            bool(mask.any())
