@@ -313,9 +313,10 @@ class SSMModel(SSMPreTrainedModel):
         # On a GPU the check would wait for the device, which reports such ids itself.
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             size = self.embed_tokens.weight.shape[0]
-            # A single id, as in decoding, is its own bounds.
-            bounds = (input_ids, input_ids) if input_ids.numel() == 1 else input_ids.aminmax()
-            least, greatest = (bound.item() for bound in bounds)
+            if input_ids.numel() == 1:
+                least = greatest = input_ids.item()
+            else:
+                least, greatest = (bound.item() for bound in input_ids.aminmax())
             if least < 0 or greatest >= size:
                 raise ValueError(
                     f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {size}: use the model's "
