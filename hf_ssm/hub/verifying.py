@@ -200,10 +200,26 @@ def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
+            elif path.name == _CONFIG and key == "auto_map" and _is_older_code(folder, reference, own):
+                what = f"`{key}` refers to code of another version of hf_ssm: {reference!r}"
+                yield Problem(path.name, what, is_own_code=True)
             elif path.name != _CONFIG or key != "auto_map" or reference not in own:
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
+
+
+def _is_older_code(folder: Path, reference: str, own: Set[str]) -> bool:
+    """Whether `file.Class` names a class of the family in a file with the header of another version's code."""
+    module, _, name = reference.partition(".")
+    path = folder / f"{module}.py"
+    is_class_of_family = name in {other.partition(".")[2] for other in own}
+    return (
+        reference not in own
+        and is_class_of_family
+        and path.is_file()
+        and path.read_bytes().startswith(f"{HEADER} ".encode())
+    )
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -398,3 +398,15 @@ def test_command(hub, pushed, single, capsys):
 
 def test_public_name():
     assert hf_ssm.hub.verify is verifying.verify
+
+
+def test_code_of_an_older_layout_is_named_as_such(coded):
+    """Older versions wrote other file names: a push replaces such code."""
+    for path in coded.glob("*.py"):
+        path.rename(path.with_name(path.name.replace("_hf_ssm", "")))
+    content = json.loads((coded / "config.json").read_text())
+    older = {auto: where.replace("_hf_ssm", "") for auto, where in content["auto_map"].items()}
+    (coded / "config.json").write_text(json.dumps({**content, "auto_map": older}))
+    problems = check_folder(coded)
+    assert problems and all(problem.is_own_code for problem in problems)
+    assert any("code of another version of hf_ssm: 'modeling_s4." in str(problem) for problem in problems)
