@@ -61,6 +61,7 @@ class TheoryReport:
         bound: Of Honarpisheh et al., or the reason why there is none.
         movement: Relative change of each group of parameters in training; empty if unknown.
         settings: The caller's `settings`.
+        is_time_invariant: Whether the kernels of all operators are the same at all positions.
     """
 
     model: dict[str, Any]
@@ -74,6 +75,7 @@ class TheoryReport:
     bound: ModelBound | str
     movement: dict[str, float | None]
     settings: dict[str, Any]
+    is_time_invariant: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the responses, as plain values for a JSON file; numbers that are not finite are `None`."""
@@ -206,6 +208,7 @@ def theory_report(
         bound=_bound(unwrapped(model), batches, n),
         movement=dict(movement or {}),
         settings=dict(settings or {}),
+        is_time_invariant=all(operator.is_time_invariant for operator in operators),
     )
 
 

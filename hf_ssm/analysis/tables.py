@@ -59,7 +59,7 @@ def _complexity(report: "TheoryReport") -> Table:
         f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
         "norms do not depend on the data."
     ]
-    if report.model["family"] == "selective":
+    if not report.is_time_invariant:
         notes.append(
             "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "
             "at the last token."

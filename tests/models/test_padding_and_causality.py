@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from hf_ssm.modules.operator import SequenceOperator
+
 FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 VARIANTS = [
@@ -174,3 +176,11 @@ def test_half_precision_pools_long_sequences() -> None:
     mask = torch.ones(1, 70_000, dtype=torch.bool)
     mask[:, 0] = False
     assert torch.equal(pool(states, mask, "mean"), torch.full((1, 2), 1.5, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("flags", [{}, {"bidirectional": True}, {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operators_and_configuration_agree_on_causality(make_model, family, flags):
+    model = make_model(family, "Model", **flags)
+    operators = [part for part in model.modules() if isinstance(part, SequenceOperator)]
+    assert operators and all(part.is_causal for part in operators) == model.config.is_causal == (not flags)

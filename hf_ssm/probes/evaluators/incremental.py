@@ -192,7 +192,9 @@ def evaluator_for(model: Any, sequence: ProbedSequence, mask_id: int | None, max
 
 def _is_supported(model: Any, sequence: ProbedSequence) -> bool:
     """Whether the target follows from the outputs at the last position, or from their mean."""
-    if not isinstance(model, SSMPreTrainedModel) or not model.config.is_causal:
+    if not isinstance(model, SSMPreTrainedModel):
+        return False
+    if not all(part.is_causal for part in model.modules() if isinstance(part, SequenceOperator)):
         return False
     head = head_of(model)
     if head == "causal":
