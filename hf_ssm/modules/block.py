@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 
 __all__ = ["MLP", "Block"]
 
@@ -55,6 +56,7 @@ class Block(GradientCheckpointingLayer):
         mask: Tensor | None = None,
         output_tau: bool = False,
         state: LayerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One block.
 
@@ -63,11 +65,13 @@ class Block(GradientCheckpointingLayer):
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return the τ of the mixer.
             state: Continue from this state, which is changed in place.
+            documents: Where the hidden states are documents in their layout.
 
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
         """
-        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state)
+        packed = {} if documents is None else {"documents": documents}
+        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **packed)
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
         hidden_states = self._sum(hidden_states, mixed)

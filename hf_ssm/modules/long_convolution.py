@@ -15,6 +15,7 @@ from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.recurrence import Recurrence
@@ -98,16 +99,17 @@ class LongConvolution(SequenceOperator):
             taps = causal_taps(length, order, self.sobolev_frequency, step)
             return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
 
-    def kernels_for(self, inputs: Tensor, *, output_tau: bool = False) -> Tensor:
+    def kernels_for(self, inputs: Tensor, *, output_tau: bool = False, documents: Documents | None = None) -> Tensor:
         """The `kernels` that `forward` needs.
 
         Args:
             inputs: Any tensor `(B, L, ...)` with the length of the inputs.
             output_tau: Whether τ is requested: the kernels then have the length of the longest input of all processes
                 whose rows enter it.
+            documents: Where the inputs are documents in their layout.
         """
         wants_tau = output_tau or self.rescaling is not None
-        return self.kernels(self._longest(inputs) if wants_tau else inputs.shape[1])
+        return self.kernels((self._longest if wants_tau else self._length)(inputs, documents))
 
     def forward(
         self,
@@ -117,6 +119,7 @@ class LongConvolution(SequenceOperator):
         *,
         group: int = 0,
         output_tau: bool = False,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Convolve one group of channels.
 
@@ -126,6 +129,7 @@ class LongConvolution(SequenceOperator):
             mask: `(B, L)` or `None`, true at tokens.
             group: Which group of channels the inputs are.
             output_tau: Also return τ.
+            documents: Where the inputs are documents in their layout.
 
         Returns:
             The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
@@ -137,25 +141,35 @@ class LongConvolution(SequenceOperator):
         with no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, channels, mask)
+                inputs = self._zero_phase(inputs, channels, mask, documents)
             if output_tau or self.rescaling is not None:
-                value = self._tau_of_kernels(kernels, inputs, mask).to(next(self.parameters()).dtype)
+                value = self._tau_of_kernels(kernels, inputs, mask, documents).to(next(self.parameters()).dtype)
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     kernels = kernels * self._rescale_(value.detach(), channels)
             backward = kernels[1] if len(kernels) == 2 else None
-            return long_conv(inputs, kernels[0], backward).to(dtype), value
+            if documents is None:
+                return long_conv(inputs, kernels[0], backward).to(dtype), value
+            return documents.map(lambda batch, _: long_conv(batch, kernels[0], backward), inputs).to(dtype), value
 
     def kernel_inputs(
-        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        *,
+        group: int = 0,
+        documents: Documents | None = None,
+        **arguments: Any,
     ) -> Iterator[KernelInput]:
         with materialized(self, self.filter), no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(inputs.dtype, arguments["kernels"].dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, slice(group, None, self.groups), mask)
-        yield KernelInput(inputs, mask, group=group)
-        if self.filter.directions == 2:
-            yield KernelInput(inputs, mask, "backward", group, from_first=True, first_lag=1)
+                inputs = self._zero_phase(inputs, slice(group, None, self.groups), mask, documents)
+        batches = [(inputs, mask)] if documents is None else documents.masked_batches(inputs)
+        for batch, own in batches:
+            yield KernelInput(batch, own, group=group)
+            if self.filter.directions == 2:
+                yield KernelInput(batch, own, "backward", group, from_first=True, first_lag=1)
 
     def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
         return self.kernels(length)[int(given.direction == "backward"), given.group :: self.groups]
@@ -207,15 +221,17 @@ class LongConvolution(SequenceOperator):
         steps = torch.as_tensor(self.filter.time_step(torch.float64))[rows % self.filter.channels].unsqueeze(-1)
         return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
 
-    def _tau_of_kernels(self, kernels: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
+    def _tau_of_kernels(
+        self, kernels: Tensor, inputs: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
         """Mean over channels and directions of τ at the last token (backward: at the first)."""
         if self.tau_statistics != "batch":
-            return self._tau(kernels, inputs, mask)
+            return self._tau(kernels, inputs, mask, documents)
         if len(kernels) == 1:
-            return self._tau(kernels[0], inputs, mask)
-        mean, variance = self._moments(kernels, inputs, mask, from_first=True)
+            return self._tau(kernels[0], inputs, mask, documents)
+        mean, variance = self._moments(kernels, inputs, mask, documents, from_first=True)
         ahead = tau(kernels[1, :, :-1], mean[1:], variance[1:])
-        return torch.stack([tau(kernels[0], *self._moments(kernels, inputs, mask)), ahead]).mean()
+        return torch.stack([tau(kernels[0], *self._moments(kernels, inputs, mask, documents)), ahead]).mean()
 
     def forward_with_state(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
         """Continue the causal convolution of the sequences that `state` remembers.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
@@ -92,8 +93,9 @@ class SequenceOperator(nn.Module):
 
     An operator describes itself to the rest of the package. What it has to provide:
 
-    - `forward(inputs, ..., mask, *, output_tau, state)`: the output `(B, L, D)` and τ (or `None`). With a `state`
-      (`LayerState`) it continues the sequences which that state remembers and updates it.
+    - `forward(inputs, ..., mask, *, output_tau, state, documents)`: the output `(B, L, D)` and τ (or `None`). With a
+      `state` (`LayerState`) it continues the sequences which that state remembers and updates it. With `documents`
+      (`Documents`) the inputs are documents in their layout, and each is read by itself.
     - `initial_parameters()` and `parameter_roles()`: initial values and roles of its own parameters.
     - `scale_output_(factor, channels)`: multiplies the parameters in which its kernel is linear (rescaling).
     - `kernel_inputs(**arguments of forward)` and `mean_kernel(...)`: what τ is computed from.
@@ -178,9 +180,15 @@ class SequenceOperator(nn.Module):
         raise NotImplementedError
 
     def kernel_inputs(
-        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        *,
+        group: int = 0,
+        documents: Documents | None = None,
+        **arguments: Any,
     ) -> Iterator[KernelInput]:
-        """What each kernel convolves in a call of `forward` with these arguments."""
+        """What each kernel convolves in a call of `forward` with these arguments; of documents, in each bucket."""
         raise NotImplementedError
 
     def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
@@ -258,8 +266,14 @@ class SequenceOperator(nn.Module):
         """The step size by which the Sobolev filter measures frequencies."""
         return 1.0
 
-    def _zero_phase(self, inputs: Tensor, channels: slice | list[int], mask: Tensor | None) -> Tensor:
-        """The zero-phase filter (1 + |s|)^β of the tokens, `(B, L, D)`."""
+    def _zero_phase(
+        self,
+        inputs: Tensor,
+        channels: slice | list[int],
+        mask: Tensor | None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """The zero-phase filter (1 + |s|)^β of the tokens, `(B, L, D)`; of each document by itself."""
         order = self._order(inputs)
         if order is None:
             return inputs
@@ -267,32 +281,46 @@ class SequenceOperator(nn.Module):
         order = order[channels] if order.dim() else order
         step = step[channels] if isinstance(step, Tensor) else step
         taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        taps = taps[..., : inputs.shape[1] + 1].to(inputs).expand(inputs.shape[-1], -1)
-        filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
+        taps = taps[..., : self._length(inputs, documents) + 1].to(inputs).expand(inputs.shape[-1], -1)
+        if documents is None:
+            filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
+        else:
+            filtered = documents.map(lambda batch, _: long_conv(batch, taps[:, :-1], taps[:, 1:]), inputs)
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 
     def _processes(self) -> Processes | None:
         """The processes whose rows are one batch; `None` for a single process."""
         return all_processes() if self.training or self.rescaling is not None else None
 
-    def _longest(self, inputs: Tensor) -> int:
-        """Length of the longest inputs over all `_processes`."""
-        processes = self._processes()
-        return inputs.shape[1] if processes is None else processes.largest(inputs.shape[1], inputs.device)
+    @staticmethod
+    def _length(inputs: Tensor, documents: Documents | None) -> int:
+        """Length of the inputs, or of the longest document."""
+        return inputs.shape[1] if documents is None else documents.longest
 
-    def _tau(self, kernel: Tensor, inputs: Tensor, mask: Tensor | None) -> Tensor:
+    def _longest(self, inputs: Tensor, documents: Documents | None = None) -> int:
+        """Length of the longest inputs over all `_processes`."""
+        processes, own = self._processes(), self._length(inputs, documents)
+        return own if processes is None else processes.largest(own, inputs.device)
+
+    def _tau(self, kernel: Tensor, inputs: Tensor, mask: Tensor | None, documents: Documents | None = None) -> Tensor:
         """Mean over channels of τ at the last token, of the kernel `(..., D, L)`, with the L of `_longest`."""
         if self.tau_statistics != "batch":
             return filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2).mean()
-        return tau(kernel, *self._moments(kernel, inputs, mask)).mean()
+        return tau(kernel, *self._moments(kernel, inputs, mask, documents)).mean()
 
     def _moments(
-        self, kernel: Tensor, inputs: Tensor, mask: Tensor | None, *, from_first: bool = False
+        self,
+        kernel: Tensor,
+        inputs: Tensor,
+        mask: Tensor | None,
+        documents: Documents | None = None,
+        *,
+        from_first: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the inputs by lag, `(L, D)`, for the kernel `(..., D, L)`."""
         inputs = inputs.detach() if self.tau_detach_statistics else inputs
         length, processes = kernel.shape[-1], self._processes()
-        return lag_moments(inputs, mask, from_first=from_first, length=length, processes=processes)
+        return lag_moments(inputs, mask, from_first=from_first, length=length, processes=processes, documents=documents)
 
     @torch.no_grad()
     def _rescale_(self, value: Tensor, channels: slice = slice(None)) -> Tensor:

@@ -3,20 +3,25 @@
 import torch
 from torch import Tensor
 
+from hf_ssm.ops.documents import Documents
+
 __all__ = ["pool"]
 
 
-def pool(hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
+def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
     """The last or first token, or the mean over tokens.
 
     Args:
         hidden_states: `(B, L, D)`.
         mask: `(B, L)` or `None`, true at tokens; every row has one.
         how: `"last"`, `"first"` or `"mean"`.
+        documents: Where `hidden_states` are packed rows.
 
     Returns:
-        `(B, D)`.
+        `(B, D)`; of packed rows one vector for each document, in their order.
     """
+    if documents is not None:
+        return documents.by_document(documents.arrange(hidden_states), lambda batch, own: pool(batch, own, how))
     if mask is None:
         if how == "mean":
             return hidden_states.mean(dim=1)

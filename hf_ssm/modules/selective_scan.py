@@ -18,6 +18,7 @@ from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_paramete
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -156,6 +157,7 @@ class SelectiveScan(SequenceOperator):
         *,
         output_tau: bool = False,
         state: LayerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Scan, skip and gate.
 
@@ -165,6 +167,7 @@ class SelectiveScan(SequenceOperator):
             mask: `(B, L)` or `None`, true at tokens.
             output_tau: Also return τ of the scan and the skip.
             state: Continue from this state, which is changed in place.
+            documents: Where the inputs are documents in their layout.
 
         Returns:
             The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
@@ -172,19 +175,23 @@ class SelectiveScan(SequenceOperator):
         step, B, C = self.selection(inputs)
         with no_autocast(inputs.device):
             A = self.state_matrix()
-            scanned = self.filter_input(inputs, mask, state)
+            scanned = self.filter_input(inputs, mask, state, documents=documents)
             value = None
             if output_tau or self.rescaling is not None:
                 self._warn_if_unstable(A)
-                length, processes = self._longest(step), self._processes()
-                sequences = self._kernel_statistics(step, B, C)
-                means = {
-                    name: lag_means(part, mask, length=length, processes=processes) for name, part in sequences.items()
+                rows: dict[str, Any] = {
+                    "length": self._longest(step, documents),
+                    "processes": self._processes(),
+                    "documents": documents,
                 }
-                value = self._tau(self._kernel_of_means(means, A, self.D), scanned, mask).to(A.real.dtype)
+                sequences = self._kernel_statistics(step, B, C)
+                means = {name: lag_means(part, mask, **rows) for name, part in sequences.items()}
+                value = self._tau(self._kernel_of_means(means, A, self.D), scanned, mask, documents).to(A.real.dtype)
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     C = C * self._rescale_(value.detach())
+            if documents is not None:
+                return documents.map(partial(self._scan, A), scanned, step, B, C, gate), value
             rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
                 return selective_scan(scanned, step, A, B, C, *rest), value
@@ -194,6 +201,13 @@ class SelectiveScan(SequenceOperator):
             else:
                 output, state.tensors["scan"] = selective_scan(scanned, step, A, B, C, *rest, before, True)
             return output, value
+
+    def _scan(
+        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """The scan of one bucket of documents."""
+        y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
+        return y
 
     def _step(
         self, u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, gate: Tensor | None
@@ -212,15 +226,19 @@ class SelectiveScan(SequenceOperator):
         mask: Tensor | None = None,
         state: LayerState | None = None,
         channels: slice | list[int] = slice(None),
+        documents: Documents | None = None,
     ) -> Tensor:
         """The input of these channels after the Sobolev filter, `(B, L, D)`."""
         precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         if not self.has_sobolev_filter:
             return inputs
         if self.sobolev_mode == "zero_phase":
-            return self._zero_phase(precise, channels, mask).to(inputs.dtype)
+            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
         taps = partial(self._taps, precise, channels)
-        if state is None:
+        if documents is not None:
+            kernel = taps(documents.longest)
+            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
+        elif state is None:
             filtered = long_conv(precise, taps(inputs.shape[1]))
         else:
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
@@ -256,8 +274,18 @@ class SelectiveScan(SequenceOperator):
         return selective_kernel(means["delta"], A, B, C[0], D)
 
     def kernel_inputs(
-        self, inputs: Tensor, mask: Tensor | None = None, *, group: int = 0, **arguments: Any
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        *,
+        group: int = 0,
+        documents: Documents | None = None,
+        **arguments: Any,
     ) -> Iterator[KernelInput]:
+        if documents is not None:
+            for batch, own in documents.masked_batches(inputs):
+                yield from self.kernel_inputs(batch, own)
+            return
         with materialized(self):
             step, B, C = self.selection(inputs)
             with no_autocast(inputs.device):

@@ -6,6 +6,7 @@ Legend: `B` batch, `L` length, `D` channels.
 from torch import Tensor, nn
 
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
 __all__ = ["ShortConvolution", "masked"]
@@ -17,7 +18,8 @@ def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ShortConvolution(nn.Conv1d):
-    """Depth-wise convolution of the tokens of `(B, L, D)`, zero at padding; with a state, of the next tokens."""
+    """Depth-wise convolution of the tokens of `(B, L, D)`, zero at padding; with a state, of the next tokens; with
+    `documents`, of each document by itself."""
 
     parameter_quantity = "short_convolution"
 
@@ -31,8 +33,13 @@ class ShortConvolution(nn.Conv1d):
         state: LayerState | None = None,
         mask: Tensor | None = None,
         activation: str | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         weight = self.weight.squeeze(1)
+        if documents is not None:
+            return documents.map(
+                lambda batch, own: short_conv(batch, weight, self.bias, self.bidirectional, activation, own), inputs
+            )
         if state is None:
             return short_conv(inputs, weight, self.bias, self.bidirectional, activation, mask)
         memory = state.get("short_conv")

@@ -65,6 +65,11 @@ class LayerState:
         for stream in self.streams.values():
             stream.select(rows)
 
+    def keep_last(self, count: int) -> None:
+        """Drop inputs more than `count` positions back, which are zeros in every row."""
+        for stream in self.streams.values():
+            stream.keep_last(count)
+
     def rows(self, rows: Tensor) -> "LayerState":
         """An independent state of these rows, which keeps the graph of gradients."""
         part = type(self)()

@@ -3,12 +3,13 @@
 Legend: `B` batch, `L` length, `D` channels, `l` length of a block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["lag_means", "lag_moments"]
@@ -27,6 +28,7 @@ def lag_moments(
     from_first: bool = False,
     length: int | None = None,
     processes: Processes | None = None,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
 
@@ -40,6 +42,8 @@ def lag_moments(
         length: Number of distances, at least L; default: the largest L of all processes.
         processes: Processes whose rows form one batch. Each has its own inputs, mask, B and L; all must call this
             function with the same `length`. Default: the rows of this process only.
+        documents: Where the inputs are documents in their layout, `(1, T, D)`: each counts as a row. Their own masks
+            replace `mask`.
 
     Returns:
         Mean μ and variance K, both `(length, D)`; entry ℓ is for tokens at distance ℓ. Distances that no row reaches
@@ -50,7 +54,13 @@ def lag_moments(
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
     """
-    mean, variance, count = _by_distance(inputs, mask, from_first, length, processes, _mean_and_variance)
+    parts = _by_bucket(inputs, mask, from_first, length, processes, documents, _mean_and_variance)
+    counts = [count for *_, count in parts]
+    mean, count = _joint_mean([part[0] for part in parts], counts)
+    variance = parts[0][1]
+    if len(parts) > 1:
+        deviations = ((var + (own - mean).square()) * n for own, var, n in parts)
+        variance = sum(deviations, torch.zeros_like(mean)) / count.clamp(min=1)
     if processes is None:
         return mean, variance
     shared, total = _shared_mean(mean, count, processes)
@@ -58,11 +68,44 @@ def lag_moments(
 
 
 def lag_means(
-    inputs: Tensor, mask: Tensor | None = None, *, length: int | None = None, processes: Processes | None = None
+    inputs: Tensor,
+    mask: Tensor | None = None,
+    *,
+    length: int | None = None,
+    processes: Processes | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """The mean of `lag_moments`, by distance to the last token; same arguments."""
-    mean, count = _by_distance(inputs, mask, False, length, processes, _mean)
+    parts = _by_bucket(inputs, mask, False, length, processes, documents, _mean)
+    mean, count = _joint_mean(*zip(*parts, strict=True))
     return mean if processes is None else _shared_mean(mean, count, processes)[0]
+
+
+def _by_bucket(
+    inputs: Tensor,
+    mask: Tensor | None,
+    from_first: bool,
+    length: int | None,
+    processes: Processes | None,
+    documents: Documents | None,
+    statistics: _Statistics,
+) -> list[list[Tensor]]:
+    """`_by_distance` of the inputs, or of each bucket of documents, all of the same length."""
+    if documents is None:
+        return [_by_distance(inputs, mask, from_first, length, processes, statistics)]
+    if length is None:
+        own = documents.longest
+        length = own if processes is None else processes.largest(own, inputs.device)
+    batches = documents.masked_batches(inputs)
+    return [_by_distance(batch, own, from_first, length, None, statistics) for batch, own in batches]
+
+
+def _joint_mean(means: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The mean over all rows, `(L, D)`, and their number, `(L, 1)`, from those of groups of rows."""
+    if len(means) == 1:
+        return means[0], counts[0]
+    total = torch.stack(list(counts)).sum(dim=0)
+    return torch.stack([mean * n for mean, n in zip(means, counts, strict=True)]).sum(dim=0) / total.clamp(min=1), total
 
 
 def _shared_mean(mean: Tensor, count: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:

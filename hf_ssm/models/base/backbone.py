@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -18,10 +19,12 @@ from hf_ssm.models.base.cache import SSMCache, forward_with_cache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
+from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 
 
 @dataclass
@@ -58,6 +61,11 @@ def _selected(
         raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {requested}.")
     kept = {number % count for number in numbers}
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
+
+
+def _restored(documents: Documents | None, hidden_states: Tensor | None) -> Tensor | None:
+    """Hidden states of documents back in packed rows."""
+    return hidden_states if documents is None or hidden_states is None else documents.restore(hidden_states)
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -174,6 +182,10 @@ class SSMModel(SSMPreTrainedModel):
         output_tau: bool = False,
         past_key_values: SSMCache | None = None,
         use_cache: bool | None = None,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        documents: Documents | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
         r"""
@@ -188,9 +200,13 @@ class SSMModel(SSMPreTrainedModel):
             output_tau: Return τ of each layer; needs whole sequences.
             past_key_values: Continue from this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the configuration's, for causal models outside training.
+            seq_idx: `(B, L)`, the number of the document that each position of packed rows is part of.
+            cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead: where each document begins; see `find_documents`.
+            position_ids: `(B, L)`, instead: a document begins where they start again.
+            documents: The documents, from a model with a head, which has looked them up.
 
         Raises:
-            TypeError: A misspelled argument.
+            TypeError: An argument that models of hf_ssm do not read; see `inputs.py`.
             ValueError: Not exactly one input; unknown layers in `output_hidden_states`; an empty sequence; an input
                 longer than the model allows; a mask of another shape; a cache for a model that is not causal, together
                 with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
@@ -198,24 +214,50 @@ class SSMModel(SSMPreTrainedModel):
         """
         check_extra_arguments(self, kwargs)
         past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
-        hidden_states = self._embed(input_ids, inputs_embeds, input_values, past)
+        if documents is None:
+            packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
+            documents = find_documents(attention_mask, past_key_values, packing, input_ids, inputs_embeds, input_values)
+        hidden_states = self._embed(input_ids, inputs_embeds, input_values, past_key_values, documents)
         cache = self._find_cache(past_key_values, use_cache, output_tau, len(hidden_states))
-        mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
+        mask = None
+        if documents is None:
+            mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if self.dropout.training:
             hidden_states = self.dropout(hidden_states)
-        if cache is None:
+        taus: list[Tensor] = []
+        if cache is not None:
+            cache.claim(self)
+            all_hidden_states = self._read(hidden_states, mask, documents, cache)
+            if seq_idx is not None:
+                cache.remember_document(seq_idx, attention_mask)
+        elif documents is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
-            cache.claim(self)
-            all_hidden_states, taus = forward_with_cache(self._run_states, hidden_states, mask, cache), []
+            # Hidden states of the layers between are put in order on request only.
+            all_hidden_states, taus = self._run(
+                documents.arrange(hidden_states), documents.mask, output_tau, documents=documents
+            )
+        restored = partial(_restored, documents if cache is None else None)
+        chosen = _selected(all_hidden_states, output_hidden_states)
         return SSMModelOutput(
-            last_hidden_state=all_hidden_states[-1],
+            last_hidden_state=restored(all_hidden_states[-1]),
             past_key_values=cache,
-            hidden_states=_selected(all_hidden_states, output_hidden_states),
+            hidden_states=None if chosen is None else tuple(restored(state) for state in chosen),
             tau=torch.stack(taus) if output_tau else None,
         )
+
+    def _read(
+        self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None, cache: SSMCache
+    ) -> list[Tensor]:
+        """The hidden states of every layer for the next positions of the sequences in a cache."""
+        if documents is None:
+            return forward_with_cache(self._run_states, hidden_states, mask, cache)
+        return forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
+
+    def _run_documents(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents) -> list[Tensor]:
+        return self._run(hidden_states, mask, documents=documents)[0]
 
     def _run(
         self,
@@ -223,12 +265,15 @@ class SSMModel(SSMPreTrainedModel):
         mask: Tensor | None,
         output_tau: bool = False,
         states: Sequence[LayerState] | None = None,
+        documents: Documents | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and the output of each layer, the last one after the final norm; and τ."""
         dtype = hidden_states.dtype
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
-            hidden_states, tau = layer(hidden_states, mask, output_tau, None if states is None else states[index])
+            hidden_states, tau = layer(
+                hidden_states, mask, output_tau, None if states is None else states[index], documents
+            )
             all_hidden_states.append(hidden_states)
             taus.append(tau)
         # End of a residual stream in float32.
@@ -283,7 +328,12 @@ class SSMModel(SSMPreTrainedModel):
         return cache
 
     def _embed(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, input_values: Tensor | None, past: int
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        input_values: Tensor | None,
+        cache: SSMCache | None,
+        documents: Documents | None,
     ) -> Tensor:
         named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         given = [(name, value) for name, value in named.items() if value is not None]
@@ -299,10 +349,13 @@ class SSMModel(SSMPreTrainedModel):
             shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
             raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
         longest = self.config.longest_input
-        if longest is not None and past + inputs.shape[1] > longest:
-            before = f" after {past} in the cache" if past else ""
+        past = cache.history if isinstance(cache, SSMCache) else 0
+        count = past + inputs.shape[1] if documents is None else documents.longest_after(past)
+        if longest is not None and count > longest:
+            before = " with those in the cache" if past else ""
+            subject = "The input" if documents is None else "A document"
             raise ValueError(
-                f"The input has {inputs.shape[1]} positions{before}, but filter_type='implicit' is defined on "
+                f"{subject} has {count} positions{before}, but filter_type='implicit' is defined on "
                 f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
             )
         if name == "inputs_embeds":

@@ -62,6 +62,10 @@ class SSMCache(Cache):
         # Positions read, padding included, and tokens read by each row, `(B,)`.
         self.length = 0
         self.tokens_seen: Tensor | None = None
+        # Positions that the states remember: fewer than `length` after packed rows, whose earlier documents are over.
+        self.history = 0
+        # `seq_idx` at the last position read, `(B,)`, if it was given.
+        self.document_ids: Tensor | None = None
         # The model that filled it: its states and constants are meaningless for another one.
         self._owner: weakref.ref[nn.Module] | None = None
 
@@ -123,11 +127,32 @@ class SSMCache(Cache):
         before: Any = 0 if self.tokens_seen is None else self.tokens_seen
         self.tokens_seen = before + tokens
         self.length += length
+        self.history += length
+
+    def remember_document(self, seq_idx: Tensor, attention_mask: Tensor | None) -> None:
+        """Keep the `seq_idx`, `(B, L)`, of the last token of each row, for the piece that follows."""
+        last = seq_idx[:, -1]
+        if attention_mask is not None:
+            mask = attention_mask[:, -seq_idx.shape[1] :].bool()
+            steps = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+            last = seq_idx.to(mask.device).gather(1, (mask * steps).argmax(dim=1, keepdim=True)).squeeze(1)
+            if self.document_ids is not None:
+                last = torch.where(mask.any(dim=1), last, self.document_ids)
+        self.document_ids = last
+
+    def empty_copy(self) -> "SSMCache":
+        """An empty cache for the same model."""
+        copied = copy.copy(self)
+        layers: list[Any] = [type(layer)() for layer in self.states]
+        copied.layers = layers
+        copied.length, copied.history, copied.tokens_seen, copied.document_ids = 0, 0, None, None
+        return copied
 
     def reset(self) -> None:
         """Remove everything; the cache can then serve any model with as many layers."""
         super().reset()
-        self.length, self.tokens_seen, self._owner = 0, None, None
+        self.length, self.history, self.tokens_seen, self.document_ids = 0, 0, None, None
+        self._owner = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
@@ -138,6 +163,8 @@ class SSMCache(Cache):
         super().batch_select_indices(indices)
         if self.tokens_seen is not None:
             self.tokens_seen = self.tokens_seen.index_select(0, indices.to(self.tokens_seen.device))
+        if self.document_ids is not None:
+            self.document_ids = self.document_ids.index_select(0, indices.to(self.document_ids.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""

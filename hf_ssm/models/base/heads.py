@@ -17,7 +17,9 @@ from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments
+from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.pooling import pool
+from hf_ssm.ops.documents import Documents
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
@@ -73,18 +75,32 @@ class _TokenHead(SSMPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Cross-entropy; see `forward` for the labels. Padding neither predicts nor is predicted."""
+    def task_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        documents: Documents | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Cross-entropy; see `forward` for the labels. Padding and the document before predict nothing."""
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
         if attention_mask is not None:
             # With a cache, the mask may be longer than the piece.
             mask = attention_mask[:, -labels.shape[1] :].to(labels.device).bool()
             labels = self.without_padding(labels, mask)
+        if documents is not None:
+            labels = self.without_first_tokens(labels, documents)
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
 
     def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
+        """Labels `(B, L)` with -100 where padding would predict or be predicted."""
         return labels.masked_fill(~mask, -100)
+
+    def without_first_tokens(self, labels: Tensor, documents: Documents) -> Tensor:
+        """Labels `(B, L)` with -100 where the document before would predict the first token of the next."""
+        return labels
 
     @can_return_tuple
     def forward(
@@ -98,17 +114,25 @@ class _TokenHead(SSMPreTrainedModel):
         past_key_values: SSMCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         **kwargs: Any,
     ) -> SSMHeadOutput:
         r"""
         Args:
             labels: `(B, L)`. Causal: the input ids themselves (they are shifted here). Masked: the true token at each
-                masked position. -100 is ignored.
+                masked position. -100 is ignored, and in packed rows of a causal model the first token of each document.
             logits_to_keep: Compute only that many last logits (0: all), or those at the given positions.
 
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs)
+        packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        position_ids = kwargs.pop("position_ids", None)
+        documents = find_documents(
+            attention_mask, past_key_values, {**packing, "position_ids": position_ids}, input_ids, inputs_embeds
+        )
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -117,11 +141,13 @@ class _TokenHead(SSMPreTrainedModel):
             output_tau=output_tau,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            seq_idx=seq_idx,
+            documents=documents,
             return_dict=True,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **kwargs)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, documents, **kwargs)
         return SSMHeadOutput(
             loss=loss,
             logits=logits,
@@ -158,6 +184,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         # The last position of left padding does not predict the first token.
         predicted_by_token = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=True)
         return super().without_padding(labels, mask & predicted_by_token)
+
+    def without_first_tokens(self, labels: Tensor, documents: Documents) -> Tensor:
+        return labels.masked_fill(documents.first_positions.to(labels.device), -100)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -250,15 +279,21 @@ class _LabelHead(SSMPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         **kwargs: Any,
     ) -> SSMHeadOutput:
         r"""
         Args:
-            labels: The targets, in the shape of the head: see the class.
+            labels: The targets, in the shape of the head: see the class. Where a head gives one output for each
+                sequence, packed rows have one for each document, in their order.
 
         The other arguments are those of the backbone.
         """
         check_extra_arguments(self, kwargs)
+        packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
+        documents = find_documents(attention_mask, None, packing, input_ids, inputs_embeds, input_values)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -267,15 +302,16 @@ class _LabelHead(SSMPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
             use_cache=False,
+            documents=documents,
             return_dict=True,
         )
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
-        logits = self._logits(hidden_states, mask)
+        logits = self._logits(hidden_states, mask, documents)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
         return self.classifier(self.dropout(hidden_states))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -290,10 +326,9 @@ class SSMForSequenceClassification(_LabelHead):
     regression, by `problem_type` (deduced by default, as in transformers).
     """
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        return self.classifier(
-            self.dropout(pool(hidden_states, mask, self.config.pooling or self.config.default_pooling))
-        )
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
+        pooled = pool(hidden_states, mask, self.config.pooling or self.config.default_pooling, documents)
+        return self.classifier(self.dropout(pooled))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         if self.config.problem_type == "multi_label_classification" and logits.shape == (*labels.shape, 1):
@@ -352,9 +387,9 @@ class SSMForSignalRegression(_LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
         if self.config.pooling is not None:
-            hidden_states = pool(hidden_states, mask, self.config.pooling)
+            hidden_states = pool(hidden_states, mask, self.config.pooling, documents)
         return self.classifier(self.dropout(hidden_states))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from hf_ssm.utils.hints import closest_name
 # Arguments that transformers and its Trainer pass to `forward`, and that these models need not read.
 _IGNORED = frozenset(
     {
-        *("cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "position_ids", "return_dict"),
+        *("cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "return_dict"),
         *("shift_labels", "token_type_ids", "use_cache", "past_key_values", "labels"),
     }
 )
@@ -48,6 +48,16 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near}`?")
 
 
+def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
+    """Raise `ValueError` unless the mask is `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`."""
+    batch, length = shape
+    if attention_mask.shape not in (shape, (batch, past + length)):
+        raise ValueError(
+            f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {shape} "
+            f"(batch, length){f', after {past} positions in the cache' if past else ''}."
+        )
+
+
 def check_mask(
     attention_mask: Tensor | None, hidden_states: Tensor, past: int = 0, *, in_pieces: bool = False
 ) -> Tensor | None:
@@ -65,11 +75,7 @@ def check_mask(
     if attention_mask is None:
         return None
     batch, length = hidden_states.shape[:2]
-    if attention_mask.shape not in ((batch, length), (batch, past + length)):
-        raise ValueError(
-            f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {(batch, length)} "
-            f"(batch, length){f', after {past} positions in the cache' if past else ''}."
-        )
+    check_mask_shape(attention_mask, (batch, length), past)
     mask = attention_mask[:, -length:]
     if mask.numel() == 1 and mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.item():
         # Decoding of one sequence, where each operation counts.
@@ -95,4 +101,4 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_mask"]
+__all__ = ["check_extra_arguments", "check_mask", "check_mask_shape"]

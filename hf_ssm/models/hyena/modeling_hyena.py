@@ -16,6 +16,7 @@ from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 
 
 class HyenaMixer(nn.Module):
@@ -41,15 +42,18 @@ class HyenaMixer(nn.Module):
         mask: Tensor | None = None,
         output_tau: bool = False,
         state: LayerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         # All streams are zero at padding, and so is each product with one.
-        *gates, value = self.short_filter(self.in_proj(hidden_states), state, mask).chunk(self.order + 1, dim=-1)
-        kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau) if state is None else None
+        streams = self.short_filter(self.in_proj(hidden_states), state, mask, documents=documents)
+        *gates, value = streams.chunk(self.order + 1, dim=-1)
+        own = {"output_tau": output_tau, "documents": documents}
+        kernels = self.long_conv.kernels_for(hidden_states, **own) if state is None else None
         taus = []
         for group, gate in enumerate(reversed(gates[1:])):
             gated = value * gate
             if state is None:
-                value, tau = self.long_conv(gated, kernels, mask, group=group, output_tau=output_tau)
+                value, tau = self.long_conv(gated, kernels, mask, group=group, **own)
                 taus.append(tau)
             else:
                 value = self.long_conv.forward_with_state(gated, state, group=group)

@@ -16,6 +16,7 @@ from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.short_convolution import masked
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 
 
 class S4Mixer(nn.Module):
@@ -39,11 +40,12 @@ class S4Mixer(nn.Module):
         mask: Tensor | None = None,
         output_tau: bool = False,
         state: LayerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         hidden_states, tau = masked(hidden_states, mask), None
         if state is None:
-            kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau)
-            output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau)
+            kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau, documents=documents)
+            output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau, documents=documents)
         else:
             output = self.long_conv.forward_with_state(hidden_states, state)
         output = self.out_proj(self.activation(output))

@@ -4,6 +4,8 @@ Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B,
 mean τ of its operators. Padding is read as zeros by everything that mixes positions.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -13,6 +15,7 @@ from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
 
 __all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
 
@@ -85,17 +88,20 @@ class SelectiveMixer(nn.Module):
         mask: Tensor | None = None,
         output_tau: bool = False,
         state: LayerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if state is not None and state.last_position_only:
             return self._last(hidden_states, mask, state), None
         inputs, gate = self.project(hidden_states, mask)
-        scanned = self.scan_inputs(inputs, mask, state)
-        output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state)
+        scanned = self.scan_inputs(inputs, mask, state, documents=documents)
+        output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state, documents=documents)
         if self.bidirectional:
-            gate, mask = (None if part is None else part.flip(1) for part in (gate, mask))
-            scanned = self.scan_inputs(inputs.flip(1), mask, reverse=True)
-            behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau)
-            output = output + behind.flip(1)
+            flip = partial(torch.flip, dims=(1,)) if documents is None else documents.flip
+            gate, mask = (None if part is None else flip(part) for part in (gate, mask))
+            documents = None if documents is None else documents.reversed()
+            scanned = self.scan_inputs(flip(inputs), mask, reverse=True, documents=documents)
+            behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau, documents=documents)
+            output = output + flip(behind)
             tau = (tau + other) / 2 if output_tau else None
         return output if self.out_proj is None else self.out_proj(output), tau
 
@@ -127,12 +133,18 @@ class SelectiveMixer(nn.Module):
         return inputs, gate
 
     def scan_inputs(
-        self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None, *, reverse: bool = False
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+        *,
+        reverse: bool = False,
+        documents: Documents | None = None,
     ) -> Tensor:
         """Input of the scan (or of the reverse one), `(B, L, D)`, from the first output of `project`."""
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
         if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
-            return convolution(inputs, state, mask, "silu")
-        return masked(self.activation(convolution(inputs, state, mask)), mask)
+            return convolution(inputs, state, mask, "silu", documents)
+        return masked(self.activation(convolution(inputs, state, mask, None, documents)), mask)

@@ -124,6 +124,12 @@ class StreamingConvolution:
         if self._pending is not None:
             self._pending = self._pending.index_select(0, index)
 
+    def keep_last(self, count: int) -> None:
+        """Keep the last `count` inputs, where those before are zeros, such as the leading zeros of `join`."""
+        if self._history is not None and count < self.length:
+            self._history = self._history[:, self.length - count : self.length]
+            self.length, self._pending = count, None
+
     @classmethod
     def join(cls, streams: "Sequence[StreamingConvolution]") -> "StreamingConvolution":
         """One stream with the rows of all `streams`, which have the same taps; the inverse is `select`.

@@ -1,0 +1,228 @@
+"""Packed rows: several documents one after the other in a row, as data collators for training without padding make.
+
+Legend: `B` batch, `L` length, `n` documents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.models.base.cache import RunLayers, SSMCache, forward_with_cache
+from hf_ssm.models.base.inputs import check_mask_shape
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
+
+# In the order of trust.
+_NAMES = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
+
+# All layers with documents in their layout: hidden states, mask and documents to the hidden states of every layer.
+RunDocuments = Callable[[Tensor, Tensor | None, Documents], list[Tensor]]
+
+
+def find_documents(
+    attention_mask: Tensor | None, cache: Any, arguments: Mapping[str, Any], *inputs: Tensor | None
+) -> Documents | None:
+    """The documents of packed rows, from the first of these arguments that is given; `None` for one document per row.
+
+    - `seq_idx` `(B, L)`, integers: a document ends where the number changes.
+    - `cu_seq_lens_q`, `cu_seq_lens_k` `(n + 1,)`, integers: the first position of each document in the rows laid end to
+      end, and B L; equal if both are given.
+    - `position_ids` `(B, L)` or `(1, L)`, integers: as in transformers, a document begins where the number is not the
+      one before plus 1.
+
+    Args:
+        attention_mask: `(B, L)` or, with a cache, `(B, P + L)`; padding is part of no document.
+        cache: The `SSMCache` to continue from, or `None`. The first document of a row goes on from the cache if its
+            `seq_idx` is that of the last position read, or if its position ids do not begin with 0.
+        arguments: The arguments by name.
+        *inputs: The inputs of the model, of which one is given: `(B, L)` or `(B, L, ...)`.
+
+    Raises:
+        ValueError: Wrong shapes; `cu_seq_lens_q` that do not cover the rows, or with a cache; `seq_idx` with a cache
+            that was filled without; padding inside a document; any of them while exporting.
+    """
+    given = {name: value for name in _NAMES if (value := arguments.get(name)) is not None}
+    tensor = next((tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.dim() > 1), None)
+    # Without inputs, the model raises its own error.
+    if not given or tensor is None or tensor.numel() == 0:
+        return None
+    if torch.compiler.is_exporting():
+        raise ValueError(f"An exported program reads one document in each row: leave out `{next(iter(given))}`.")
+    return _find(tensor, attention_mask, cache if isinstance(cache, SSMCache) else None, given)
+
+
+# The number of documents decides about shapes: a compiled model breaks its graph here.
+@torch.compiler.disable
+def _find(
+    inputs: Tensor, attention_mask: Tensor | None, cache: SSMCache | None, given: dict[str, Tensor]
+) -> Documents | None:
+    batch, length = shape = inputs.shape[0], inputs.shape[1]
+    name, value = next(iter(given.items()))
+    values = value.detach().cpu()
+    has_history = cache is not None and cache.length > 0
+    if name.startswith("cu_seq_lens"):
+        other = given.get("cu_seq_lens_k")
+        if other is not None and not torch.equal(values, other.detach().cpu()):
+            raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ: a state space model reads one sequence.")
+        if has_history:
+            raise ValueError(
+                f"`{name}` does not say whether a document goes on from `past_key_values`: pass `seq_idx` or "
+                "`position_ids` instead."
+            )
+        marks = _numbers_of_documents(name, values, shape)
+    else:
+        if values.dim() != 2 or values.shape[1] != length or values.shape[0] not in (1, batch):
+            raise ValueError(f"`{name}` has the shape {tuple(values.shape)}, but the input is {shape} (batch, length).")
+        marks = values.expand(batch, length)
+    if attention_mask is None:
+        places = torch.cartesian_prod(torch.arange(batch), torch.arange(length))
+    else:
+        check_mask_shape(attention_mask, shape, 0 if cache is None else cache.length)
+        places = attention_mask[:, -length:].detach().cpu().bool().nonzero()
+    rows, columns = places.unbind(1)
+    marks = marks[rows, columns]
+    first_of_row = torch.ones_like(rows, dtype=torch.bool)
+    first_of_row[1:] = rows.diff() != 0
+    begins = first_of_row.clone()
+    begins[1:] |= marks.diff() != (1 if name == "position_ids" else 0)
+    continued = torch.zeros(int(begins.sum()), dtype=torch.bool)
+    if cache is not None and has_history:
+        continued = _continued(name, marks, rows, begins, first_of_row, cache)
+    if len(continued) == int(first_of_row.sum()) and (not has_history or bool(continued.all())):
+        return None
+    inside = ~begins[1:] & (columns.diff() != 1)
+    if bool(inside.any()):
+        raise ValueError(
+            f"`attention_mask` has padding inside a document in row {int(rows[1:][inside][0])}: `{name}` must change "
+            "at the padding, or the padding must be left out."
+        )
+    firsts = begins.nonzero().squeeze(1)
+    lengths = torch.cat([firsts, torch.tensor([len(rows)])]).diff()
+    documents = Documents(rows[firsts], columns[firsts], lengths, shape, inputs.device)
+    documents.continued = continued
+    return documents
+
+
+def _numbers_of_documents(name: str, borders: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The number of the document at each position, `(B, L)`."""
+    batch, length = shape
+    lengths = borders.diff()
+    if borders.dim() != 1 or len(borders) < 2 or borders[0] != 0 or borders[-1] != batch * length or lengths.min() < 1:
+        raise ValueError(
+            f"`{name}` must rise from 0 to the number of positions, {batch} x {length} = {batch * length}, got "
+            f"{borders.tolist()}."
+        )
+    if not torch.isin(torch.arange(0, batch * length, length), borders.long()).all():
+        raise ValueError(f"`{name}` lets a document run from one row into the next: rows hold whole documents only.")
+    return torch.arange(len(lengths)).repeat_interleave(lengths.long()).view(shape)
+
+
+def _continued(name: str, marks: Tensor, rows: Tensor, begins: Tensor, first_of_row: Tensor, cache: SSMCache) -> Tensor:
+    """Whether each document goes on from the cache, `(n,)`."""
+    if name == "position_ids":
+        return (first_of_row & (marks != 0))[begins]
+    if cache.document_ids is None:
+        raise ValueError(
+            "`past_key_values` was filled without `seq_idx`: pass `position_ids` instead, or `seq_idx` with all pieces."
+        )
+    return (first_of_row & (marks == cache.document_ids[rows]))[begins]
+
+
+def forward_packed(run: RunDocuments, hidden_states: Tensor, documents: Documents) -> list[Tensor]:
+    """Read packed rows, each document by itself.
+
+    Args:
+        run: The layers.
+        hidden_states: `(B, L, D)`.
+        documents: The documents.
+
+    Returns:
+        The hidden states of every layer, each `(B, L, D)`; values outside documents are meaningless.
+    """
+    arranged = run(documents.arrange(hidden_states), documents.mask, documents)
+    return [documents.restore(part) for part in arranged]
+
+
+def forward_packed_with_cache(
+    run: RunLayers, run_documents: RunDocuments, hidden_states: Tensor, documents: Documents, cache: SSMCache
+) -> list[Tensor]:
+    """Read packed rows after what a cache holds; afterwards it holds the last document of each row.
+
+    Args:
+        run: The layers with states.
+        run_documents: The layers with documents in their layout.
+        hidden_states: `(B, L, D)`.
+        documents: The documents.
+        cache: Changed in place.
+
+    Returns:
+        As `forward_packed`.
+    """
+    batch, length, _ = hidden_states.shape
+    device, before = hidden_states.device, (cache.length, cache.tokens_seen)
+    is_last = torch.ones(len(documents), dtype=torch.bool)
+    is_last[:-1] = documents.rows.diff() != 0
+    goes_on = documents.continued
+    # Rows whose state stays that of the document before, if it goes on to the end of the row, or there is no token.
+    keeps_state = torch.ones(batch, dtype=torch.bool)
+    keeps_state[documents.rows[~goes_on]] = False
+    parts = []
+    if bool(goes_on.any()):
+        mask = _positions(documents, goes_on, device)
+        parts.append((mask, forward_with_cache(run, hidden_states, mask, cache)))
+    between = ~goes_on & ~is_last
+    if bool(between.any()):
+        chosen = documents.rows[between], documents.starts[between], documents.lengths[between]
+        found = forward_packed(run_documents, hidden_states, Documents(*chosen, documents.shape, device))
+        parts.append((_positions(documents, between, device), found))
+    counts = torch.zeros(batch, dtype=torch.long)
+    counts[documents.rows[is_last]] = documents.lengths[is_last]
+    if not bool(keeps_state.all()):
+        # Without history, a row without tokens gets a state of its own as well.
+        rows = (~keeps_state if before[0] else torch.ones_like(keeps_state)).nonzero().squeeze(1)
+        starts = torch.zeros(batch, dtype=torch.long)
+        starts[documents.rows[is_last]] = documents.starts[is_last]
+        steps = torch.arange(int(counts[rows].max()))
+        there = (steps < counts[rows].unsqueeze(1)).to(device)
+        columns = (starts[rows].unsqueeze(1) + steps).clamp(max=length - 1).to(device)
+        places = rows.unsqueeze(1).to(device), columns
+        fresh = cache.empty_copy()
+        found = forward_with_cache(run, hidden_states[places], there, fresh)
+        target = places[0].expand_as(columns)[there], columns[there]
+        whole = [part.new_zeros(batch, length, part.shape[2]).index_put(target, part[there]) for part in found]
+        parts.append((_positions(documents, ~goes_on & is_last, device), whole))
+        groups: list[tuple[Tensor, list[LayerState]]] = [(places[0].squeeze(1), list(fresh.states))]
+        if before[0] and bool(keeps_state.any()):
+            kept = keeps_state.nonzero().squeeze(1).to(device)
+            groups.append((kept, cache.rows(kept)))
+        cache.assemble(groups)
+    seen = torch.zeros(batch, dtype=torch.long, device=device) if before[1] is None else before[1]
+    counts, keeps = counts.to(seen.device), keeps_state.to(seen.device)
+    cache.length = before[0] + length
+    cache.tokens_seen = torch.where(keeps, seen + counts, counts)
+    cache.history = int(cache.tokens_seen.max())
+    for layer in cache.states:
+        layer.keep_last(cache.history)
+    return _joined(parts)
+
+
+def _positions(documents: Documents, chosen: Tensor, device: torch.device) -> Tensor:
+    """The tokens of some documents, `(B, L)`, bool."""
+    change = torch.zeros(documents.shape[0], documents.shape[1] + 1, dtype=torch.long)
+    rows, starts, lengths = (part[chosen] for part in (documents.rows, documents.starts, documents.lengths))
+    change.index_put_((rows, starts), torch.ones(()).long(), accumulate=True)
+    change.index_put_((rows, starts + lengths), -torch.ones(()).long(), accumulate=True)
+    return (change.cumsum(1)[:, :-1] > 0).to(device)
+
+
+def _joined(parts: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
+    """One tensor for each layer, each position from the part that read it."""
+    (_, joined), *others = parts
+    for mask, found in others:
+        joined = [torch.where(mask.unsqueeze(-1), new, old) for new, old in zip(found, joined, strict=True)]
+    return joined
+
+
+__all__ = ["find_documents", "forward_packed", "forward_packed_with_cache"]
