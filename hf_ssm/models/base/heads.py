@@ -127,7 +127,7 @@ class _TokenHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
-        check_extra_arguments(self, kwargs)
+        check_extra_arguments(self, kwargs, has_labels=labels is not None)
         packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         position_ids = kwargs.pop("position_ids", None)
         documents = find_documents(
@@ -291,7 +291,7 @@ class _LabelHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone.
         """
-        check_extra_arguments(self, kwargs)
+        check_extra_arguments(self, kwargs, has_labels=labels is not None)
         packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
         documents = find_documents(attention_mask, None, packing, input_ids, inputs_embeds, input_values)
         outputs = self.model(

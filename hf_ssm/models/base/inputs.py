@@ -11,23 +11,36 @@ from torch import Tensor, nn
 
 from hf_ssm.utils.hints import closest_name
 
-# Arguments that transformers and its Trainer pass to `forward`, and that these models need not read.
-_IGNORED = frozenset(
-    {
-        *("cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "return_dict"),
-        *("shift_labels", "token_type_ids", "use_cache", "past_key_values", "labels"),
-    }
-)
+# Arguments that transformers passes to every model and that change nothing here, with the reason.
+_WITHOUT_EFFECT = {
+    "cache_position": "`generate` counts positions; the cache of hf_ssm counts its own",
+    "max_length_k": "collators pass it with `cu_seq_lens_k`, which it follows from",
+    "max_length_q": "as `max_length_k`",
+    "mm_token_type_ids": "as `token_type_ids`",
+    "output_attentions": "the configuration's default; a request is refused",
+    "return_dict": "read by the decorator of `forward`",
+    "token_type_ids": "tokenizers add it to pairs of texts; there are no segment embeddings",
+    "use_cache": "heads that give labels never return a cache",
+}
+# Columns that the Trainer keeps, also where a collator makes other `labels` of its own.
+_BESIDE_LABELS = ("label", "label_ids")
+# Read elsewhere than in the signature of `forward`: by the loss function, by `find_documents`, and by heads that have
+# them; others get `None`.
+_READ_ELSEWHERE = ("num_items_in_batch", "position_ids", "shift_labels")
+_OF_OTHER_HEADS = ("labels", "past_key_values", "cache_params", "logits_to_keep")
 
 
-def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
-    """Refuse a cache or attentions that the model does not have, and misspelled arguments.
+def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool = False) -> None:
+    """Refuse arguments that a model does not read, unless they are listed above.
 
-    Other unknown arguments are ignored, as in transformers.
+    Args:
+        model: The model.
+        given: Arguments of `forward` that its signature does not name.
+        has_labels: Whether `labels` are given.
 
     Raises:
-        ValueError: A cache is given, or attentions are asked for.
-        TypeError: A name is close to, but not, an argument; the message names it.
+        ValueError: A cache is given, or attentions are requested.
+        TypeError: Another argument; the message names the nearest that exists.
     """
     if given.get("past_key_values") is not None:
         raise ValueError(f"{type(model).__name__} takes no `past_key_values`: pass the whole sequence.")
@@ -38,14 +51,18 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
             "computes the attention matrix of a selective layer.)"
         )
-    unknown = given.keys() - _IGNORED
+    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *(_BESIDE_LABELS if has_labels else ())}
+    accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
+    unknown = given.keys() - accepted
     if not unknown:
         return
-    known = {*inspect.signature(model.forward).parameters, *_IGNORED} - {"kwargs"}
-    for name in unknown:
-        near = closest_name(name, known, cutoff=0.75)
-        if near is not None:
-            raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near}`?")
+    known = {*inspect.signature(model.forward).parameters, *accepted} - {"kwargs"}
+    for name in sorted(unknown):
+        near = closest_name(name, known, cutoff=0.85)
+        # Clients pass `None` for what a model may not have.
+        if near is not None or given[name] is not None:
+            hint = "leave it out" if near is None else f"did you mean `{near}`?"
+            raise TypeError(f"{type(model).__name__} has no argument `{name}`: {hint}")
 
 
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
