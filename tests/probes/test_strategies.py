@@ -250,3 +250,13 @@ def test_several_masks_of_a_step_may_each_lower_the_value_by_a_thousandth_of_the
     assert result.evaluations == 1 + sum(evaluated + runners_up for evaluated, runners_up, _ in steps)
     expected = scale * (1 - torch.tensor([0.0, *losses], dtype=torch.float64).cumsum(0))
     torch.testing.assert_close(result.probabilities, expected)
+
+
+def test_scores_are_changes_of_the_value_renewed_whenever_a_quarter_is_masked():
+    """Losses add up, so a token has the same score however many others are masked when it is evaluated."""
+    count, losses = 16, [0.01 + 0.001 * place for place in range(16)]
+    result = Additive(losses).search(candidates=2, masks_per_step=0.0)
+    assert result.order.tolist() == list(range(count))
+    # All that are left at 16, 12, 9, 6, 4, 3, 2 and 1 (three quarters each, rounded down), else two.
+    renewed = {16, 12, 9, 6, 4, 3, 2, 1}
+    assert result.evaluations == 1 + sum(left if left in renewed else 2 for left in range(1, count + 1))
