@@ -257,6 +257,27 @@ class TestMamba:
         # The skip outweighs the rest here, and bounds by no more than the number of channels too much.
         assert found.output["largest"] > 10**expected / 100
 
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padded_rows_in_several_batches_are_the_rows_alone(self, make_model, side):
+        model = make_model("SelectiveSSM", "ForSequenceClassification", bidirectional=True, norm_type="none")
+        # Token 11, of the padding, would have the largest gates.
+        model.get_input_embeddings().weight.data[11] *= 100
+        rows = [torch.randint(0, 11, (length,)) for length in (9, 4, 7)]
+        batches = []
+        for own, width in ((rows[:2], 12), (rows[2:], 10)):
+            ids, mask = torch.full((len(own), width), 11), torch.zeros(len(own), width, dtype=torch.long)
+            for number, row in enumerate(own):
+                where = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+                ids[number, where], mask[number, where] = row, 1
+            batches.append({"input_ids": ids, "attention_mask": mask})
+        found = generalization_bound(model, batches)
+        alone = generalization_bound(model, [{"input_ids": row.unsqueeze(0)} for row in rows])
+        assert (found.num_sequences, found.longest) == (alone.num_sequences, alone.longest) == (3, 9)
+        for scan, expected in zip(found.scans, alone.scans, strict=True):
+            assert scan.contraction == pytest.approx(expected.contraction, rel=1e-5)
+            assert scan.output == pytest.approx(expected.output, rel=1e-5)
+            assert scan.log_capacity == pytest.approx(expected.log_capacity, rel=1e-5)
+
     def test_complex_states_have_steps_and_contraction_only(self, make_model, make_batch):
         model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True)
         scan = generalization_bound(model, [make_batch("ForSequenceClassification")]).scans[0]

@@ -306,6 +306,14 @@ def test_alpha_goes_by_size_init_rule_and_steps():
     assert found.to_dict()["from_data"]["0.9"] == pytest.approx(expected)
 
 
+def test_alpha_from_the_power_of_several_channels_goes_by_their_sum():
+    low, high = torch.eye(33, dtype=torch.float64)[[4, 20]]
+    found = alpha_recommendation(hf_ssm.S4Config(), torch.stack([0.3 * low, 0.7 * high]), quantiles=(0.2, 0.5))
+    # The power at a point of the grid is spread half way to its neighbours: 2/3 of that at 4, 2/7 of that at 20.
+    assert found.edges[0.2] == pytest.approx((3.5 + 2 / 3) * math.pi / 32)
+    assert found.edges[0.5] == pytest.approx((19.5 + 2 / 7) * math.pi / 32)
+
+
 def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
     limits = []
     for init in ("legs", "inv"):

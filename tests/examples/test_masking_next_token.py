@@ -63,6 +63,9 @@ def test_case(script: ModuleType) -> None:
     case = script.case_of(model, ids, 0.5, 3)
     assert (case.target, case.others, case.predicted) == (15, [9, 13, 14], 4)
     assert script.case_of(model, ids, 0.5, 4) is None
+    logits[0, 13, ids[14]] = 5.0  # now of 14 with more: 15 follows the target, and is not read with it
+    case = script.case_of(model, ids, 0.5, 3)
+    assert (case.target, case.others, case.predicted) == (14, [9, 13], 4)
     logits[0, 14] = logits[0, 13] = 0  # nothing is left in the last eighth
     assert script.case_of(model, ids, 0.5, 1) is None
 

@@ -228,3 +228,13 @@ def test_tau_flags(make_model) -> None:
     # Detached, the first layers' weights below the convolutions get no gradient from τ.
     assert no_gradient is None and unit_gradient is None
     assert through.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["Hyena", "SelectiveSSM"])
+def test_short_convolutions_begin_uniform_by_their_taps_with_zero_bias(make_model, family: str) -> None:
+    for taps in (3, 4):
+        model = make_model(family, "Model", hidden_size=256, num_hidden_layers=1, conv_kernel=taps)
+        (convolution,) = (part for part in model.modules() if isinstance(part, torch.nn.Conv1d))
+        assert convolution.weight.abs().max() <= taps**-0.5
+        assert abs(convolution.weight.std() * (3 * taps) ** 0.5 - 1) < 0.05
+        assert convolution.bias.abs().max() == 0

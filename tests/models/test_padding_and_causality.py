@@ -169,6 +169,39 @@ def test_padding_enters_no_loss_of_a_causal_model(make_model, side: str) -> None
     assert (model.get_input_embeddings().weight.grad[11] == 0).all()
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_enters_no_loss_of_a_regression(make_model, side: str) -> None:
+    model = make_model("S4", "ForSignalRegression")
+    rows, targets = ([torch.randn(n, size) for n in LENGTHS] for size in (1, 2))
+    inputs, mask = pad(rows, side, 5.0)
+    loss = model(input_values=inputs, attention_mask=mask, labels=pad(targets, side, 1e3)[0]).loss
+    squares = [
+        (model(input_values=row.unsqueeze(0)).logits[0] - target).square().sum()
+        for row, target in zip(rows, targets, strict=True)
+    ]
+    torch.testing.assert_close(loss, sum(squares) / (2 * sum(LENGTHS)))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_enters_no_statistics_of_batch_norms(make_model, family: str, norm_first: bool) -> None:
+    """Neither in the logits of training mode nor in the running statistics; the last norm included."""
+    outcomes = []
+    start = make_model(family, "ForTokenClassification", norm_type="batch", norm_first=norm_first)
+    rows = [torch.randint(0, 11, (n,)) for n in LENGTHS]
+    for side, width in (("right", 0), ("right", 5), ("left", 3)):
+        model = make_model(family, "ForTokenClassification", norm_type="batch", norm_first=norm_first).train()
+        model.load_state_dict(start.state_dict())
+        inputs, mask = pad([*rows, torch.zeros(max(LENGTHS) + width).long()], side, 11)
+        inputs, mask = inputs[:-1], mask[:-1]
+        logits = model(inputs, attention_mask=mask).logits
+        statistics = [value for name, value in model.named_buffers() if "running" in name]
+        outcomes.append([logits[mask.bool()], *statistics])
+    assert len(outcomes[0]) > 3
+    for other in outcomes[1:]:
+        torch.testing.assert_close(other, outcomes[0], rtol=1e-4, atol=1e-5)
+
+
 def test_half_precision_pools_long_sequences() -> None:
     from hf_ssm.modules.pooling import pool
 

@@ -151,3 +151,64 @@ def test_what_is_not_trained_is_not_trained_after_loading_either(tmp_path):
     assert trained[0] == trained[1]
     assert not {"frequency", "positions", "time", "decay_rates"} & {name.rsplit(".", 1)[-1] for name in trained[0]}
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def initial(kind: str, **arguments: Any) -> dict[str, torch.Tensor]:
+    """Initial values of a filter of many channels in two directions."""
+    config = HyenaConfig(hidden_size=3000, bidirectional=True, max_position_embeddings=40, **arguments)
+    return {name: value.double() for name, value in build_filter(config, kind, 3000).initial_parameters().items()}
+
+
+@pytest.mark.parametrize("window", [16, 100])
+def test_sinusoid_kernels_begin_with_a_squared_norm_of_one(window):
+    values = initial("sinusoid", sinusoid_window=window)
+    amplitudes, frequencies = values["amplitudes"], values["frequencies"]
+    assert abs(window * amplitudes.square().mean() - 1) < 0.05
+    assert abs(window * amplitudes.mean()) < 0.5
+    assert frequencies.min() >= 0 and frequencies.max() <= window / 8
+    assert abs(frequencies.mean() / (window / 16) - 1) < 0.05
+    # The sum of squares over the window, by the formula.
+    phase = 2 * math.pi * torch.arange(window, dtype=torch.float64) / window * frequencies.unsqueeze(-1)
+    kernel = amplitudes[0].unsqueeze(-1) * phase[0].cos() + amplitudes[1].unsqueeze(-1) * phase[1].sin()
+    assert abs(kernel.square().sum(-1).mean() - 1) < 0.1
+
+
+@pytest.mark.parametrize("init", ["legs", "lin"])
+@pytest.mark.parametrize("kind", ["s4d", "s4"])
+def test_state_space_filters_begin_with_log_uniform_steps_and_unit_outputs(kind, init):
+    values = initial(kind, init=init, state_size=8, time_step_min=1e-3, time_step_max=0.1)
+    low, high = math.log(1e-3), math.log(0.1)
+    assert low <= values["log_dt"].min() and values["log_dt"].max() <= high
+    assert abs(values["log_dt"].mean() - (low + high) / 2) < 0.1
+    assert abs(values["log_dt"].std() - (high - low) / 12**0.5) < 0.05
+    # E|c|² = 1, half of it in each part.
+    assert (values["C"].square().mean((0, 1, 2)) - 0.5).abs().max() < 0.02
+    if init == "lin":
+        torch.testing.assert_close(values["A_imag"], math.pi * torch.arange(4.0).double().expand(3000, -1))
+        torch.testing.assert_close(values["log_A_real"].exp(), torch.full((3000, 4), 0.5).double())
+        assert torch.equal(values["B"], torch.tensor([1.0, 0.0]).double().expand(3000, 4, -1))
+        if kind == "s4":
+            assert (values["P"].square().mean((0, 1)) - 0.5).abs().max() < 0.02
+
+
+def test_implicit_filters_begin_as_linear_layers_with_windows_of_stated_lengths():
+    values = initial("implicit", filter_positions="stored", filter_order=64, filter_emb_dim=5)
+    for layer, size in enumerate((5, 64, 64, 64)):
+        weight = values[f"weight_{layer}"]
+        assert weight.abs().max() <= size**-0.5
+        assert abs(weight.std() * (3 * size) ** 0.5 - 1) < 0.1
+    # The time axis goes from 0 to 1; the windows fall to 1 % at 1.5 (slowest) and 0.3 (fastest) of it.
+    torch.testing.assert_close(values["time"], torch.linspace(0, 1, 40).double(), rtol=0, atol=1e-6)
+    ends = torch.stack([torch.exp(-1.5 * values["decay_rates"][0]), torch.exp(-0.3 * values["decay_rates"][-1])])
+    torch.testing.assert_close(ends, torch.full((2,), 0.01).double(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaling_multiplies_the_kernels_of_the_chosen_channels_in_both_directions(kind):
+    filter = made(kind)
+    with torch.no_grad():
+        before = filter(40, torch.float64)
+        filter.scale_(2.5, slice(1, None, 2))
+        found = filter(40, torch.float64)
+    factors = torch.tensor([1.0, 2.5, 1.0]).double().unsqueeze(-1)
+    torch.testing.assert_close(found, factors * before, rtol=1e-12, atol=1e-12)

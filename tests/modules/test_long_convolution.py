@@ -5,6 +5,7 @@ import torch
 
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv_reference
 from hf_ssm.theory.complexity import tau_reference
 
@@ -129,3 +130,103 @@ def test_the_skip_is_added_to_the_first_tap_of_the_forward_direction(gradient: b
         torch.testing.assert_close(skip, cotangent[0, :, 0])
         found, plain = (torch.autograd.grad(k, module.filter.C, cotangent)[0] for k in (kernels, bare))
         torch.testing.assert_close(found, plain)
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "radian"])
+@pytest.mark.parametrize("mode", ["causal", "zero_phase"])
+def test_each_channel_of_each_group_has_its_own_sobolev_order(mode: str, frequency: str) -> None:
+    """Group g with the channels g, g + G, ... is a convolution of one group with their kernels, orders and steps."""
+    groups = 3
+    module = build(groups=groups, sobolev_trainable=True, sobolev_mode=mode, sobolev_frequency=frequency)
+    with torch.no_grad():
+        module.sobolev_order.copy_(torch.linspace(-1.0, 1.5, CHANNELS * groups))
+    inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
+    omega = torch.linspace(0.1, 3.0, 5, dtype=torch.float64)
+    for group in range(groups):
+        own = torch.arange(CHANNELS) * groups + group
+        alone = build(sobolev_trainable=True, sobolev_mode=mode, sobolev_frequency=frequency)
+        with torch.no_grad():
+            for name, value in alone.named_parameters():
+                source = module.get_parameter(name)
+                value.copy_(source[:, own] if name == "filter.C" else source[own])
+            found, expected = (
+                part(inputs, part.kernels(LENGTH), group=number, output_tau=True)
+                for part, number in ((module, group), (alone, 0))
+            )
+            torch.testing.assert_close(found, expected)
+            response = module.frequency_response(omega, own)
+            torch.testing.assert_close(response, alone.frequency_response(omega, torch.arange(CHANNELS)))
+            (given,), (same,) = (
+                list(part.kernel_inputs(inputs, kernels=inputs, group=number))
+                for part, number in ((module, group), (alone, 0))
+            )
+            torch.testing.assert_close(given.inputs, same.inputs)
+            kernel = module.mean_kernel(given, LENGTH, {})
+            torch.testing.assert_close(kernel, alone.mean_kernel(same, LENGTH, {}))
+
+
+@pytest.mark.parametrize("sobolev", [{}, {"sobolev_order": 0.5}], ids=["recurrence", "stream"])
+def test_groups_continue_with_their_own_kernels(sobolev: dict) -> None:
+    module, state = build(groups=3, **sobolev), LayerState()
+    inputs = torch.randn(3, 2, LENGTH, CHANNELS, dtype=torch.float64)
+    with torch.no_grad():
+        kernels = module.kernels(LENGTH)
+        for piece in (slice(0, 4), slice(4, 5), slice(5, LENGTH)):
+            for group in range(3):
+                found = module.forward_with_state(inputs[group, :, piece], state, group=group)
+                expected = long_conv_reference(inputs[group], kernels[0, group::3])[:, piece]
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("frequency", ["normalized", "bilinear"])
+def test_zero_phase_filtering_is_that_of_each_row_without_its_padding(frequency: str) -> None:
+    module = build(sobolev_order=0.6, sobolev_mode="zero_phase", sobolev_frequency=frequency)
+    mask = torch.ones(3, LENGTH, dtype=torch.bool)
+    mask[1, 6:] = mask[2, :5] = False
+    inputs = torch.randn(3, LENGTH, CHANNELS, dtype=torch.float64) * mask.unsqueeze(-1)
+    with torch.no_grad():
+        (found,) = (given.inputs for given in module.kernel_inputs(inputs, mask, kernels=inputs))
+        for row, own in enumerate(mask):
+            (alone,) = (given.inputs for given in module.kernel_inputs(inputs[row : row + 1, own], kernels=inputs))
+            torch.testing.assert_close(found[row, own], alone[0])
+    assert (found[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_tau_without_statistics_is_a_norm_of_the_kernels(directions: int) -> None:
+    inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
+    for statistics, norm in (("unit", 1), ("white", 2)):
+        module = build(directions, tau_statistics=statistics)
+        kernels = module.kernels(LENGTH)
+        expected = torch.linalg.vector_norm(kernels, norm, dim=-1).square().mean()
+        torch.testing.assert_close(module(inputs, kernels, output_tau=True)[1], expected)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_gradients_of_tau_reach_the_inputs_unless_their_statistics_are_detached(detached: bool) -> None:
+    module = build(tau_detach_statistics=detached)
+    inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64, requires_grad=True)
+    _, value = module(inputs, module.kernels(LENGTH), output_tau=True)
+    wanted = [inputs, module.filter.C]
+    of_inputs, of_kernel = torch.autograd.grad(value, wanted, allow_unused=True)
+    assert (of_inputs is None) == detached and of_kernel.abs().max() > 0
+
+
+def test_the_kernel_that_looks_ahead_meets_its_inputs_from_the_next_one_on() -> None:
+    """Its first tap multiplies the next token: lag 1 from the first position, as its τ has it."""
+    module = build(directions=2)
+    inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
+    ahead = list(module.kernel_inputs(inputs, kernels=inputs))[1]
+    assert (ahead.direction, ahead.from_first, ahead.first_lag) == ("backward", True, 1)
+    kernel = module.mean_kernel(ahead, LENGTH - ahead.first_lag, {})
+    by_hand = torch.einsum("dl,bld->bd", kernel, inputs[:, ahead.first_lag :])
+    with torch.no_grad():
+        whole, _ = module(inputs, module.kernels(LENGTH))
+        only_now = (module.filter(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
+    torch.testing.assert_close(by_hand, whole[:, 0] - only_now)
+
+
+def test_feed_through_and_orders_begin_as_stated() -> None:
+    values = build(groups=1000, sobolev_trainable=True, sobolev_order=0.3).initial_parameters()
+    assert abs(values["D"].mean()) < 0.1 and abs(values["D"].std() - 1) < 0.05
+    assert torch.equal(values["sobolev_order"], torch.full((4000,), 0.3))

@@ -68,7 +68,7 @@ LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order":
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
 def test_exact_of_a_causal_model_is_the_plain_loop(make_model, family, options):
     model, ids, position = make_model(family, "ForCausalLM", **options), bases(12), 10
-    check_exact(
+    result = check_exact(
         model,
         ids,
         position,
@@ -76,6 +76,9 @@ def test_exact_of_a_causal_model_is_the_plain_loop(make_model, family, options):
         range(position),
         max_tokens_per_batch=33,
     )
+    # Neither the target nor what follows it is read.
+    assert result.evaluations == 1 + position * (position + 1) // 2
+    assert result.tokens == position * result.evaluations
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
@@ -211,3 +214,49 @@ def test_of_equals_the_first_is_masked():
 
     probe = MaskingProbe(Constant(), build_dna_tokenizer())
     assert probe.run(bases(9), target=lambda logits: logits[:, 0], progress=False).order.tolist() == list(range(9))
+
+
+class Additive(torch.nn.Module):
+    """The value is `scale` times one minus the losses of the masked positions."""
+
+    def __init__(self, losses, scale=1.0):
+        super().__init__()
+        self.config = BertConfig(vocab_size=12, num_labels=2)
+        self.embedding = torch.nn.Embedding(12, 2)
+        self.losses, self.scale = torch.tensor(losses, dtype=torch.float64), scale
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        masked = (input_ids == MASK).double()
+        return type("Output", (), {"logits": self.scale * (1 - masked @ self.losses).unsqueeze(-1)})
+
+    def search(self, **options):
+        probe = MaskingProbe(self, build_dna_tokenizer(), strategy="shortlist", **options)
+        return probe.run(bases(len(self.losses)), target=lambda logits: logits[:, 0], progress=False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, -1.0])
+def test_several_masks_of_a_step_may_each_lower_the_value_by_a_thousandth_of_the_start(scale):
+    """By hand. In each step: tokens evaluated (all that are left), runners-up (half of them, less one), masked."""
+    losses = [0, 5e-4, 9e-4, 1.1e-3, 2e-3, 3e-3, 4e-3, 5e-3]
+    steps = [(8, 3, 3), (5, 1, 1), (4, 1, 1), (3, 0, 1), (2, 0, 1), (1, 0, 1)]
+    assert sum(masked for *_, masked in steps) == len(losses)
+    # Of a negative value, the best is the one with the largest loss, times -1.
+    losses = losses if scale > 0 else [-loss for loss in losses]
+    result = Additive(losses, scale).search(masks_per_step=0.5)
+    assert result.order.tolist() == list(range(8))
+    assert result.evaluations == 1 + sum(evaluated + runners_up for evaluated, runners_up, _ in steps)
+    expected = scale * (1 - torch.tensor([0.0, *losses], dtype=torch.float64).cumsum(0))
+    torch.testing.assert_close(result.probabilities, expected)
+
+
+def test_scores_are_changes_of_the_value_renewed_whenever_a_quarter_is_masked():
+    """Losses add up, so a token has the same score however many others are masked when it is evaluated."""
+    count, losses = 16, [0.01 + 0.001 * place for place in range(16)]
+    result = Additive(losses).search(candidates=2, masks_per_step=0.0)
+    assert result.order.tolist() == list(range(count))
+    # All that are left at 16, 12, 9, 6, 4, 3, 2 and 1 (three quarters each, rounded down), else two.
+    renewed = {16, 12, 9, 6, 4, 3, 2, 1}
+    assert result.evaluations == 1 + sum(left if left in renewed else 2 for left in range(1, count + 1))

@@ -85,13 +85,15 @@ def test_one_step_with_accumulation_is_the_gradient_of_the_stated_objective(
     dataset = data(head).with_format("torch")
     rows = {name: dataset[:][name] for name in dataset.column_names}
     objective = fresh(**rows).loss
+    task_loss, taus = objective.item(), []
     labels = rows["labels"][:, 1:] if head == "ForCausalLM" else rows["labels"]
     for start in range(0, 16, micro):
         part = {name: value[start : start + micro] for name, value in rows.items()}
         share = micro / 16
         if how == "tau_loss":
             share = (labels[start : start + micro] != -100).sum() / (labels != -100).sum()
-        objective = objective + weight * share * fresh(**part, output_tau=True).tau.sum()
+        taus.append(fresh(**part, output_tau=True).tau.sum())
+        objective = objective + weight * share * taus[-1]
     objective.backward()
     changes = {
         "max_steps": 1,
@@ -113,7 +115,10 @@ def test_one_step_with_accumulation_is_the_gradient_of_the_stated_objective(
     for (name, moved), start in zip(model.named_parameters(), fresh.parameters(), strict=True):
         torch.testing.assert_close(moved, start - rate * start.grad, rtol=1e-4, atol=1e-5, msg=name)
     if how == "SSMTrainer":
-        assert trainer.state.log_history[0]["loss"] == pytest.approx(objective.item(), rel=1e-4)
+        first = trainer.state.log_history[0]
+        assert first["loss"] == pytest.approx(objective.item(), rel=1e-4)
+        assert first["task_loss"] == pytest.approx(task_loss, rel=1e-4)
+        assert first["tau"] == pytest.approx(torch.stack(taus).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("micro", [8, 4])
@@ -130,6 +135,15 @@ def test_padding_does_not_count_as_a_label(make_model, tmp_path: Path, head: str
     trainer = SSMTrainer(model, arguments(tmp_path, **settings), train_dataset=dataset)
     trainer.train()
     assert trainer.state.log_history[0]["task_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_tau_loss_leaves_out_padding(make_model) -> None:
+    model = make_model("S4", "ForMaskedLM")
+    tokens, mask = torch.randint(1, 12, (3, 10)), torch.arange(10) < torch.tensor([[10], [4], [7]])
+    loss = tau_loss(model, 0.0)
+    outputs = model(tokens, attention_mask=mask.long())
+    expected = torch.nn.functional.cross_entropy(outputs.logits[mask], tokens[mask])
+    torch.testing.assert_close(loss(outputs, tokens), expected)
 
 
 def test_a_plain_trainer_trains_the_task_loss(make_model, tmp_path: Path) -> None:

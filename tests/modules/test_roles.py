@@ -1,0 +1,45 @@
+"""Roles of parameters: which of them decay, and how a state matrix is multiplied by a factor."""
+
+import math
+
+import pytest
+import torch
+
+from hf_ssm.modules.roles import QUANTITIES, ParameterRole
+
+NOT_DECAYED = {"D", "sobolev_order", "norm"}
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_dynamics_norms_feed_throughs_and_sobolev_orders_do_not_decay(quantity: str) -> None:
+    assert ParameterRole(quantity).is_decayed == (quantity not in NOT_DECAYED)
+    assert not ParameterRole(quantity, is_dynamics=True).is_decayed
+    assert ParameterRole(quantity, is_dynamics=True).is_state_matrix == (quantity in {"A_real", "A_imag", "P"})
+    assert not ParameterRole(quantity).is_state_matrix
+
+
+def test_the_state_matrix_is_multiplied_however_it_is_stored() -> None:
+    """A = diag(Λ) - P P*, with the real part of Λ stored as it is or as log(-Re Λ)."""
+    factor, stored = 0.7, torch.rand(3, dtype=torch.float64) + 0.5
+    roles = {kind: ParameterRole("A_real", kind, is_dynamics=True) for kind in ("value", "log_negative", "factor")}
+    changed = {kind: stored.clone() for kind in roles}
+    for kind, role in roles.items():
+        role.scale_state_matrix_(changed[kind], factor)
+    torch.testing.assert_close(changed["value"], factor * stored)
+    torch.testing.assert_close(-changed["log_negative"].exp(), factor * -stored.exp())
+    torch.testing.assert_close(torch.outer(changed["factor"], changed["factor"]), factor * torch.outer(stored, stored))
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "quantity"),
+    [
+        ("value", lambda stored: stored),
+        ("log", lambda stored: math.e**stored),
+        ("log_negative", lambda stored: -(math.e**stored)),
+        ("inverse_softplus", lambda stored: (1 + math.e**stored).log()),
+        ("factor", lambda stored: stored),
+    ],
+)
+def test_quantities_of_stored_numbers(stored_as: str, quantity) -> None:
+    stored = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    torch.testing.assert_close(ParameterRole("other", stored_as).value(stored), quantity(stored))

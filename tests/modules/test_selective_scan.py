@@ -1,0 +1,110 @@
+"""The selective scan: τ, padding, its attention matrix, initial values and rescaling."""
+
+import math
+
+import pytest
+import torch
+
+from hf_ssm import SelectiveSSMConfig
+from hf_ssm.modules.selective_scan import SelectiveScan
+from hf_ssm.theory.complexity import selective_kernel_reference, tau_reference
+
+LENGTH = 9
+KINDS = [{}, {"complex_state": True}, {"block": "plain"}]
+
+
+def build(**arguments) -> SelectiveScan:
+    config = SelectiveSSMConfig(hidden_size=4, state_size=6, **arguments)
+    scan = SelectiveScan(config, 0)
+    with torch.no_grad():
+        for name, value in scan.initial_parameters().items():
+            scan.get_parameter(name).copy_(value)
+        scan.x_proj.weight.normal_(std=0.5)
+    return scan.double().eval()
+
+
+def padded(scan: SelectiveScan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows with padding on the left, on the right, and without; zero at padding."""
+    mask = torch.ones(5, LENGTH, dtype=torch.bool)
+    mask[0, :4] = mask[1, 6:] = False
+    return torch.randn(5, LENGTH, scan.channels, dtype=torch.float64) * mask.unsqueeze(-1), mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tau_is_that_of_the_mean_selection_at_the_tokens_seen_from_the_last(kind: dict) -> None:
+    scan = build(**kind)
+    inputs, mask = padded(scan)
+    with torch.no_grad():
+        step, B, C = scan.selection(inputs)
+        delta = scan.time_steps(step)
+        ends = [int(row.nonzero().max()) for row in mask]
+
+        def mean(part: torch.Tensor, lag: int) -> torch.Tensor:
+            seen = [part[row, end - lag] for row, end in enumerate(ends) if end >= lag and mask[row, end - lag]]
+            return torch.stack(seen).mean(0)
+
+        steps, into = (torch.stack([mean(part, lag) for lag in range(LENGTH)]) for part in (delta, B))
+        kernel = selective_kernel_reference(steps, scan.state_matrix(), into, mean(C, 0), scan.D)
+        found = scan(inputs, None, mask, output_tau=True)[1]
+    torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("sobolev", [{}, {"sobolev_order": 0.7}, {"sobolev_order": 0.7, "sobolev_mode": "zero_phase"}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_attention_matrix_of_a_padded_row_is_that_of_the_row_alone(kind: dict, sobolev: dict, side: str) -> None:
+    scan = build(**kind, **sobolev)
+    tokens = torch.randn(1, 5, scan.channels, dtype=torch.float64)
+    where = slice(LENGTH - 5, None) if side == "left" else slice(0, 5)
+    inputs, mask = tokens.new_zeros(1, LENGTH, scan.channels), torch.zeros(1, LENGTH, dtype=torch.bool)
+    inputs[:, where], mask[:, where] = tokens, True
+    with torch.no_grad():
+        found = scan.attention_matrix(inputs, mask)
+        alone = scan.attention_matrix(tokens)
+        torch.testing.assert_close(torch.einsum("bdtj,bjd->btd", alone, tokens), scan(tokens)[0])
+    expected = found.new_zeros(found.shape)
+    expected[:, :, where, where] = alone
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["causal", "zero_phase"])
+def test_the_filtered_input_is_zero_at_padding(mode: str) -> None:
+    scan = build(sobolev_order=0.7, sobolev_mode=mode)
+    inputs, mask = padded(scan)
+    with torch.no_grad():
+        filtered = scan.filter_input(inputs, mask)
+        for row, own in enumerate(mask):
+            torch.testing.assert_close(filtered[row, own], scan.filter_input(inputs[row : row + 1, own])[0])
+    assert (filtered[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaling_the_output_multiplies_the_rows_of_c(kind: dict) -> None:
+    scan = build(use_skip=False, **kind)
+    inputs = torch.randn(2, LENGTH, scan.channels, dtype=torch.float64)
+    with torch.no_grad():
+        step, B, C = scan.selection(inputs)
+        output = scan(inputs)[0]
+        scan.scale_output_(torch.tensor(1.7), slice(None))
+        for found, expected in zip(scan.selection(inputs), (step, B, 1.7 * C), strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(scan(inputs)[0], 1.7 * output)
+
+
+def test_initial_values_follow_mambas_laws() -> None:
+    config = SelectiveSSMConfig(
+        hidden_size=2000, state_size=6, time_step_min=1e-3, time_step_max=0.1, time_step_rank=9, time_step_scale=2.0
+    )
+    scan = SelectiveScan(config, 0)
+    values = scan.initial_parameters()
+    # log Δ is uniform.
+    logs = torch.nn.functional.softplus(values["dt_bias"].double()).log()
+    low, high = math.log(1e-3), math.log(0.1)
+    assert abs(logs.mean() - (low + high) / 2) < 0.05
+    assert abs(logs.std() - (high - low) / 12**0.5) < 0.05
+    torch.testing.assert_close(values["A_log"].exp(), torch.arange(1.0, 7.0).expand(4000, -1))
+    assert torch.equal(values["D"], torch.ones(4000))
+    # Uniform within ± scale / √rank.
+    weight = values["dt_proj.weight"]
+    assert weight.abs().max() <= 2 / 3 and weight.abs().max() > 0.66
+    assert abs(weight.std() - 2 / 3 / 3**0.5) < 0.01

@@ -1,0 +1,60 @@
+"""States of a layer: rows are chosen, repeated and put together, in tensors and streams alike."""
+
+import copy
+
+import torch
+
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.long_conv import long_conv_reference
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+
+
+def taps(length: int) -> torch.Tensor:
+    return torch.tensor([[0.9], [-0.5]]) ** torch.arange(length)
+
+
+def filled(inputs: torch.Tensor) -> LayerState:
+    """A state that has read `(B, L, 2)`: as its tensor the last inputs, as its stream all of them."""
+    state = LayerState()
+    state.tensors["last"] = inputs[:, -1].clone()
+    state.streams["stream"] = StreamingConvolution()
+    state.streams["stream"].extend(inputs, taps)
+    return state
+
+
+def check(state: LayerState, inputs: torch.Tensor) -> None:
+    """The state is the one of these inputs."""
+    assert torch.equal(state.tensors["last"], inputs[:, -1])
+    following = torch.randn(len(inputs), 3, 2)
+    found = copy.deepcopy(state).streams["stream"].extend(following, taps)
+    whole = torch.cat([inputs, following], dim=1)
+    expected = long_conv_reference(whole, taps(whole.shape[1]))[:, -3:]
+    torch.testing.assert_close(found, expected)
+
+
+def test_rows_are_chosen_in_order_and_may_repeat() -> None:
+    inputs, rows = torch.randn(4, 5, 2), torch.tensor([2, 0, 2])
+    state = filled(inputs)
+    check(state.rows(rows), inputs[rows])
+    check(state, inputs)  # `rows` leaves it alone
+    state.select(rows)
+    check(state, inputs[rows])
+
+
+def test_states_are_put_together_in_the_order_given() -> None:
+    inputs = torch.randn(4, 5, 2)
+    state, whole = filled(inputs), LayerState()
+    parts = [torch.tensor([3]), torch.tensor([0, 1]), torch.tensor([2])]
+    whole.assemble([state.rows(rows) for rows in parts])
+    check(whole, inputs[torch.cat(parts)])
+
+
+def test_a_copy_is_independent() -> None:
+    inputs = torch.randn(2, 5, 2)
+    state = filled(inputs)
+    copied = copy.deepcopy(state)
+    state.tensors["last"].zero_()
+    state.streams["stream"].extend(torch.randn(2, 4, 2), taps)
+    check(copied, inputs)
+    state.reset()
+    assert state.get("last") is None and not state.streams
