@@ -1,6 +1,7 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
+from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.ops.documents import Documents
 from hf_ssm.training.losses import TauLoss
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
@@ -191,16 +194,21 @@ class SSMTrainer(PushingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
-        """As in transformers, without the labels that our heads leave out: next to padding, nothing is predicted."""
-        leave_out = getattr(self._ssm, "without_padding", None)
-        if leave_out is not None and self.compute_loss_func is None and self.label_smoother is None:
+        """As in transformers, without the labels that our heads leave out, next to padding and between documents."""
+        counted = getattr(self._ssm, "counted_labels", None)
+        if counted is not None and self.compute_loss_func is None and self.label_smoother is None:
             batch_samples = [
-                {**batch, "labels": leave_out(batch["labels"], batch["attention_mask"].bool())}
-                if {"labels", "attention_mask"} <= batch.keys()
+                {**batch, "labels": counted(batch["labels"], batch.get("attention_mask"), self._documents(batch))}
+                if "labels" in batch
                 else batch
                 for batch in batch_samples
             ]
         return super()._get_num_items_in_batch(batch_samples, device)
+
+    @staticmethod
+    def _documents(batch: Mapping[str, Any]) -> Documents | None:
+        inputs = (batch.get(name) for name in ("input_ids", "inputs_embeds"))
+        return find_documents(batch.get("attention_mask"), None, batch, *inputs)
 
     def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
         found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])

@@ -137,6 +137,25 @@ def test_arguments_with_a_slip_of_the_pen(make_model) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_of_other_models(make_model, family: str) -> None:
+    model, tokens = make_model(family, "ForMaskedLM"), torch.zeros(1, 3, dtype=torch.long)
+    for name in ("global_attention_mask", "encoder_attention_mask", "prompt_attention_mask", "label_mask", "head_mask"):
+        with pytest.raises(TypeError, match=f"no argument `{name}`: leave it out"):
+            model(tokens, **{name: tokens})
+        # A client that passes `None` does not rely on it.
+        model(tokens, **{name: None})
+    with pytest.raises(TypeError, match="no argument `labels`: leave it out"):
+        make_model(family, "Model")(tokens, labels=tokens)
+
+
+def test_columns_that_the_trainer_keeps_are_let_through_beside_labels(make_model) -> None:
+    model, tokens = make_model("S4", "ForMaskedLM"), torch.zeros(1, 3, dtype=torch.long)
+    expected = model(tokens, labels=tokens).loss
+    extra = {"label": torch.ones(1), "label_ids": torch.ones(1), "mm_token_type_ids": tokens, "token_type_ids": tokens}
+    assert torch.equal(model(tokens, labels=tokens, **extra).loss, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("head", ["Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification"])
 def test_a_mask_with_holes(make_model, family: str, head: str) -> None:
     model = make_model(family, head)

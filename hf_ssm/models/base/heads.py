@@ -83,24 +83,20 @@ class _TokenHead(SSMPreTrainedModel):
         documents: Documents | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Cross-entropy; see `forward` for the labels. Padding and the document before predict nothing."""
+        """Cross-entropy; see `forward` for the labels."""
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
-        if attention_mask is not None:
-            # With a cache, the mask may be longer than the piece.
-            mask = attention_mask[:, -labels.shape[1] :].to(labels.device).bool()
-            labels = self.without_padding(labels, mask)
-        if documents is not None:
-            labels = self.without_first_tokens(labels, documents)
+        labels = self.counted_labels(labels, attention_mask, documents)
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
 
-    def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
-        """Labels `(B, L)` with -100 where padding would predict or be predicted."""
-        return labels.masked_fill(~mask, -100)
-
-    def without_first_tokens(self, labels: Tensor, documents: Documents) -> Tensor:
-        """Labels `(B, L)` with -100 where the document before would predict the first token of the next."""
-        return labels
+    def counted_labels(
+        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
+        """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts."""
+        if attention_mask is None:
+            return labels
+        # With a cache, the mask may be longer than the piece.
+        return labels.masked_fill(~attention_mask[:, -labels.shape[1] :].to(labels.device).bool(), -100)
 
     @can_return_tuple
     def forward(
@@ -180,13 +176,17 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         if model_type:
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(model_type, cls.__name__)
 
-    def without_padding(self, labels: Tensor, mask: Tensor) -> Tensor:
-        # The last position of left padding does not predict the first token.
-        predicted_by_token = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=True)
-        return super().without_padding(labels, mask & predicted_by_token)
-
-    def without_first_tokens(self, labels: Tensor, documents: Documents) -> Tensor:
-        return labels.masked_fill(documents.first_positions.to(labels.device), -100)
+    def counted_labels(
+        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
+        labels = super().counted_labels(labels, attention_mask, documents)
+        if attention_mask is not None:
+            # The last position of left padding does not predict the first token.
+            mask = attention_mask[:, -labels.shape[1] : -1].to(labels.device).bool()
+            labels = labels.masked_fill(~torch.nn.functional.pad(mask, (1, 0), value=True), -100)
+        if documents is not None:
+            labels = labels.masked_fill(documents.first_positions.to(labels.device), -100)
+        return labels
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

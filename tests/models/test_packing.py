@@ -1,0 +1,319 @@
+"""Packed rows: each document is read as if it were alone, in values, gradients, losses, statistics and caches."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DataCollatorWithFlattening
+
+import hf_ssm
+from hf_ssm.analysis.recording import record_operators
+from hf_ssm.models.base.packing import find_documents
+from hf_ssm.ops.backends import use_backend
+
+CAUSAL = [
+    ("Hyena", {}),
+    ("Hyena", {"filter_type": "s4d", "hyena_order": 3, "sobolev_order": 0.5}),
+    ("Hyena", {"filter_type": "sinusoid", "sobolev_trainable": True}),
+    ("S4", {}),
+    ("S4", {"kernel_type": "s4", "norm_first": False, "sobolev_order": -0.5}),
+    ("SelectiveSSM", {}),
+    ("SelectiveSSM", {"complex_state": True, "sobolev_order": 0.5}),
+    ("SelectiveSSM", {"block": "plain"}),
+]
+OTHERS = [
+    ("Hyena", {"bidirectional": True}),
+    ("S4", {"bidirectional": True}),
+    ("S4", {"sobolev_mode": "zero_phase", "sobolev_order": 1.0}),
+    ("SelectiveSSM", {"bidirectional": True}),
+    ("SelectiveSSM", {"sobolev_mode": "zero_phase", "sobolev_order": 0.5}),
+]
+LAYOUTS = [[[5, 1, 17, 1, 9], [20, 2, 3, 8]], [[1, 1, 1]], [[33], [16, 17]]]
+NAMES = ("seq_idx", "cu_seq_lens", "position_ids")
+
+
+class Packed:
+    """Random documents, packed in rows of equal length."""
+
+    def __init__(self, lengths: list[list[int]]):
+        self.lengths = lengths
+        self.documents = [[torch.randint(0, 12, (count,)) for count in counts] for counts in lengths]
+        self.ids = torch.stack([torch.cat(row) for row in self.documents])
+        self.seq_idx = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+        self.position_ids = torch.stack([torch.cat([torch.arange(count) for count in row]) for row in lengths])
+        self.all = [document for row in self.documents for document in row]
+
+    def arguments(self, name: str) -> dict[str, Any]:
+        if name == "cu_seq_lens":
+            borders = torch.tensor([0, *(len(document) for document in self.all)]).cumsum(0).int()
+            longest = max(map(len, self.all))
+            limits = {"max_length_q": longest, "max_length_k": longest}
+            return {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, **limits}
+        return {name: getattr(self, name)}
+
+    def padded(self) -> dict[str, torch.Tensor]:
+        pad = torch.nn.utils.rnn.pad_sequence
+        masks = pad([torch.ones_like(document) for document in self.all], batch_first=True)
+        return {"input_ids": pad(self.all, batch_first=True), "attention_mask": masks}
+
+
+def gradients(model: torch.nn.Module, output: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad((output * weights).sum(), list(parameters.values()), allow_unused=True)
+    return {name: grad for name, grad in zip(parameters, found, strict=True) if grad is not None}
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize(("family", "flags"), CAUSAL + OTHERS)
+def test_packed_equals_alone(make_model, family: str, flags: dict, backend: str) -> None:
+    model = make_model(family, "Model", **flags).double()
+    layouts = LAYOUTS[:1] if backend == "reference" else LAYOUTS
+    with use_backend(backend):
+        for packed in map(Packed, layouts):
+            alone = torch.cat(
+                [model(document.unsqueeze(0), use_cache=False).last_hidden_state[0] for document in packed.all]
+            )
+            alone = alone.view(*packed.ids.shape, -1)
+            weights = torch.randn_like(alone)
+            expected = gradients(model, alone, weights)
+            for name in NAMES:
+                found = model(packed.ids, use_cache=False, **packed.arguments(name)).last_hidden_state
+                assert_equal(found, alone, 1e-10)
+                for path, gradient in gradients(model, found, weights).items():
+                    assert_equal(gradient, expected[path], 1e-10)
+
+
+@pytest.mark.parametrize(("family", "flags"), CAUSAL + OTHERS)
+def test_packed_equals_alone_in_single_precision(make_model, family: str, flags: dict) -> None:
+    model, packed = make_model(family, "Model", **flags), Packed(LAYOUTS[0])
+    alone = torch.cat([model(document.unsqueeze(0), use_cache=False).last_hidden_state[0] for document in packed.all])
+    found = model(packed.ids, use_cache=False, seq_idx=packed.seq_idx.int()).last_hidden_state
+    assert_equal(found.flatten(0, 1), alone, 1e-5)
+
+
+@pytest.mark.parametrize("use_seq_idx", [True, False])
+@pytest.mark.parametrize("cuts", [[10, 33], [1, 2, 3, 7, 33], list(range(1, 34))], ids=["2", "5", "33"])
+@pytest.mark.parametrize(("family", "flags"), CAUSAL)
+def test_pieces_with_a_cache_equal_one_pass(make_model, family, flags, cuts, use_seq_idx) -> None:
+    # The documents are shorter than the longest input of the implicit filter, the rows are not.
+    model, packed = make_model(family, "Model", **flags, **_longest(family, 24)).double(), Packed(LAYOUTS[0])
+    name = "seq_idx" if use_seq_idx else "position_ids"
+    with torch.no_grad():
+        whole = model(packed.ids, use_cache=False, **packed.arguments(name)).last_hidden_state
+        cache, pieces, start = hf_ssm.SSMCache(model.config), [], 0
+        for stop in cuts:
+            given = {name: getattr(packed, name)[:, start:stop]}
+            piece = model(packed.ids[:, start:stop], past_key_values=cache, **given)
+            pieces.append(piece.last_hidden_state)
+            start = stop
+        assert_equal(torch.cat(pieces, dim=1), whole, 1e-10)
+        assert cache.get_seq_length() == 33
+        # Then the last documents go on.
+        more = torch.randint(0, 12, (2, 3))
+        found = model(more, past_key_values=cache).last_hidden_state
+        for row, own in enumerate(packed.documents):
+            expected = model(torch.cat([own[-1], more[row]]).unsqueeze(0), use_cache=False).last_hidden_state
+            assert_equal(found[row], expected[0, -3:], 1e-10)
+
+
+def _longest(family: str, longest: int) -> dict[str, int]:
+    return {"max_position_embeddings": longest} if family == "Hyena" else {}
+
+
+@pytest.mark.parametrize(("family", "flags"), CAUSAL)
+def test_gradients_flow_through_pieces_of_packed_rows(make_model, family: str, flags: dict) -> None:
+    model, packed = make_model(family, "Model", **flags).double().train(), Packed(LAYOUTS[0])
+    whole = model(packed.ids, seq_idx=packed.seq_idx).last_hidden_state
+    weights = torch.randn_like(whole)
+    cache = hf_ssm.SSMCache(model.config)
+    pieces = [
+        model(ids, past_key_values=cache, seq_idx=numbers).last_hidden_state
+        for ids, numbers in zip(packed.ids.split(13, 1), packed.seq_idx.split(13, 1), strict=True)
+    ]
+    expected = gradients(model, whole, weights)
+    for name, gradient in gradients(model, torch.cat(pieces, dim=1), weights).items():
+        assert_equal(gradient, expected[name], 1e-10)
+
+
+@pytest.mark.parametrize(("family", "flags"), CAUSAL + OTHERS)
+def test_statistics_of_packed_rows_are_those_of_the_padded_batch(make_model, family: str, flags: dict) -> None:
+    model, packed = make_model(family, "Model", **flags).double(), Packed(LAYOUTS[0])
+    padded = packed.padded()
+    expected = model(**padded, output_tau=True).tau
+    torch.testing.assert_close(model(packed.ids, seq_idx=packed.seq_idx, output_tau=True).tau, expected)
+    own = {"input_ids": packed.ids, "position_ids": packed.position_ids}
+    for found, wanted in zip(record_operators(model, [own]), record_operators(model, [padded]), strict=True):
+        for name in ("kernel", "mean", "variance"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+        assert found.num_sequences == 9
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_rescaling_and_gradients_of_tau(make_model, family: str) -> None:
+    packed = Packed(LAYOUTS[0])
+    batches = packed.padded(), {"input_ids": packed.ids, "seq_idx": packed.seq_idx}
+    weights, grads = [], []
+    for batch in batches:
+        torch.manual_seed(1)
+        model = make_model(family, "ForCausalLM", tau_detach_statistics=False).double()
+        hf_ssm.rescale_init_(model, batch)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+        tau = model(**batch, output_tau=True).tau
+        grads.append(gradients(model, tau, torch.ones_like(tau)))
+    torch.testing.assert_close(weights[1], weights[0])
+    for name, gradient in grads[0].items():
+        assert_equal(grads[1][name], gradient, 1e-10)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_losses(make_model, family: str) -> None:
+    packed = Packed(LAYOUTS[0])
+    padded = packed.padded()
+    for head in ("ForCausalLM", "ForMaskedLM", "ForTokenClassification"):
+        model = make_model(family, head).double()
+        labels = padded["input_ids"] % (2 if head == "ForTokenClassification" else 12)
+        expected = model(**padded, labels=labels.masked_fill(padded["attention_mask"] == 0, -100)).loss
+        labels = packed.ids % (2 if head == "ForTokenClassification" else 12)
+        for name in NAMES:
+            found = model(packed.ids, labels=labels, **packed.arguments(name)).loss
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_one_label_for_each_document(make_model, family: str, pooling: str) -> None:
+    model, packed = make_model(family, "ForSequenceClassification", pooling=pooling, num_labels=3), Packed(LAYOUTS[0])
+    labels = torch.randint(0, 3, (9,))
+    expected = model(**packed.padded(), labels=labels)
+    found = model(packed.ids, seq_idx=packed.seq_idx, labels=labels)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.loss, expected.loss)
+
+
+@pytest.mark.parametrize("pooling", [None, "mean"])
+def test_packed_signals(make_model, pooling: str | None) -> None:
+    model, packed = make_model("S4", "ForSignalRegression", pooling=pooling).double(), Packed(LAYOUTS[0])
+    values = torch.randn(2, 33, 1, dtype=torch.float64)
+    found = model(values, seq_idx=packed.seq_idx).logits
+    parts = [part for row, own in zip(values, packed.lengths, strict=True) for part in row.split(own)]
+    alone = torch.cat([model(part.unsqueeze(0)).logits.flatten(0, -2) for part in parts])
+    assert_equal(found.flatten(0, -2), alone, 1e-10)
+
+
+def test_batch_norm_counts_tokens_only(make_model) -> None:
+    packed = Packed(LAYOUTS[0])
+    found = []
+    for batch in (packed.padded(), {"input_ids": packed.ids, "seq_idx": packed.seq_idx}):
+        torch.manual_seed(1)
+        model = make_model("S4", "Model", norm_type="batch").double().train()
+        model(**batch)
+        found.append(model.layers[1].norm1.running_var)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_padding_between_and_after_documents(make_model) -> None:
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = torch.randint(0, 12, (2, 10))
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[7, 0, 1, 9, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]])
+    found = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    for row, part in ((0, slice(1, 3)), (0, slice(4, 7)), (1, slice(0, 6)), (1, slice(6, 10))):
+        alone = model(ids[row : row + 1, part], use_cache=False).logits
+        torch.testing.assert_close(found[row, part], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_position_ids_that_count_on_are_no_packing(make_model) -> None:
+    ids, mask = torch.randint(0, 12, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    assert find_documents(None, None, {"position_ids": torch.arange(6).unsqueeze(0)}, ids) is None
+    assert find_documents(mask, None, {"position_ids": positions}, ids) is None
+    assert find_documents(None, None, {"seq_idx": torch.tensor([[3] * 6, [1] * 6])}, ids) is None
+    assert find_documents(None, None, {"cu_seq_lens_q": torch.tensor([0, 6, 12])}, ids) is None
+    model = make_model("S4", "ForCausalLM")
+    assert torch.equal(
+        model(ids, attention_mask=mask, position_ids=positions).logits, model(ids, attention_mask=mask).logits
+    )
+
+
+def test_the_order_of_trust(make_model) -> None:
+    packed, model = Packed(LAYOUTS[0]), make_model("S4", "Model")
+    wrong = torch.tensor([0, 33, 66])
+    expected = model(packed.ids, seq_idx=packed.seq_idx).last_hidden_state
+    given = {"cu_seq_lens_q": wrong, "position_ids": torch.arange(33).expand(2, -1)}
+    assert torch.equal(model(packed.ids, seq_idx=packed.seq_idx, **given).last_hidden_state, expected)
+    given = packed.arguments("cu_seq_lens") | {"position_ids": torch.arange(33).expand(2, -1)}
+    assert torch.equal(model(packed.ids, **given).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seq_idx": torch.zeros(2, 5)}, r"`seq_idx` has the shape \(2, 5\), but the input is \(2, 6\)"),
+        ({"position_ids": torch.zeros(3, 2, 6)}, r"`position_ids` has the shape \(3, 2, 6\)"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 5, 11])},
+            r"`cu_seq_lens_q` must rise from 0 .* 2 x 6 = 12, got \[0, 5, 11",
+        ),
+        ({"cu_seq_lens_q": torch.tensor([0, 6, 6, 12])}, "must rise"),
+        ({"cu_seq_lens_k": torch.tensor([0, 4, 8, 12])}, "`cu_seq_lens_k` lets a document run from one row into the"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 6, 12]), "cu_seq_lens_k": torch.tensor([0, 5, 12])},
+            "`cu_seq_lens_q` and `cu_seq_lens_k` differ",
+        ),
+        (
+            {
+                "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
+                "attention_mask": torch.tensor([[1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]]),
+            },
+            "padding inside a document in row 0",
+        ),
+    ],
+)
+def test_errors(make_model, given: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model("S4", "ForCausalLM")(torch.zeros(2, 6, dtype=torch.long), **given)
+
+
+def test_errors_with_a_cache(make_model) -> None:
+    model, ids = make_model("S4", "ForCausalLM"), torch.zeros(1, 4, dtype=torch.long)
+    cache = model(ids).past_key_values
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` does not say whether a document goes on from `past_key_val"):
+        model(ids, past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
+    with pytest.raises(ValueError, match="`past_key_values` was filled without `seq_idx`"):
+        model(ids, past_key_values=cache, seq_idx=torch.tensor([[0, 0, 1, 1]]))
+    assert cache.get_seq_length() == 4
+
+
+def test_documents_longer_than_the_implicit_filter(make_model) -> None:
+    model, ids = make_model("Hyena", "ForCausalLM", max_position_embeddings=8), torch.zeros(1, 16, dtype=torch.long)
+    model(ids, seq_idx=torch.arange(2).repeat_interleave(8).unsqueeze(0))
+    with pytest.raises(ValueError, match=r"A document has 9 positions.*max_position_embeddings.*8"):
+        model(ids, seq_idx=torch.tensor([[0] * 9 + [1] * 7]))
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_the_collator_of_transformers(make_model, family: str) -> None:
+    model = make_model(family, "ForCausalLM")
+    rows = [{"input_ids": torch.randint(0, 12, (count,)).tolist()} for count in (5, 1, 11)]
+    batch = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)(rows)
+    outputs = model(**batch)
+    alone = [model(torch.tensor([row["input_ids"]])).logits[0] for row in rows]
+    assert_equal(outputs.logits[0], torch.cat(alone), 1e-5)
+    plain = DataCollatorWithFlattening()(rows)
+    torch.testing.assert_close(model(**plain).loss, outputs.loss)
+
+
+def test_gradient_checkpointing(make_model) -> None:
+    packed, found = Packed(LAYOUTS[0]), []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        model = make_model("SelectiveSSM", "ForCausalLM").double().train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model(packed.ids, seq_idx=packed.seq_idx, labels=packed.ids).loss.backward()
+        found.append(model.model.layers[0].mixer.scan.x_proj.weight.grad)
+    torch.testing.assert_close(found[1], found[0])
