@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hf_ssm.models.base.packing import find_documents
+
 __all__ = ["TauLoss", "tau_loss"]
 
 
@@ -13,19 +15,24 @@ class TauLoss:
     def __init__(self, model: Any, weight: float):
         self.model = model
         self.weight = weight
-        self._attention_mask: Tensor | None = None
+        # What the head needs beside the labels, of the last batch.
+        self._rows: dict[str, Any] = {}
         self._labels_are_shifted = type(model).__name__.endswith("ForCausalLM")
         model.register_forward_pre_hook(self._request_tau, with_kwargs=True)
 
     def _request_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        self._attention_mask = kwargs.get("attention_mask")
+        mask = kwargs.get("attention_mask")
+        self._rows = {"attention_mask": mask}
+        documents = find_documents(mask, None, kwargs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        if documents is not None and hasattr(model, "counted_labels"):
+            self._rows["documents"] = documents
         if model.training and self.weight > 0:
             kwargs = {**kwargs, "output_tau": True, "return_dict": True}
         return args, kwargs
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Task loss + λ Σ τ, times the share of this micro-batch in `num_items_in_batch`."""
-        total = self.model.task_loss(outputs.logits, labels, self._attention_mask)
+        total = self.model.task_loss(outputs.logits, labels, **self._rows)
         if outputs.tau is not None:
             total = total + self.weight * outputs.tau.sum()
         if num_items_in_batch is None:

@@ -1,7 +1,6 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.ops.documents import Documents
 from hf_ssm.training.losses import TauLoss
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
@@ -178,6 +176,9 @@ class SSMTrainer(PushingTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Task loss, plus λ Σ τ while training."""
+        if self.label_smoother is not None:
+            # The smoothed loss does not see padding and documents.
+            inputs = self._with_counted_labels(inputs)
         weight = self._ssm.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -195,20 +196,18 @@ class SSMTrainer(PushingTrainer):
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
         """As in transformers, without the labels that our heads leave out, next to padding and between documents."""
-        counted = getattr(self._ssm, "counted_labels", None)
-        if counted is not None and self.compute_loss_func is None and self.label_smoother is None:
-            batch_samples = [
-                {**batch, "labels": counted(batch["labels"], batch.get("attention_mask"), self._documents(batch))}
-                if "labels" in batch
-                else batch
-                for batch in batch_samples
-            ]
+        if self.compute_loss_func is None:
+            batch_samples = [self._with_counted_labels(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
 
-    @staticmethod
-    def _documents(batch: Mapping[str, Any]) -> Documents | None:
-        inputs = (batch.get(name) for name in ("input_ids", "inputs_embeds"))
-        return find_documents(batch.get("attention_mask"), None, batch, *inputs)
+    def _with_counted_labels(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with -100 for the labels that a head with tokens leaves out."""
+        counted = getattr(self._ssm, "counted_labels", None)
+        if counted is None or batch.get("labels") is None:
+            return batch
+        mask = batch.get("attention_mask")
+        documents = find_documents(mask, None, batch, batch.get("input_ids"), batch.get("inputs_embeds"))
+        return {**batch, "labels": counted(batch["labels"], mask, documents)}
 
     def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
         found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])

@@ -97,8 +97,9 @@ class MovingAverage(SequenceOperator):
         kernel = self.gain[:, None] * torch.exp(-self.log_rate.exp()[:, None] * lags)
         return torch.cat([kernel[:, :1] + self.D[:, None], kernel[:, 1:]], dim=1)
 
-    def kernel_inputs(self, inputs, mask=None, *, group=0, **arguments):
-        yield KernelInput(inputs, mask)
+    def kernel_inputs(self, inputs, mask=None, *, group=0, documents=None, **arguments):
+        for batch in [(inputs, mask)] if documents is None else documents.masked_batches(inputs):
+            yield KernelInput(*batch)
 
     def mean_kernel(self, given, length, means) -> Tensor:
         return self.kernel(length)
@@ -107,14 +108,16 @@ class MovingAverage(SequenceOperator):
         decay = torch.exp(-self.log_rate.double().exp()[rows, None] - 1j * omega)
         return self.gain[rows, None] / (1 - decay) + self.D[rows, None]
 
-    def forward(self, inputs, mask=None, *, output_tau=False, state=None):
+    def forward(self, inputs, mask=None, *, output_tau=False, state=None, documents=None):
         if state is None:
-            kernel, tau = self.kernel(inputs.shape[1]), None
+            kernel, tau = self.kernel(self._length(inputs, documents)), None
             if output_tau or self.rescaling is not None:
-                tau = self._tau(kernel, inputs, mask)
+                tau = self._tau(kernel, inputs, mask, documents)
                 if self.rescaling is not None:
                     self.rescaling.append(tau.detach())
                     kernel = kernel * self._rescale_(tau.detach())
+            if documents is not None:
+                return documents.map(lambda batch, _: long_conv(batch, kernel), inputs), tau
             return long_conv(inputs, kernel), tau
         before = state.get("average")
         average = inputs.new_zeros(inputs[:, 0].shape) if before is None else before
@@ -134,9 +137,9 @@ class ToyMixer(nn.Module):
         self.average = MovingAverage(config, layer_idx)
         self.gate = nn.Linear(config.hidden_size, config.hidden_size, bias=config.gate_bias)
 
-    def forward(self, hidden_states, mask=None, output_tau=False, state=None):
+    def forward(self, hidden_states, mask=None, output_tau=False, state=None, documents=None):
         tokens = hidden_states if mask is None else hidden_states * mask.unsqueeze(-1)
-        output, tau = self.average(tokens, mask, output_tau=output_tau, state=state)
+        output, tau = self.average(tokens, mask, output_tau=output_tau, state=state, documents=documents)
         return output * torch.sigmoid(self.gate(hidden_states[:, -output.shape[1] :])), tau
 
 
@@ -256,6 +259,18 @@ def test_it_generates_from_a_cache(toy):
     inputs = {name: value.flip(1) for name, value in batch().items()}
     cached = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     assert torch.equal(cached, model.generate(**inputs, max_new_tokens=8, do_sample=False, use_cache=False))
+
+
+def test_it_reads_packed_rows(classifier):
+    padded = batch()
+    tokens = [row[mask.bool()] for row, mask in zip(padded["input_ids"], padded["attention_mask"], strict=True)]
+    numbers = torch.arange(4).repeat_interleave(torch.tensor([len(row) for row in tokens]))
+    packed = {"input_ids": torch.cat(tokens).unsqueeze(0), "seq_idx": numbers.unsqueeze(0)}
+    found, expected = (classifier.eval()(**given, output_tau=True) for given in (packed, padded))
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.tau, expected.tau)
+    records = zip(record_operators(classifier, [packed]), record_operators(classifier, [padded]), strict=True)
+    assert all(torch.allclose(one.variance, other.variance) for one, other in records)
 
 
 def test_it_is_recorded_and_reported(classifier):

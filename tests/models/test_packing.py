@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import DataCollatorWithFlattening
 
 import hf_ssm
@@ -316,4 +317,45 @@ def test_gradient_checkpointing(make_model) -> None:
             model.activation_checkpointing_enable()
         model(packed.ids, seq_idx=packed.seq_idx, labels=packed.ids).loss.backward()
         found.append(model.model.layers[0].mixer.scan.x_proj.weight.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+class _Keep(list):
+    """Rows of a data set that a collator has already packed."""
+
+    def __call__(self, batch: list) -> dict:
+        return batch[0]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
+def test_training_on_packed_rows_is_training_on_padded_ones(make_model, tmp_path, head: str, smoothing: float) -> None:
+    layouts = [Packed(LAYOUTS[0]), Packed([[3, 30]])]
+    padded = [{**packed.padded(), "labels": packed.padded()["input_ids"]} for packed in layouts]
+    together = [
+        {"input_ids": packed.ids, "labels": packed.ids, "position_ids": packed.position_ids} for packed in layouts
+    ]
+    losses = []
+    for batches in (padded, together):
+        torch.manual_seed(1)
+        model = make_model("S4", head, tau_weight=0.1 if smoothing == 0 else 0.0)
+        args = transformers.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=3, report_to="none",
+            use_cpu=True, optim="sgd", learning_rate=0.5, logging_steps=1, save_strategy="no", disable_tqdm=True,
+            dataloader_pin_memory=False, label_smoothing_factor=smoothing, remove_unused_columns=False,
+        )  # fmt: skip
+        trainer = hf_ssm.SSMTrainer(model, args, _Keep(), train_dataset=batches)
+        trainer.get_train_dataloader = lambda batches=batches: batches
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_tau_loss_with_packed_rows(make_model) -> None:
+    model, packed = make_model("S4", "ForCausalLM", tau_weight=0.1).train(), Packed(LAYOUTS[0])
+    loss, padded = hf_ssm.tau_loss(model), packed.padded()
+    found = []
+    for batch in (padded, {"input_ids": packed.ids, "seq_idx": packed.seq_idx}):
+        found.append(loss(model(**batch), batch["input_ids"]))
     torch.testing.assert_close(found[1], found[0])

@@ -349,15 +349,16 @@ class SSMModel(SSMPreTrainedModel):
             shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
             raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
         longest = self.config.longest_input
-        past = cache.history if isinstance(cache, SSMCache) else 0
-        count = past + inputs.shape[1] if documents is None else documents.longest_after(past)
-        if longest is not None and count > longest:
-            before = " with those in the cache" if past else ""
-            subject = "The input" if documents is None else "A document"
-            raise ValueError(
-                f"{subject} has {count} positions{before}, but filter_type='implicit' is defined on "
-                f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
-            )
+        if longest is not None:
+            past = cache.history if isinstance(cache, SSMCache) else 0
+            count = past + inputs.shape[1] if documents is None else documents.longest_after(past)
+            if count > longest:
+                before = " with those in the cache" if past else ""
+                subject = "The input" if documents is None else "A document"
+                raise ValueError(
+                    f"{subject} has {count} positions{before}, but filter_type='implicit' is defined on "
+                    f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
+                )
         if name == "inputs_embeds":
             return inputs
         return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
