@@ -166,8 +166,9 @@ def push_files(
     branch = revision or "main"
 
     def failed(error: Exception, line: str) -> str:
-        # Without an answer to the commit, it may have been made.
-        lost = is_transient(error) and getattr(error, "response", None) is None
+        # Without an answer to the commit, it may have been made. The RuntimeError of an upload precedes the commit.
+        unanswered = getattr(error, "response", None) is None and not isinstance(error, RuntimeError)
+        lost = is_transient(error) and unanswered
         state = "has all of it or nothing" if lost else "is as it was before"
         return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
 
