@@ -17,7 +17,7 @@ __all__ = ["kernel"]
 
 logger = logging.getLogger(__name__)
 
-if numba.config.DISABLE_JIT:
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba compiles nothing, because NUMBA_DISABLE_JIT is set")
 
 # What unpickling of a truncated or otherwise damaged file raises.
