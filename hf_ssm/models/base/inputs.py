@@ -48,8 +48,18 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: did you mean `{near}`?")
 
 
+def check_is_tensor(name: str, value: Any) -> None:
+    """Raise `TypeError` unless an argument is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"`{name}` must be a tensor, got {type(value).__name__}: convert text by the model's tokenizer with "
+            "`return_tensors='pt'`, and numbers by `torch.tensor`."
+        )
+
+
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
     """Raise `ValueError` unless the mask is `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`."""
+    check_is_tensor("attention_mask", attention_mask)
     batch, length = shape
     if attention_mask.shape not in (shape, (batch, past + length)):
         raise ValueError(
@@ -101,4 +111,4 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_mask", "check_mask_shape"]
+__all__ = ["check_extra_arguments", "check_is_tensor", "check_mask", "check_mask_shape"]
