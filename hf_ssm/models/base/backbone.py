@@ -20,6 +20,7 @@ from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
+from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
@@ -117,8 +118,10 @@ class SSMPreTrainedModel(PreTrainedModel):
         """Load a checkpoint, also of another library if a converter of the family reads it.
 
         Raises:
-            ValueError: A damaged file, or a pickle that contains code; a checkpoint of another model, unless
-                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
+            ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
+                asks for, unless `ignore_mismatched_sizes=True`; a configuration that asks for many more weights than
+                there are; a checkpoint of another model, unless `output_loading_info=True`; a checkpoint of another
+                library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
         parent: Any = super()
@@ -126,6 +129,7 @@ class SSMPreTrainedModel(PreTrainedModel):
             # Weights of other libraries differ in more than names, and are passed from memory.
             foreign = foreign_arguments(cls, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
+            check_fit(cls, path, arguments)
             model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
         if foreign is not None:
             model.name_or_path = model.config.name_or_path = str(source)
