@@ -94,15 +94,18 @@ def read_shapes(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a weight file by name, on the meta device.
 
     Raises:
-        ValueError: A file of `torch.save` that claims more numbers than it can hold: tensors of overlapping memory (a
-            stride of 0), or a compressed archive. `safetensors` checks its files itself.
+        ValueError: An unknown type of numbers; a file of `torch.save` that claims more than it can hold: tensors
+            of overlapping memory (a stride of 0), or a compressed archive. `safetensors` checks its files itself.
     """
     size = os.path.getsize(path)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if (unpacked := sum(info.file_size for info in archive.infolist())) > size:
                 raise ValueError(f"{str(path)!r} has {size} bytes, but unpacks to {unpacked}")
-    tensors = load_weights(path, map_location="meta")
+    try:
+        tensors = load_weights(path, map_location="meta")
+    except ValueError as error:  # a type of numbers that transformers does not know
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
     check_claims(path, tensors)
     return tensors
 
