@@ -63,6 +63,8 @@ _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<=Bearer )[^\s'\"]+")
 def check_repo_id(repo_id: str) -> str:
     """Return `repo_id` if it is a valid USER/NAME; a `ValueError` otherwise."""
     try:
+        if not isinstance(repo_id, str):
+            raise HFValidationError("it must be a string")
         validate_repo_id(repo_id)
         if "/" not in repo_id:
             raise HFValidationError("the user or organisation is missing")

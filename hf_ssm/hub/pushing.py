@@ -21,6 +21,7 @@ from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weight
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.verifying import check_folder, family_of
 from hf_ssm.models.registry import Family
+from hf_ssm.utils.checks import check_path
 
 __all__ = ["check_can_push", "check_repo_id", "push", "push_files", "push_folder"]
 
@@ -105,6 +106,7 @@ def push_folder(
             foreign code, hidden files, links out of the folder, or access tokens in files.
         OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
     """
+    check_path("folder", folder)
     folder = Path(folder)
     check_repo_id(repo_id)
     _check_branch(revision)

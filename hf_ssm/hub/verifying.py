@@ -22,6 +22,7 @@ from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
+from hf_ssm.utils.checks import check_path
 
 __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
 
@@ -87,6 +88,7 @@ def verify(
         ValueError: There is no such folder, repository or revision, or the login has no access.
         OSError: The Hub cannot be reached.
     """
+    check_path("source", source)
     folder = Path(source).expanduser()
     if folder.is_dir():
         if revision is not None:

@@ -26,6 +26,7 @@ from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
+from hf_ssm.utils.checks import check_path
 
 
 @dataclass
@@ -124,6 +125,8 @@ class SSMPreTrainedModel(PreTrainedModel):
                 library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
+        if source is not None:
+            check_path("pretrained_model_name_or_path", source)
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.

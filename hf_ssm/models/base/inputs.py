@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.hints import closest_name
 
 # Arguments that transformers and its Trainer pass to `forward`, and that these models need not read.
@@ -50,11 +51,8 @@ def check_extra_arguments(model: Any, given: dict[str, Any]) -> None:
 
 def check_is_tensor(name: str, value: Any) -> None:
     """Raise `TypeError` unless an argument is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"`{name}` must be a tensor, got {type(value).__name__}: convert text by the model's tokenizer with "
-            "`return_tensors='pt'`, and numbers by `torch.tensor`."
-        )
+    hint = "(from the model's tokenizer with `return_tensors='pt'`, or `torch.tensor`)"
+    check_type(name, value, Tensor, f"a tensor {hint}")
 
 
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
