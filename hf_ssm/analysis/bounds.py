@@ -20,6 +20,7 @@ from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalR
 from hf_ssm.modules.operator import materialized
 from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
 from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions
+from hf_ssm.utils.checks import check_iterable, check_model
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["ModelBound", "ScanBound", "generalization_bound"]
@@ -199,10 +200,13 @@ def generalization_bound(
         See `ModelBound`; `bound` is `None` if an assumption fails.
 
     Raises:
+        TypeError: An argument of another type.
         ValueError: The model has no selective scan; no batch; `input_bound` below the measured norm.
 
     Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6.
     """
+    check_model(model)
+    check_iterable("batches", batches, "batches (keyword inputs of the model)")
     model = unwrapped(model)
     operators = sequence_operators(model)
     observers = [_Observer(name, layer, part) for name, layer, part in operators if part.bound_norms is not None]

@@ -16,6 +16,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import KernelInput, SequenceOperator
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum
+from hf_ssm.utils.checks import check_batch
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["OperatorRecord", "record_operators", "sequence_operators"]
@@ -208,6 +209,7 @@ def record_operators(
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """The entries of a batch without labels, with tensors on the device."""
+    check_batch("batches", batch)
     return {
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in batch.items()

@@ -29,6 +29,7 @@ from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.utils.checks import check_batch, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["BANDS", "TheoryReport", "theory_report"]
@@ -173,13 +174,18 @@ def theory_report(
         settings: Anything else, copied into the report.
 
     Raises:
+        TypeError: An argument of another type.
         ValueError: The model has no long convolution or selective scan, or parameters that are not finite; there is no
             batch; `num_sequences` is not positive; bands out of order or range.
 
     Source: Liu & Li 2024; Yu et al. 2025; Honarpisheh et al. 2025.
     """
+    check_model(model)
+    check_iterable("batches", batches, "batches (keyword inputs of the model)")
     _check_finite(model)
     batches = list(batches)
+    for batch in batches:
+        check_batch("batches", batch)
     records = record_operators(model, batches, num_frequencies=_enough_frequencies(batches))
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences

@@ -63,6 +63,8 @@ _TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<=Bearer )[^\s'\"]+")
 def check_repo_id(repo_id: str) -> str:
     """Return `repo_id` if it is a valid USER/NAME; a `ValueError` otherwise."""
     try:
+        if not isinstance(repo_id, str):
+            raise HFValidationError("it must be a string")
         validate_repo_id(repo_id)
         if "/" not in repo_id:
             raise HFValidationError("the user or organisation is missing")
@@ -117,15 +119,15 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
 def retry(action: Callable[[], T], attempts: int = ATTEMPTS, statuses: tuple[int, ...] = ()) -> T:
     """Call `action`, repeating it after transient faults (and HTTP `statuses`) with exponential backoff.
 
-    A wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff. The error of the last call is raised.
+    A longer wait demanded by the Hub (`Retry-After`, rate limit) replaces the backoff; a shorter one, such as
+    `Retry-After: 0`, does not. The error of the last call is raised.
     """
 
     def is_repeatable(error: BaseException) -> bool:
         return (is_transient(error) or _status(error) in statuses) and (_demanded_wait(error) or 0) <= LONGEST_WAIT
 
     def wait(state: RetryCallState) -> float:
-        demanded = _demanded_wait(_error_of(state))
-        return 2.0 ** (state.attempt_number - 1) if demanded is None else demanded
+        return max(2.0 ** (state.attempt_number - 1), _demanded_wait(_error_of(state)) or 0.0)
 
     def log(state: RetryCallState) -> None:
         logger.warning("%s; trying again in %g s", user_error(_error_of(state)), state.upcoming_sleep)
@@ -172,26 +174,30 @@ def user_errors(
 def user_error(
     error: BaseException, repo_id: str = "", revision: str | None = None, token: str | bool | None = None
 ) -> OSError | ValueError:
-    """Translate an error of the client or the network into one line with a fix and without any token.
+    """Translate an error of the client or the network into one line with its cause, a fix and without any token.
 
     Returns:
         A ValueError for what the user has to fix, an OSError for what may succeed another time.
     """
+    # The error of a failed upload names the file, its cause the reason.
+    file = f"{_one_line(error, token)} " if _is_failed_upload(error) else ""
     error = _root_cause(error)
     status = _status(error)
     message = next((text for kind, text in _MESSAGES.items() if isinstance(error, kind)), None)
-    message = message or _STATUS_MESSAGES.get(status or 0)
     if message is not None:
-        return ValueError(message.format(repo=repo_id, revision=revision or "main"))
-    text = " ".join(redact(str(error), token).split()) or type(error).__name__
+        return ValueError(file + message.format(repo=repo_id, revision=revision or "main"))
+    text = _one_line(error, token)
+    if status in _STATUS_MESSAGES:
+        fix = _STATUS_MESSAGES[status].format(repo=repo_id)
+        return ValueError(f"{file}{fix} (the Hub answered {status}: {text})")
     if isinstance(error, ValueError) and not isinstance(error, (JSONDecodeError, OSError)):
-        return ValueError(text)
+        return ValueError(file + text)
     demanded = _demanded_wait(error)
     if demanded is not None and demanded > LONGEST_WAIT:
-        return OSError(f"the Hub demands a wait of {demanded:.0f} seconds")
+        return OSError(f"{file}the Hub demands a wait of {demanded:.0f} seconds ({text})")
     if status is not None:
-        return OSError(f"the Hub answered {status}: {text}")
-    return OSError(f"the Hub cannot be reached: {text}" if is_transient(error) else text)
+        return OSError(f"{file}the Hub answered {status}: {text}")
+    return OSError(f"{file}the Hub cannot be reached: {text}" if is_transient(error) else file + text)
 
 
 def redact(text: str, token: str | bool | None = None) -> str:
@@ -214,10 +220,19 @@ def _error_of(state: RetryCallState) -> BaseException:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """The reason of a failed download, which `LocalEntryNotFoundError` itself does not tell."""
-    while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+    """The reason of a failed download or upload, which the error of the client itself does not tell."""
+    while (isinstance(error, LocalEntryNotFoundError) or _is_failed_upload(error)) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _is_failed_upload(error: BaseException) -> bool:
+    # The client raises a RuntimeError without further type from the error of the request.
+    return type(error) is RuntimeError and error.__cause__ is not None
+
+
+def _one_line(error: BaseException, token: str | bool | None) -> str:
+    return " ".join(redact(str(error), token).split()) or type(error).__name__
 
 
 def _status(error: BaseException) -> int | None:

@@ -21,6 +21,7 @@ from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weight
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.verifying import check_folder, family_of
 from hf_ssm.models.registry import Family
+from hf_ssm.utils.checks import check_path
 
 __all__ = ["check_can_push", "check_repo_id", "push", "push_files", "push_folder"]
 
@@ -105,6 +106,7 @@ def push_folder(
             foreign code, hidden files, links out of the folder, or access tokens in files.
         OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
     """
+    check_path("folder", folder)
     folder = Path(folder)
     check_repo_id(repo_id)
     _check_branch(revision)
@@ -166,8 +168,9 @@ def push_files(
     branch = revision or "main"
 
     def failed(error: Exception, line: str) -> str:
-        # Without an answer to the commit, it may have been made.
-        lost = is_transient(error) and getattr(error, "response", None) is None
+        # Without an answer to the commit, it may have been made. The RuntimeError of an upload precedes the commit.
+        unanswered = getattr(error, "response", None) is None and not isinstance(error, RuntimeError)
+        lost = is_transient(error) and unanswered
         state = "has all of it or nothing" if lost else "is as it was before"
         return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
 

@@ -4,24 +4,31 @@ The client checks the size of a download only; `verify` compares the cached copy
 """
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
+from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
+from hf_ssm.utils.checks import check_path
 
 __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Numbers that are read at once.
+_PIECE = 1 << 22
 # Keys of JSON files whose values name Python classes to load with `trust_remote_code=True`.
 _CODE_KEYS = ("auto_map", "custom_pipelines")
 
@@ -67,8 +74,9 @@ def verify(
     """Verify a checkpoint without running any of its code.
 
     Checks the headers of the weights against the file sizes, shards against their index, the configuration and other
-    JSON files, and that all Python code is what the installed version of hf_ssm writes. For a repository on the
-    Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
+    JSON files, that the weights are those of the configuration (names, shapes, types) and finite, and that all Python
+    code is what the installed version of hf_ssm writes. For a repository on the Hub, the cached copy (downloaded if
+    absent) is also compared with the checksums of the Hub.
 
     Args:
         source: A folder, or USER/NAME.
@@ -80,6 +88,7 @@ def verify(
         ValueError: There is no such folder, repository or revision, or the login has no access.
         OSError: The Hub cannot be reached.
     """
+    check_path("source", source)
     folder = Path(source).expanduser()
     if folder.is_dir():
         if revision is not None:
@@ -101,8 +110,10 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
         elsewhere: Names of files that may be absent, for a cache that has only part of a repository.
     """
     folder = Path(folder)
-    checks = (_check_weights, _check_config, _check_json, _check_code)
-    return [problem for check in checks for problem in check(folder, elsewhere)]
+    found = [problem for check in (_check_weights, _check_config) for problem in check(folder, elsewhere)]
+    # The content of files is of interest only if they can be read.
+    checks = (_check_json, _check_code) if found else (_check_model, _check_json, _check_code)
+    return found + [problem for check in checks for problem in check(folder, elsewhere)]
 
 
 def family_of(folder: Path) -> Family | None:
@@ -173,6 +184,86 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         yield Problem(_CONFIG, _reason(error, path))
 
 
+def _check_model(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Compare the weights with those that the configuration asks for, and look for numbers that are not finite."""
+    family = family_of(folder)
+    if family is None:
+        return
+    single = folder / _WEIGHTS
+    source = single if single.exists() or not (folder / _INDEX).exists() else folder / _INDEX
+    places = {_WEIGHTS} if source == single else set(_read_object(source)["weight_map"].values())
+    files = [folder / name for name in sorted(places) if (folder / name).exists()]
+    if len(files) == len(places):
+        try:
+            yield from _compare(folder, family, files, source.name)
+        except Exception as error:  # a wrong value may raise anything
+            yield Problem(_CONFIG, _reason(error, folder / _CONFIG))
+    for path in files:
+        spoiled = list(_not_finite(path))
+        if spoiled:
+            yield Problem(path.name, f"has NaN or infinite numbers in {_listed(spoiled)}")
+
+
+def _compare(folder: Path, family: Family, files: Sequence[Path], source: str) -> Iterator[Problem]:
+    """Compare names, shapes and types of all weights of a model with its configuration."""
+    config: Any = family.config_class.from_pretrained(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        return  # Quantised weights have names and shapes of their own.
+    names = config.architectures
+    head = next((cls for cls in family.model_classes.values() if names in ([cls.__name__], cls.__name__)), None)
+    if names is not None and head is None:
+        yield Problem(_CONFIG, f"`architectures` must be one model class of hf_ssm, got {names!r}")
+    stored: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            stored |= read_shapes(path)
+        except ValueError as error:
+            yield Problem(path.name, _reason(error, path))
+            return
+    fit = compare(head or family.model_classes["Model"], config, stored)
+    if fit.missing:
+        yield Problem(source, f"lacks weights that {_CONFIG} asks for: {_listed(fit.missing)}")
+    if head is not None and fit.unknown:
+        yield Problem(source, f"has weights that {_CONFIG} does not ask for: {_listed(fit.unknown)}")
+    for name, (found, wanted) in fit.reshaped.items():
+        what = f"has {name} of shape {tuple(found.shape)}, but {_CONFIG} asks for {tuple(wanted.shape)}"
+        yield Problem(source, what)
+    for name, (found, wanted) in fit.retyped.items():
+        yield Problem(source, f"has {name} of type {found.dtype}, but the model has {wanted.dtype} there")
+
+
+def _not_finite(path: Path) -> Iterator[str]:
+    """Names of the tensors of a safetensors file with NaN or infinite numbers."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - the file is not iterable
+            if not all(_is_finite(piece) for piece in _pieces(file, name)):
+                yield name
+
+
+def _pieces(file: Any, name: str) -> Iterator[Tensor]:
+    """A tensor of a safetensors file, read piece by piece."""
+    tensor = file.get_slice(name)
+    shape = tensor.get_shape()
+    if not shape:
+        yield file.get_tensor(name)
+        return
+    rows = max(1, _PIECE // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        yield tensor[start : start + rows]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # There is no test for types of 8 bits.
+    values = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return bool(torch.isfinite(values).all())
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    first, *others = [*names]
+    return f"{first} and {len(others)} more" if others else first
+
+
 def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
     for path in sorted(folder.glob("*.json")):
         if path.name not in (_CONFIG, _INDEX):
@@ -197,6 +288,9 @@ def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
             yield Problem(name, what, is_own_code=True)
     for path in sorted(folder.glob("*.json")):
         for key, reference in _code_references(path):
+            if not isinstance(reference, str):
+                yield Problem(path.name, f"`{key}` must map Auto classes to names of classes, got {reference!r}")
+                continue
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
@@ -233,8 +327,11 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _code_references(path: Path) -> Iterator[tuple[str, str]]:
-    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names."""
+def _code_references(path: Path) -> Iterator[tuple[str, Any]]:
+    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names.
+
+    Values that are no reference are returned as they are.
+    """
     try:
         content = _read_object(path)
     except (OSError, ValueError):
@@ -243,10 +340,13 @@ def _code_references(path: Path) -> Iterator[tuple[str, str]]:
         waiting = [content.get(key)]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, str) and "." in value:
-                yield key, value
+            if isinstance(value, str):
+                if "." in value:
+                    yield key, value
             elif isinstance(value, list | dict):
                 waiting.extend(value.values() if isinstance(value, dict) else value)
+            elif value is not None:
+                yield key, value
 
 
 def _verify_cached(repo_id: str, revision: str | None, cache_dir: str | Path | None, token: str | None) -> Verification:

@@ -7,7 +7,7 @@ implementation supports the arguments.
 The environment variable `HF_SSM_KERNELS` sets the choice of the process when this module is imported:
 
 - `auto` (default): the fastest backend that supports the call;
-- `numba`: as `auto`, but an error where numba is not installed;
+- `numba`: as `auto`, but an error where numba is not installed or `NUMBA_DISABLE_JIT=1` is set;
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
@@ -43,13 +43,17 @@ class Backend(NamedTuple):
         choices: Values of `HF_SSM_KERNELS` that admit the backend.
         device: Type of the device that all tensors must be on; `None` for any.
         packages: Packages that must be installed.
+        disabled_by: Environment variable that turns the backend off, unless it is empty or "0".
     """
 
     choices: tuple[str, ...]
     device: str | None = None
     packages: tuple[str, ...] = ()
+    disabled_by: str | None = None
 
     def is_installed(self) -> bool:
+        if self.disabled_by is not None and os.environ.get(self.disabled_by, "0") not in ("", "0"):
+            return False
         # Does not import the packages: importing numba takes a third of a second.
         return all(importlib.util.find_spec(package) is not None for package in self.packages)
 
@@ -57,7 +61,7 @@ class Backend(NamedTuple):
 # In order of preference.
 BACKENDS = {
     "hub": Backend(("auto", "numba"), device="cuda"),
-    "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm")),
+    "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
     "reference": Backend(("reference",)),
     "torch": Backend(CHOICES),
 }
@@ -80,7 +84,10 @@ def _check_choice(choice: str) -> None:
     if choice not in CHOICES:
         raise ValueError(f"HF_SSM_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}")
     if choice == "numba" and not _INSTALLED["numba"]:
-        raise ImportError("HF_SSM_KERNELS=numba, but numba is not installed: pip install 'hf_ssm[cpu]'")
+        raise ImportError(
+            "HF_SSM_KERNELS=numba, but numba is not installed, or NUMBA_DISABLE_JIT is set: "
+            "pip install 'hf_ssm[cpu]', and unset the variable"
+        )
 
 
 def set_backend(choice: str) -> None:

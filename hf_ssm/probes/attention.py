@@ -6,10 +6,11 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `E` selected channels.
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ssm.models.base.inputs import check_mask
 from hf_ssm.modules.block import Block
+from hf_ssm.utils.checks import check_tensors, check_type
 
 __all__ = ["attention_matrix"]
 
@@ -43,12 +44,15 @@ def attention_matrix(
         and for a zero-phase filter.
 
     Raises:
-        TypeError: `layer` is not a block of a selective model.
+        TypeError: `layer` is not a block of a selective model, or inputs are not tensors.
         ValueError: More than `max_elements` entries; channels out of range; an invalid mask; `reverse` for a model that
             is not bidirectional; a layer in training mode.
 
     Source: Honarpisheh et al. 2025, eq. (20).
     """
+    check_type("layer", layer, nn.Module, "a block of a selective model, such as `model.model.layers[0]`")
+    check_type("inputs", inputs, Tensor, "a tensor")
+    check_tensors(attention_mask=attention_mask)
     mixer: Any = getattr(layer, "mixer", None)
     scans = [part for part in layer.modules() if getattr(part, "attention_matrix", None) is not None]
     if mixer is None or not scans:
@@ -61,6 +65,11 @@ def attention_matrix(
     chosen = list(range(scan.channels)) if channels is None else list(channels)
     if not chosen or not all(0 <= channel < scan.channels for channel in chosen):
         raise ValueError(f"`channels` must be some of 0 to {scan.channels - 1}, got {chosen}.")
+    if inputs.dim() != 3 or not inputs.is_floating_point():
+        raise ValueError(
+            f"`inputs` must be hidden states of the shape (batch, length, hidden_size), got {tuple(inputs.shape)} of "
+            f"{inputs.dtype}: see `output_hidden_states=True`."
+        )
     batch, length, _ = inputs.shape
     if batch * len(chosen) * length**2 > max_elements:
         raise ValueError(

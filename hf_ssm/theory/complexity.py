@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.discretize import bilinear, zoh
+from hf_ssm.utils.checks import check_tensors, check_type
 
 __all__ = [
     "filter_norm",
@@ -33,6 +34,7 @@ __all__ = [
 
 def _terms(kernel: Tensor, mean: Tensor | None, variance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Σ_ℓ |k_ℓ| √K_ℓ and |Σ_ℓ k_ℓ μ_ℓ| of kernels `(..., D, L)`, both `(..., D)`."""
+    check_tensors(mean=mean, variance=variance)
     if variance is None:
         spread = kernel.abs().sum(dim=-1)
     else:
@@ -58,8 +60,12 @@ def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = No
     Returns:
         `(D,)`; the mean over channels is the τ of a layer.
 
+    Raises:
+        TypeError: An argument that is not a tensor.
+
     Source: Liu & Li 2024, eq. (6) and Algorithm 1, lines 8 and 9.
     """
+    check_type("kernel", kernel, Tensor, "a tensor")
     spread, centre = _terms(kernel, mean, variance)
     return (spread + centre).square()
 
@@ -79,10 +85,12 @@ def psi(kernels: Tensor, mean: Tensor | None = None, variance: Tensor | None = N
         `(D,)`.
 
     Raises:
+        TypeError: An argument that is not a tensor.
         ValueError: Not three dimensions, or an empty set.
 
     Source: Liu & Li 2024, Theorem 4.2.
     """
+    check_type("kernels", kernels, Tensor, "a tensor")
     if kernels.dim() != 3 or len(kernels) == 0:
         raise ValueError(
             f"`kernels` must have shape (models >= 1, channels, length), got {tuple(kernels.shape)}: "

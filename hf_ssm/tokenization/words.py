@@ -1,7 +1,7 @@
 """Tokenizers of whole words, with the vocabulary of ListOps and vocabularies of texts."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -119,7 +119,8 @@ def _backend(words: Sequence[str], normalizer: normalizers.Normalizer) -> Tokeni
 
 
 def _check_words(words: Sequence[str]) -> None:
-    if isinstance(words, str) or not words:
+    is_list = isinstance(words, Collection) and not isinstance(words, str)
+    if not is_list or not len(words) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"words={words!r}: give a list of at least one word.")
     counts = Counter(words)
     bad = [word for word in counts if counts[word] > 1 or word in WORD_SPECIAL_TOKENS or word.split() != [word]]

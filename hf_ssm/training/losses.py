@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_ssm.models.base.packing import find_documents
+from hf_ssm.utils.checks import check_model, check_type
 
 __all__ = ["TauLoss", "tau_loss"]
 
@@ -56,10 +57,14 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
         weight: λ; default: the configuration's `tau_weight`.
 
     Raises:
+        TypeError: An argument of another type.
         ValueError: A negative λ.
 
     Source: Liu & Li 2024, eq. (8) and Algorithm 2.
     """
+    check_model(model)
+    if weight is not None:
+        check_type("weight", weight, (float, int), "a number")
     factor = float(model.config.tau_weight if weight is None else weight)
     if not factor >= 0:
         raise ValueError(f"`weight` must not be negative, got {weight}.")

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.utils.checks import check_batch, check_model
 from hf_ssm.utils.processes import all_processes
 
 __all__ = ["rescale_init_"]
@@ -36,6 +37,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         τ of each layer before it was rescaled, `(num_hidden_layers,)`.
 
     Raises:
+        TypeError: An argument of another type.
         ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model
             is then unchanged).
 
@@ -44,6 +46,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
     Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
     """
+    check_model(model)
+    check_batch("batch", batch)
     layers = [
         [part for part in block.modules() if isinstance(part, SequenceOperator)]
         for block in model.modules()

@@ -104,6 +104,54 @@ def test_the_hub_says_how_long_to_wait(hub, folder, waits):
     assert waits == [7]
 
 
+def test_a_demand_of_no_wait_does_not_replace_the_backoff(hub, folder, waits):
+    hub.fail(*REQUESTS["commit"], status=429, retry_after=0, times=3)
+    pushing.push_folder(folder, NAME)
+    assert waits == [1, 2, 4]
+
+
+def failed_upload(cause: Exception) -> Exception:
+    """As the client raises it."""
+    try:
+        raise RuntimeError("Error while uploading 'model.safetensors' to the Hub.") from cause
+    except RuntimeError as error:
+        return error
+
+
+def answer(status: int, text: str) -> HfHubHTTPError:
+    return HfHubHTTPError(text, response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "transient", "parts"),
+    [
+        (failed_upload(answer(503, "no room")), OSError, True, ("uploading 'model.safetensors'", "503", "no room")),
+        (failed_upload(ConnectionError("reset")), OSError, True, ("'model.safetensors'", "cannot be reached", "reset")),
+        (failed_upload(OSError(28, "No space left")), OSError, False, ("'model.safetensors'", "No space left")),
+        (failed_upload(failed_upload(answer(418, "tea"))), OSError, False, ("418", "tea")),
+        (
+            answer(403, "storage limit reached"),
+            ValueError,
+            False,
+            ("no write access to 'a/b'", "storage limit reached"),
+        ),
+        (answer(401, "token expired"), ValueError, False, ("rejects the token", "token expired")),
+        (RuntimeError("of something else"), OSError, False, ("of something else",)),
+    ],
+)
+def test_the_cause_of_a_failure_is_told(error, kind, transient, parts):
+    found = client.user_error(error, "a/b")
+    assert isinstance(found, kind) and "\n" not in str(found)
+    assert all(part in str(found) for part in parts), found
+    assert client.is_transient(error) is transient
+
+
+def test_a_failed_upload_tells_file_and_cause(hub, folder):
+    hub.fail(*REQUESTS["upload"], status=418, times=99)
+    with pytest.raises(OSError, match=r"is as it was before \(Error while uploading 'model\.safetensors'.* 418: "):
+        pushing.push_folder(folder, NAME)
+
+
 def test_a_wait_that_is_too_long(hub, folder, waits):
     hub.fail(*REQUESTS["commit"], status=429, retry_after=3600)
     with pytest.raises(OSError, match=r"demands a wait of 3600 seconds.*repeat with"):
@@ -115,6 +163,8 @@ def test_a_wait_that_is_too_long(hub, folder, waits):
     ("headers", "seconds"),
     [
         ({"Retry-After": "3"}, 3),
+        ({"Retry-After": "0"}, 1),
+        ({"ratelimit": '"api";r=0;t=0'}, 1),
         ({"Retry-After": "soon"}, 1),
         ({"ratelimit": '"api";r=0;t=55'}, 55),
         ({"ratelimit": '"api";r=12;t=55'}, 1),

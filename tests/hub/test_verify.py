@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import hf_ssm
 from hf_ssm.cli import main
-from hf_ssm.hub import verifying
+from hf_ssm.hub import pushing, verifying
 from hf_ssm.hub.verifying import check_folder, verify
 
 NAME = "ada/motifs"
@@ -240,6 +240,87 @@ def test_foreign_code(coded, spoil, found, capsys):
     with pytest.raises(SystemExit):
         main(["verify", str(coded)])
     assert problems[0] in capsys.readouterr().out
+
+
+def test_malformed_references_to_code(coded):
+    for value in ([1], 3, {"AutoConfig": 1}):
+        configured(coded, auto_map=value)
+        assert any("`auto_map` must map Auto classes" in str(problem) for problem in check_folder(coded)), value
+
+
+def respoiled(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace tensors, whose names have `__` in place of dots, in all files; `None` deletes one."""
+    changes = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    for path in folder.glob("*.safetensors"):
+        found = load_file(path)
+        if not changes.keys().isdisjoint(found):
+            found = {name: changes.get(name, tensor) for name, tensor in found.items()}
+            save_file({name: tensor for name, tensor in found.items() if tensor is not None}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"classifier__weight": None}, "lacks weights that config.json asks for: classifier.weight"),
+        ({"model__norm__weight": None}, "lacks weights that config.json asks for: model.norm.weight"),
+        ({"model__norm__weight": torch.ones(9)}, r"has model.norm.weight of shape \(9,\), but .* asks for \(8,\)"),
+        ({"model__norm__weight": torch.full((8,), float("nan"))}, "has NaN or infinite numbers in model.norm.weight"),
+        ({"model__norm__weight": torch.full((8,), float("inf"))}, "has NaN or infinite numbers in model.norm.weight"),
+        ({"model__norm__weight": torch.ones(8).int()}, "has model.norm.weight of type torch.int32"),
+        ({"model__norm__weight": torch.ones(8).to(torch.complex64)}, ".*unknown dtype C64"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_model(single, tensors, message, monkeypatch):
+    # Several pieces for each tensor.
+    monkeypatch.setattr(verifying, "_PIECE", 3)
+    respoiled(single, **tensors)
+    (problem,) = check_folder(single)
+    assert re.match(f"model.safetensors: {message}", str(problem)), problem
+    with pytest.raises(ValueError, match="is damaged or contains foreign code"):
+        pushing.push_folder(single, NAME)
+
+
+def test_not_finite_in_a_shard(shards):
+    respoiled(shards, model__norm__weight=torch.full((8,), float("nan")))
+    (problem,) = check_folder(shards)
+    assert re.match(r"model-0.*\.safetensors: has NaN or infinite numbers in model.norm.weight", str(problem))
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        (
+            {"num_hidden_layers": 1},
+            ["model.safetensors: has weights that .* does not ask for: model.layers.1"],
+        ),
+        ({"num_hidden_layers": 3}, ["model.safetensors: lacks weights that config.json asks for: model.layers.2"]),
+        ({"num_hidden_layers": 10**7}, ["config.json: the configuration asks for `num_hidden_layers`=10000000"]),
+        ({"vocab_size": 10**9}, [r"model.safetensors: has model.embed_tokens.weight of shape \(12, 8\)"]),
+        ({"architectures": ["S4ForCausalLM"], "bidirectional": True}, ["config.json: .*bidirectional"]),
+        ({"architectures": ["BertModel"]}, ["config.json: `architectures` must be one model class of hf_ssm"]),
+    ],
+)
+def test_configuration_of_another_model(single, changes, messages):
+    configured(single, **changes)
+    problems = list(map(str, check_folder(single)))
+    assert len(problems) == len(messages)
+    assert all(map(re.match, messages, problems)), problems
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_whole_models_of_all_families_and_types(make_model, tmp_path, dtype):
+    for family in ("Hyena", "S4", "SelectiveSSM"):
+        for head in ("Model", "ForMaskedLM", "ForTokenClassification"):
+            flags = {"norm_type": "batch", "tie_word_embeddings": True, "sobolev_trainable": True, "init": "real"}
+            model = make_model(family, head, **flags).to(dtype)
+            model.save_pretrained(tmp_path / family / head)
+            assert check_folder(tmp_path / family / head) == []
+
+
+def test_quantised_weights_are_not_compared(single):
+    respoiled(single, model__norm__weight=torch.ones(8).to(torch.int8))
+    configured(single, quantization_config={"quant_method": "torchao"})
+    assert check_folder(single) == []
 
 
 def test_code_is_not_run(coded, tmp_path):

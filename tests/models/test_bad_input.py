@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM
+from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM, SelectiveSSMConfig
 from hf_ssm.models.base.heads import check_labels
 from hf_ssm.models.base.inputs import check_mask
 
 FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config])
@@ -34,6 +35,37 @@ FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 def test_configuration(config: type, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**arguments)
+
+
+@pytest.mark.parametrize("config", [HyenaConfig, S4Config, SelectiveSSMConfig])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_size": "8"}, "'hidden_size'.* got str"),
+        ({"d_model": 8.5}, "'hidden_size'.*8.5"),
+        ({"init": 3}, "'init'"),
+        ({"sobolev_order": ["a", 1.0]}, "'sobolev_order'"),
+        ({"bidirectional": "yes"}, "'bidirectional'"),
+        ({"num_labels": "two"}, "`num_labels` must be a number .*'two'"),
+        ({"num_labels": -1}, "`num_labels` must be a number"),
+        ({"num_labels": 10**9}, "`num_labels` must be a number up to 1000000, got 1000000000"),
+        ({"id2label": ["a"]}, "`id2label` must map numbers to names"),
+        ({"id2label": {"a": 1}}, "`id2label` must map numbers to names"),
+        ({"dtype": "no_such_type"}, "`dtype` must be the name of a type of torch.*'no_such_type'"),
+        ({"torch_dtype": "Tensor"}, "`dtype` must be the name of a type of torch"),
+    ],
+)
+def test_types_of_the_configuration(config: type, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        config(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_types_of_assigned_values() -> None:
+    config = S4Config(num_labels=3, id2label={0: "a", 1: "b", 2: "c"}, dtype="float32")
+    assert config.num_labels == 3 and config.dtype == torch.float32
+    with pytest.raises(ValueError, match=r"S4Config: Field 'hidden_size' expected int, got str"):
+        config.hidden_size = "8"
 
 
 @pytest.mark.parametrize(("size", "suggested"), [(4, 5), (2, 3), (1, 3)])
@@ -198,3 +230,34 @@ def test_checks_read_tensors_on_the_cpu_only() -> None:
     check_labels(labels, 3, "num_labels")
     backbone = SimpleNamespace(embed_tokens=torch.nn.Embedding(12, 4, device="meta"))
     assert HyenaModel._look_up(backbone, labels).shape == (2, 5, 4)
+
+
+IDS = torch.tensor([[1, 2, 3]])
+NO_TENSORS = ["ACGT", [1, 2, 3], [[1, 2, 3]], 3, IDS.numpy()]
+
+
+@pytest.mark.parametrize("head", ["Model", *HEADS])
+def test_types_of_the_inputs(make_model, head: str) -> None:
+    signals = head == "ForSignalRegression"
+    model = make_model("S4", head, **({"num_input_channels": 1} if signals else {}))
+    name, good = ("input_values", torch.zeros(1, 3, 1)) if signals else ("input_ids", IDS)
+    for bad in NO_TENSORS:
+        for argument in (name, "inputs_embeds"):
+            with pytest.raises(TypeError, match=f"`{argument}` must be a tensor .*, got {type(bad).__name__}"):
+                model(**{argument: bad})
+        with pytest.raises(TypeError, match="`attention_mask` must be a tensor"):
+            model(**{name: good}, attention_mask=bad)
+        if head != "Model":
+            with pytest.raises(TypeError, match="`labels` must be a tensor"):
+                model(**{name: good}, labels=bad)
+    for bad in (torch.zeros(1, 3, 9), torch.zeros(1, 3, 8).long()):
+        with pytest.raises(ValueError, match="`inputs_embeds` must hold 8 floating point numbers"):
+            model(inputs_embeds=bad)
+    if signals:
+        with pytest.raises(TypeError, match="`input_values` must be real"):
+            model(input_values=good.to(torch.complex64))
+    else:
+        assert torch.equal(model(IDS.int())[0], model(IDS)[0])
+        for dtype in (torch.float32, torch.bool, torch.int16, torch.complex64):
+            with pytest.raises(TypeError, match=f"`input_ids` must be integers .* got {dtype}"):
+                model(IDS.to(dtype))

@@ -22,12 +22,10 @@ CONFIGURATION = '''
 
 from typing import ClassVar
 
-from huggingface_hub.dataclasses import strict
-
-from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
 
-@strict
+@strict_config
 class ToyConfig(SSMConfig):
     r"""
     Exponential moving averages with a gate.

@@ -17,14 +17,16 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.cache import SSMCache, forward_with_cache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_mask
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
+from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
+from hf_ssm.utils.checks import check_path
 
 
 @dataclass
@@ -117,15 +119,20 @@ class SSMPreTrainedModel(PreTrainedModel):
         """Load a checkpoint, also of another library if a converter of the family reads it.
 
         Raises:
-            ValueError: A damaged file, or a pickle that contains code; a checkpoint of another model, unless
-                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
+            ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
+                asks for, unless `ignore_mismatched_sizes=True`; a configuration that asks for many more weights than
+                there are; a checkpoint of another model, unless `output_loading_info=True`; a checkpoint of another
+                library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
+        if source is not None:
+            check_path("pretrained_model_name_or_path", source)
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.
             foreign = foreign_arguments(cls, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
+            check_fit(cls, path, arguments)
             model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
         if foreign is not None:
             model.name_or_path = model.config.name_or_path = str(source)
@@ -206,7 +213,8 @@ class SSMModel(SSMPreTrainedModel):
             documents: The documents, from a model with a head, which has looked them up.
 
         Raises:
-            TypeError: An argument that models of hf_ssm do not read; see `inputs.py`.
+            TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
+                of another type.
             ValueError: Not exactly one input; unknown layers in `output_hidden_states`; an empty sequence; an input
                 longer than the model allows; a mask of another shape; a cache for a model that is not causal, together
                 with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
@@ -344,6 +352,7 @@ class SSMModel(SSMPreTrainedModel):
                 f"(`num_input_channels`={self.config.num_input_channels})."
             )
         ((name, inputs),) = given
+        check_is_tensor(name, inputs)
         dimensions = 2 if name == "input_ids" else 3
         if inputs.dim() != dimensions or inputs.shape[0] == 0 or inputs.shape[1] == 0:
             shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
@@ -360,10 +369,20 @@ class SSMModel(SSMPreTrainedModel):
                     f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
                 )
         if name == "inputs_embeds":
+            if inputs.shape[-1] != self.config.hidden_size or not inputs.is_floating_point():
+                raise ValueError(
+                    f"`inputs_embeds` must hold {self.config.hidden_size} floating point numbers (`hidden_size`) at "
+                    f"each position, got {inputs.shape[-1]} of {inputs.dtype}."
+                )
             return inputs
         return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
 
     def _look_up(self, input_ids: Tensor) -> Tensor:
+        if input_ids.dtype not in (torch.int64, torch.int32):
+            raise TypeError(
+                f"`input_ids` must be integers of torch.int64 or torch.int32, got {input_ids.dtype}: convert ids by "
+                "`.long()`, and pass embeddings as `inputs_embeds`."
+            )
         # On a GPU the check would wait for the device, which reports such ids itself.
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             size = self.embed_tokens.weight.shape[0]
@@ -380,6 +399,8 @@ class SSMModel(SSMPreTrainedModel):
 
     def _project(self, input_values: Tensor) -> Tensor:
         channels = self.config.num_input_channels
+        if input_values.is_complex():
+            raise TypeError("`input_values` must be real: pass real and imaginary parts as two channels.")
         if input_values.shape[-1] != channels:
             raise ValueError(
                 f"`input_values` has {input_values.shape[-1]} channels, but `num_input_channels`={channels}."

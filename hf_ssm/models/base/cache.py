@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.state import LayerState
+from hf_ssm.utils.checks import check_type
 
 
 class SSMCacheLayer(LayerState):
@@ -57,6 +58,8 @@ class SSMCache(Cache):
     """
 
     def __init__(self, config: SSMConfig):
+        # Of any class: with remote code, transformers loads the module of the configuration a second time.
+        check_type("config", config, PreTrainedConfig, "a configuration of hf_ssm, such as `model.config`")
         layers: list[Any] = [SSMCacheLayer() for _ in range(config.num_hidden_layers)]
         super().__init__(layers=layers)
         # Positions read, padding included, and tokens read by each row, `(B,)`.

@@ -3,10 +3,15 @@
 import importlib
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
 
+import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
@@ -37,9 +42,42 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
         "torch_dtype",
     }
 )
+# transformers makes a dictionary of this size of a number.
+_MOST_LABELS = 1_000_000
+
+C = TypeVar("C", bound=type)
 
 
-@strict
+def strict_config(cls: C) -> C:
+    """Class decorator: `strict` of huggingface_hub with a one-line `ValueError` for values of a wrong type.
+
+    Names of `attribute_map` are checked, too.
+    """
+    validated: Any = strict(cls)
+    construct, assign = validated.__init__, validated.__setattr__
+
+    @wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _value_errors(type(self).__name__):
+            construct(self, *args, **kwargs)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        with _value_errors(type(self).__name__):
+            assign(self, self.attribute_map.get(name, name), value)
+
+    validated.__init__, validated.__setattr__ = __init__, __setattr__
+    return cls
+
+
+@contextmanager
+def _value_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except StrictDataclassError as error:
+        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+
+
+@strict_config
 class SSMConfig(PreTrainedConfig):
     r"""
     Base of the configurations of all families. Unknown arguments raise an error that names the nearest valid one.
@@ -119,6 +157,8 @@ class SSMConfig(PreTrainedConfig):
         *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
+    # Numbers of modules in each layer, which a checkpoint must have tensors for.
+    count_fields: ClassVar[tuple[str, ...]] = ()
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
 
     vocab_size: int = 12
@@ -161,21 +201,34 @@ class SSMConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self._check_transformers_arguments(**kwargs)
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
+
+    def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
+        """Check arguments that transformers converts without a check."""
+        # A flag is an int, too.
+        if num_labels is not None and not (type(num_labels) is int and 0 <= num_labels <= _MOST_LABELS):
+            raise ValueError(f"`num_labels` must be a number up to {_MOST_LABELS}, got {num_labels!r}.")
+        is_map = isinstance(self.id2label, dict) and all(str(key).isdecimal() for key in self.id2label)
+        if self.id2label is not None and not is_map:
+            raise ValueError(f"`id2label` must map numbers to names, got {self.id2label!r}.")
+        dtype = torch_dtype if self.dtype is None else self.dtype
+        if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ValueError(f"`dtype` must be the name of a type of torch, such as 'float32', got {dtype!r}.")
 
     def _derive(self) -> None:
         """Fill fields whose default depends on others; called after `attribute_map` has been applied."""
 
     @classmethod
-    def _known(cls) -> set[str]:
+    def known_arguments(cls) -> set[str]:
         """Names of all arguments, transformers' own among them."""
         theirs = _TRANSFORMERS_ARGUMENTS | set(GenerationConfig._get_default_generation_params())
         return {field.name for field in fields(cls)} | set(cls.attribute_map) | theirs
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        known = self._known()
+        known = self.known_arguments()
         for name in kwargs:
             if name in known or name.startswith("_"):
                 continue
@@ -215,7 +268,7 @@ class SSMConfig(PreTrainedConfig):
         Raises:
             ValueError: A keyword argument whose name is nearly that of a field.
         """
-        known = cls._known()
+        known = cls.known_arguments()
         for name in kwargs.keys() - known:
             near = closest_name(name, known, cutoff=0.8)
             if near is not None:
@@ -330,7 +383,8 @@ class SSMConfig(PreTrainedConfig):
     @property
     def has_sobolev_filter(self) -> bool:
         """Whether some layer has a Sobolev filter."""
-        return self.sobolev_trainable or any(self.sobolev_orders)
+        orders = self.sobolev_order if isinstance(self.sobolev_order, list) else [self.sobolev_order]
+        return self.sobolev_trainable or any(orders)
 
     @property
     def non_causal_flag(self) -> str | None:
@@ -354,4 +408,4 @@ class SSMConfig(PreTrainedConfig):
         return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
 
 
-__all__ = ["SSMConfig"]
+__all__ = ["SSMConfig", "strict_config"]

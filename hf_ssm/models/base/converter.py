@@ -16,14 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict as load_weights
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    cached_file,
-)
-from transformers.utils.hub import get_checkpoint_shard_files
+
+from hf_ssm.models.base.weights import check_claims, compare, find_file, read_shapes, weight_files, weight_names
 
 __all__ = [
     "CheckpointConverter",
@@ -32,7 +26,6 @@ __all__ = [
     "check_names",
     "check_tensor",
     "check_tensors",
-    "find_file",
     "load_state_dict",
     "rename",
     "widest",
@@ -166,18 +159,13 @@ class CheckpointConverter(Converter):
         model_class: Any = head or self.backbone_class
         config = model_class.config_class.from_dict(self.convert_config(found))
         weights = self.convert_weights(state_dict, found, config)
-        with torch.device("meta"):
-            model = model_class(config)
-        prefix = f"{model.base_model_prefix}." if model.base_model is model else ""
-        shapes = {f"{prefix}{name}": tensor.shape for name, tensor in model.state_dict().items()}
-        tied = {f"{prefix}{name}" for name in model.all_tied_weights_keys}
-        present = [name for name in shapes if name in weights]
+        fit = compare(model_class, config, weights)
         _check(
             self.name,
-            missing=shapes.keys() - weights.keys() - tied,
-            unknown=weights.keys() - shapes.keys() if head else (),
-            reshaped=[name for name in present if weights[name].shape != shapes[name]],
-            infinite=[name for name in present if not _is_finite(weights[name])],
+            missing=fit.missing,
+            unknown=fit.unknown if head else (),
+            reshaped=fit.reshaped,
+            infinite=[name for name, tensor in weights.items() if name not in fit.unknown and not _is_finite(tensor)],
         )
         # Copies, as a memory-mapped file may be overwritten while the model is in use.
         return {"config": config, "state_dict": {name: tensor.clone() for name, tensor in weights.items()}}
@@ -225,31 +213,19 @@ def are_equal(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
 
 
-def find_file(source: str | Path, name: str, **fetching: Any) -> Path | None:
-    """Path of a file of a folder or Hub id, fetched if necessary; `None` if there is no such file."""
-    try:
-        return Path(str(cached_file(source, name, **fetching)))
-    except OSError:
-        return None
-
-
 def _read_weights(
     source: str | Path, variant: str | None = None, use_safetensors: bool | None = None, **fetching: Any
 ) -> dict[str, Tensor]:
     """All tensors of a folder or Hub id, from the files that `from_pretrained` of transformers chooses."""
     if find_file(source, "adapter_config.json", **fetching):
         raise ValueError(f"{str(source)!r} holds a PEFT adapter: merge it into its model, and convert the result")
-    names = [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME] if use_safetensors is not False else []
-    names += [] if use_safetensors else [WEIGHTS_NAME, WEIGHTS_INDEX_NAME]
-    if variant is not None:
-        names = [f".{variant}.".join(name.rsplit(".", 1)) for name in names]
-    for name in names:
-        path = find_file(source, name, **fetching)
-        if path is not None:
-            is_index = path.suffix == ".json"
-            files = get_checkpoint_shard_files(source, path, **fetching)[0] if is_index else [path]
-            return {key: tensor for file in files for key, tensor in load_weights(file).items()}
-    raise OSError(f"{str(source)!r} has no weights: none of the files {', '.join(names)} is there")
+    names = weight_names(variant, use_safetensors)
+    files = weight_files(source, names, **fetching)
+    if not files:
+        raise OSError(f"{str(source)!r} has no weights: none of the files {', '.join(names)} is there")
+    for file in files:
+        read_shapes(file)
+    return {key: tensor for file in files for key, tensor in load_weights(file).items()}
 
 
 def load_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -279,6 +255,7 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):
         raise ValueError(f"{str(path)!r} holds no state dict (names and tensors)")
+    check_claims(path, found)
     return found
 
 

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
@@ -143,6 +143,8 @@ class _TokenHead(SSMPreTrainedModel):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        if labels is not None:
+            check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, attention_mask, documents, **kwargs)
         return SSMHeadOutput(
             loss=loss,
@@ -308,6 +310,8 @@ class _LabelHead(SSMPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
         logits = self._logits(hidden_states, mask, documents)
+        if labels is not None:
+            check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 

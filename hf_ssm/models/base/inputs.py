@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.hints import closest_name
 
 # Arguments that transformers passes to every model and that change nothing here, with the reason.
@@ -65,8 +66,15 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: {hint}")
 
 
+def check_is_tensor(name: str, value: Any) -> None:
+    """Raise `TypeError` unless an argument is a tensor."""
+    hint = "(from the model's tokenizer with `return_tensors='pt'`, or `torch.tensor`)"
+    check_type(name, value, Tensor, f"a tensor {hint}")
+
+
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
     """Raise `ValueError` unless the mask is `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`."""
+    check_is_tensor("attention_mask", attention_mask)
     batch, length = shape
     if attention_mask.shape not in (shape, (batch, past + length)):
         raise ValueError(
@@ -118,4 +126,4 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_mask", "check_mask_shape"]
+__all__ = ["check_extra_arguments", "check_is_tensor", "check_mask", "check_mask_shape"]

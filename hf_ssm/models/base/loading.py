@@ -11,8 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
 
-# Arguments of `from_pretrained` that say where files are and how they are fetched.
-_FETCHING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+from hf_ssm.models.base.weights import FETCHING
 
 
 @contextmanager
@@ -71,7 +70,7 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
     config_class = model_class.config_class
     if source is None or arguments.get("gguf_file") or not any(c.model_type for c in converters_of(config_class)):
         return None
-    fetching = {name: arguments[name] for name in _FETCHING if name in arguments}
+    fetching = {name: arguments[name] for name in FETCHING if name in arguments}
     try:
         found, _ = PreTrainedConfig.get_config_dict(source, **fetching)
     except (AttributeError, OSError, RecursionError, TypeError, ValueError):

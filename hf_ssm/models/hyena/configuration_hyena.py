@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-from huggingface_hub.dataclasses import strict
-
-from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
 
-@strict
+@strict_config
 class HyenaConfig(SSMConfig):
     r"""
     Gated long convolutions: in-projection to `hyena_order + 1` streams, a short convolution, then `hyena_order - 1`
@@ -66,6 +64,7 @@ class HyenaConfig(SSMConfig):
         *("max_position_embeddings", "sinusoid_window"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "num_inner_mlps")
+    count_fields: ClassVar[tuple[str, ...]] = ("num_inner_mlps",)
 
     hyena_order: int = 2
     filter_type: str = "implicit"

@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-from huggingface_hub.dataclasses import strict
-
-from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
 
-@strict
+@strict_config
 class S4Config(SSMConfig):
     r"""
     S4 and S4D: each block is a norm, a state space convolution, an activation and a (gated) linear map. See

@@ -3,9 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from huggingface_hub.dataclasses import strict
-
-from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
 # `None` means a default that depends on the block; `_derive` replaces it. Type checkers see `Any`, so that readers of
 # the fields need no test for `None`.
@@ -35,7 +33,7 @@ _ONLY_MAMBA: dict[str, Any] = {
 _ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
 
 
-@strict
+@strict_config
 class SelectiveSSMConfig(SSMConfig):
     r"""
     Selective state space models: step size, input and output matrices depend on the token. See `SSMConfig` for the

@@ -1,0 +1,196 @@
+"""A configuration that asks for other or more weights than the files hold is refused before memory is allocated."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from hf_ssm import S4Config, S4ForSequenceClassification, S4Model, SelectiveSSMForCausalLM
+from hf_ssm.models.base.converter import load_state_dict
+from hf_ssm.models.base.weights import check_fit
+
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+
+
+def configure(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def never_loaded(monkeypatch):
+    """Nothing reaches transformers, which allocates what the configuration asks for."""
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+
+
+@pytest.mark.usefixtures("never_loaded")
+@pytest.mark.parametrize(
+    ("family", "flags", "claim", "message"),
+    [
+        *((family, {}, {"vocab_size": 400_000_000}, r"embed_tokens.*\(400000000, 8\)") for family in FAMILIES),
+        *((family, {}, {"num_hidden_layers": 10**7}, r"`num_hidden_layers`=10000000.* tensors") for family in FAMILIES),
+        *((family, {}, {"num_hidden_layers": 10**13}, "`num_hidden_layers`=") for family in FAMILIES),
+        *((family, {}, {"num_labels": 10**9}, "`num_labels` must be a number up to") for family in FAMILIES),
+        *((family, {}, {"num_hidden_layers": 3, "hidden_size": 2**22}, "has the shape") for family in FAMILIES),
+        ("S4", {}, {"state_size": 10**8}, r"\(8, 50000000\)"),
+        ("S4", {"kernel_type": "s4"}, {"state_size": 10**8}, r"\(8, 50000000\)"),
+        ("S4", {"num_input_channels": 2}, {"num_input_channels": 10**10}, r"\(8, 10000000000\)"),
+        ("SelectiveSSM", {}, {"state_size": 10**8}, r"\(16, 100000000\)"),
+        ("SelectiveSSM", {}, {"time_step_rank": 10**9}, "x_proj"),
+        ("SelectiveSSM", {}, {"conv_kernel": 10**9}, r"\(16, 1, 1000000000\)"),
+        ("Hyena", {}, {"conv_kernel": 10**9}, r"\(24, 1, 1000000000\)"),
+        ("Hyena", {}, {"num_inner_mlps": 10**7}, "`num_inner_mlps`=10000000"),
+        ("Hyena", {"filter_type": "s4d"}, {"hyena_order": 10**7}, "in_proj"),
+        ("Hyena", {"filter_positions": "stored"}, {"max_position_embeddings": 10**9}, "1000000000"),
+    ],
+)
+def test_a_claim_is_refused(make_model, tmp_path, family, flags, claim, message):
+    model = make_model(family, "ForSequenceClassification", **flags)
+    model.save_pretrained(tmp_path)
+    configure(tmp_path, **claim)
+    for model_class in (type(model), AutoModelForSequenceClassification):
+        with pytest.raises(ValueError, match=message) as caught:
+            model_class.from_pretrained(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("never_loaded")
+@pytest.mark.parametrize("kind", ["shards", "pickle"])
+def test_other_files_of_weights(make_model, tmp_path, kind):
+    model = make_model("S4", "ForSequenceClassification")
+    model.save_pretrained(tmp_path, max_shard_size="1KB" if kind == "shards" else "1GB")
+    if kind == "pickle":
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+    configure(tmp_path, vocab_size=10**9)
+    with pytest.raises(ValueError, match="1000000000"):
+        type(model).from_pretrained(tmp_path)
+
+
+@pytest.mark.usefixtures("never_loaded")
+def test_weights_that_are_missing_are_claims_too(make_model, tmp_path):
+    """Also where other shapes are allowed."""
+    model = make_model("S4", "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    configure(tmp_path, vocab_size=10**9)
+    with pytest.raises(
+        ValueError, match=r"8000000000 numbers that the weights .* do not hold, most of them in model\."
+    ):
+        type(model).from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="8000000000 numbers that the weights"):
+        type(model).from_pretrained(tmp_path)
+
+
+def overlapping(tensors, path):
+    """The claim of 19 GB has one number in the file."""
+    torch.save(tensors | {"model.embed_tokens.weight": torch.ones(1, 1).expand(600_000_000, 8)}, path)
+
+
+def packed(tensors, path):
+    torch.save(tensors | {"model.embed_tokens.weight": torch.zeros(1_000_000, 8)}, path)
+    with zipfile.ZipFile(path) as archive:
+        content = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.usefixtures("never_loaded")
+@pytest.mark.parametrize("write", [overlapping, packed])
+def test_a_pickle_that_claims_more_than_it_holds(make_model, tmp_path, write):
+    model = make_model("S4", "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    write(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    configure(tmp_path, vocab_size=600_000_000 if write is overlapping else 1_000_000)
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin' has \d+ bytes, but (its tensors claim|unpacks to) "):
+        type(model).from_pretrained(tmp_path)
+    if write is overlapping:
+        with pytest.raises(ValueError, match="its tensors claim 192"):
+            load_state_dict(tmp_path / "pytorch_model.bin")
+
+
+def test_a_head_for_other_labels(make_model, tmp_path):
+    model = make_model("S4", "ForSequenceClassification", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    other = type(model).from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+    assert other.classifier.weight.shape == (7, 8)
+    assert torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    other.save_pretrained(tmp_path / "again")
+    assert type(model).from_pretrained(tmp_path / "again").classifier.weight.shape == (7, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_resized_vocabulary(make_model, tmp_path, family, tied):
+    model = make_model(family, "ForCausalLM", tie_word_embeddings=tied)
+    model.resize_token_embeddings(50, mean_resizing=False)
+    model.save_pretrained(tmp_path)
+    found = type(model).from_pretrained(tmp_path)
+    assert torch.equal(found.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    assert torch.equal(found.get_output_embeddings().weight, model.get_output_embeddings().weight)
+
+
+def test_backbone_and_heads_of_each_other(make_model, tmp_path):
+    model = make_model("S4", "ForSequenceClassification")
+    model.save_pretrained(tmp_path / "head")
+    model.model.save_pretrained(tmp_path / "backbone")
+    backbone = S4Model.from_pretrained(tmp_path / "head")
+    head = S4ForSequenceClassification.from_pretrained(tmp_path / "backbone")
+    for found in (backbone, head.model):
+        assert torch.equal(found.embed_tokens.weight, model.model.embed_tokens.weight)
+    configure(tmp_path / "head", vocab_size=13)
+    configure(tmp_path / "backbone", vocab_size=13)
+    for model_class, name in ((S4Model, "head"), (S4ForSequenceClassification, "backbone")):
+        with pytest.raises(ValueError, match=r"embed_tokens\.weight has the shape \(12, 8\), .* \(13, 8\)"):
+            model_class.from_pretrained(tmp_path / name)
+
+
+def test_more_layers_on_request(make_model, tmp_path):
+    model = make_model("S4", "Model")
+    model.save_pretrained(tmp_path)
+    assert len(type(model).from_pretrained(tmp_path, num_hidden_layers=4).layers) == 4
+    config = S4Config.from_pretrained(tmp_path, num_hidden_layers=3)
+    assert len(type(model).from_pretrained(tmp_path, config=config).layers) == 3
+    assert config.num_hidden_layers == 3
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_and_its_base(make_model, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    model.save_pretrained(tmp_path / "base")
+    wrapped = peft.get_peft_model(
+        SelectiveSSMForCausalLM.from_pretrained(tmp_path / "base"),
+        peft.LoraConfig(target_modules=["in_proj"], r=2, init_lora_weights=False),
+    )
+    wrapped.save_pretrained(tmp_path / "adapter")
+    found = SelectiveSSMForCausalLM.from_pretrained(tmp_path / "adapter")
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.allclose(found(ids).logits, wrapped.eval()(ids).logits)
+    configure(tmp_path / "base", vocab_size=10**9)
+    with pytest.raises(ValueError, match="1000000000"):
+        SelectiveSSMForCausalLM.from_pretrained(tmp_path / "adapter")
+
+
+def test_quantised_weights_have_shapes_of_their_own(make_model, tmp_path):
+    model = make_model("S4", "Model")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if "out_proj" in name and tensor.dim() == 2)
+    packed = {name: tensors.pop(name).view(torch.uint8).reshape(-1, 1), f"{name}.scale": torch.ones(1)}
+    save_file(tensors | packed, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=name):
+        check_fit(S4Model, tmp_path, {})
+    configure(tmp_path, quantization_config={"quant_method": "torchao"})
+    check_fit(S4Model, tmp_path, {})
+    configure(tmp_path, num_hidden_layers=10**7)
+    with pytest.raises(ValueError, match="`num_hidden_layers`"):
+        check_fit(S4Model, tmp_path, {})
