@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.operator import (
+    KernelInput,
+    SequenceOperator,
+    check_stored,
+    fp32_parameter,
+    materialized,
+    theory_flags,
+)
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
@@ -49,6 +56,8 @@ class SelectiveScan(SequenceOperator):
     """
 
     is_time_invariant: ClassVar[bool] = False
+    A: Tensor
+    A_log: Tensor
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):
         plain = config.block == "plain"
@@ -122,11 +131,13 @@ class SelectiveScan(SequenceOperator):
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
         """Multiply W_C, in place; all channels share it."""
+        check_stored(self.x_proj, "weight")
         self.x_proj.weight[-self.state_size :] *= factor
 
     def state_matrix(self) -> Tensor:
         """A, `(D, S)`, complex with complex states."""
-        real = self.get_parameter("A") if self.is_raw else -self.get_parameter("A_log").exp()
+        # Attributes, which parametrisations and `torch.func.functional_call` replace.
+        real = self.A if self.is_raw else -self.A_log.exp()
         return real if self.A_imag is None else torch.complex(real, self.A_imag)
 
     def selection(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.operator import operators_in
 from hf_ssm.utils.processes import all_processes
 
 __all__ = ["rescale_init_"]
@@ -44,11 +44,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
     Source: Liu & Li 2024, eq. (7) and Algorithm 1; with a feed-through, D is divided as well.
     """
-    layers = [
-        [part for part in block.modules() if isinstance(part, SequenceOperator)]
-        for block in model.modules()
-        if isinstance(block, Block)
-    ]
+    layers = [[part for _, part in operators_in(block)] for block in model.modules() if isinstance(block, Block)]
     operators = [part for layer in layers for part in layer]
     if not operators:
         raise ValueError(

@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -78,6 +79,9 @@ class SSMPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
         self.expect(config)
         config.check()
+        # PEFT's default targets of a model type, where the caller has imported it: all linear layers but the head.
+        targets = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+        targets.setdefault(config.model_type, "all-linear")
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
 
