@@ -24,7 +24,7 @@ from hf_ssm.modules.operator import (
 )
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -246,7 +246,7 @@ class SelectiveScan(SequenceOperator):
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.
-        largest = A.real.max().item() if self.is_raw and A.device.type == "cpu" else -1.0
+        largest = A.real.max().item() if self.is_raw and has_readable_values(A) else -1.0
         if largest > 0:
             warnings.warn(
                 f"The state matrix has a positive entry ({largest:.3g}): the scan is unstable, so τ grows without "

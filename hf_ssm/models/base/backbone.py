@@ -23,6 +23,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import has_readable_values
 
 
 @dataclass
@@ -315,7 +316,7 @@ class SSMModel(SSMPreTrainedModel):
 
     def _look_up(self, input_ids: Tensor) -> Tensor:
         # On a GPU the check would wait for the device, which reports such ids itself.
-        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if has_readable_values(input_ids):
             size = self.embed_tokens.weight.shape[0]
             if input_ids.numel() == 1:
                 least = greatest = input_ids.item()
@@ -334,7 +335,7 @@ class SSMModel(SSMPreTrainedModel):
             raise ValueError(
                 f"`input_values` has {input_values.shape[-1]} channels, but `num_input_channels`={channels}."
             )
-        on_cpu = input_values.device.type == "cpu" and not torch.compiler.is_compiling()
+        on_cpu = has_readable_values(input_values)
         if on_cpu and not torch.isfinite(input_values).all():
             raise ValueError(
                 "`input_values` holds NaN or infinite values: fill or drop them (and set "
