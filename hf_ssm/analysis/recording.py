@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import KernelInput, SequenceOperator
+from hf_ssm.modules.operator import KernelInput, SequenceOperator, operators_in
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
@@ -156,9 +156,8 @@ def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOpe
     """
     layers = [(name, block) for name, block in model.named_modules() if isinstance(block, Block)]
     for layer, (path, block) in enumerate(layers):
-        for name, part in block.named_modules():
-            if isinstance(part, SequenceOperator):
-                yield f"layers.{path.rpartition('.')[2]}.{name}", layer, part
+        for name, part in operators_in(block):
+            yield f"layers.{path.rpartition('.')[2]}.{name}", layer, part
 
 
 def record_operators(

@@ -45,6 +45,9 @@ class LongConvolution(SequenceOperator):
         self.filter = filter
         self.directions = filter.directions
         self.groups = groups
+        # Read once: a wrapper around the filter need not have these attributes.
+        self._has_recurrence, self._has_graded_response = filter.has_recurrence, filter.has_graded_response
+        self._num_taps, self._support = filter.num_taps, filter.support
 
     @classmethod
     def from_config(cls, config, layer_idx: int, filter: LongFilter, *, groups: int = 1, use_skip: bool = True):
@@ -55,15 +58,15 @@ class LongConvolution(SequenceOperator):
         return [*super().fp32_parameters(), "filter"]
 
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        self.filter.scale_(factor, channels)
+        self.filter(factor, channels, method="scale_")
 
     @property
     def is_causal(self) -> bool:
-        return super().is_causal and self.filter.directions == 1
+        return super().is_causal and self.directions == 1
 
     @property
     def has_recurrent_state(self) -> bool:
-        return self.filter.has_recurrence and not self.has_sobolev_filter
+        return self._has_recurrence and not self.has_sobolev_filter
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LongConvolution":
         # The filter stays in float32 as well.
@@ -77,7 +80,7 @@ class LongConvolution(SequenceOperator):
 
     def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies do not depend on the step size: all channels share the taps.
-        return 1.0 if self.sobolev_frequency == "normalized" else self.filter.time_step(like.dtype)
+        return 1.0 if self.sobolev_frequency == "normalized" else self.filter(like.dtype, method="time_step")
 
     def kernels(self, length: int) -> Tensor:
         """The whole kernel: that of the filter, the feed-through at lag 0, and the causal Sobolev filter.
@@ -85,9 +88,8 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
-        with materialized(self, self.filter), no_autocast(next(self.parameters()).device):
+        with materialized(self), no_autocast(next(self.parameters()).device):
             dtype = torch.float64 if self._needs_float64 else torch.float32
-            # Before the filter's forward, after which accelerate may offload its weights.
             step = self._time_step(torch.empty(0, dtype=dtype))
             kernel = self.filter(length, dtype)
             if self.D is not None:
@@ -161,14 +163,14 @@ class LongConvolution(SequenceOperator):
         documents: Documents | None = None,
         **arguments: Any,
     ) -> Iterator[KernelInput]:
-        with materialized(self, self.filter), no_autocast(inputs.device):
+        with materialized(self), no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(inputs.dtype, arguments["kernels"].dtype))
             if self.sobolev_mode == "zero_phase":
                 inputs = self._zero_phase(inputs, slice(group, None, self.groups), mask, documents)
         batches = [(inputs, mask)] if documents is None else documents.masked_batches(inputs)
         for batch, own in batches:
             yield KernelInput(batch, own, group=group)
-            if self.filter.directions == 2:
+            if self.directions == 2:
                 yield KernelInput(batch, own, "backward", group, from_first=True, first_lag=1)
 
     def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
@@ -184,17 +186,17 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(R, F)`, complex128; infinite where the Sobolev weight is.
         """
-        response = self.filter.response(omega, rows)
-        channels = rows % self.filter.channels
+        response = self.filter(omega, rows, method="response")
+        channels = rows % self.channels
         if self.D is not None:
-            ahead = (rows < self.filter.channels).to(torch.float64)
+            ahead = (rows < self.channels).to(torch.float64)
             response = response + (self.D[channels] * ahead).unsqueeze(-1)
         if not self.has_sobolev_filter:
             return response
         order = self.initial_order if self.sobolev_order is None else self.sobolev_order[channels]
         step: Tensor | float = 1.0
         if self.sobolev_frequency != "normalized":
-            step = self.filter.time_step(torch.float64)
+            step = self.filter(torch.float64, method="time_step")
             step = step[channels] if isinstance(step, Tensor) else step
         causal = self.sobolev_mode == "causal"
         weight = sobolev_response(omega, order, self.sobolev_frequency, step, causal=causal)
@@ -203,22 +205,22 @@ class LongConvolution(SequenceOperator):
         return torch.where(infinite, weight, response * torch.where(infinite, 0.0, weight))
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
-        return self.filter.time_step(dtype)
+        return self.filter(dtype, method="time_step")
 
     @property
     def has_graded_response(self) -> bool:
-        return self.filter.has_graded_response
+        return self._has_graded_response
 
     @property
     def support(self) -> int | None:
-        return self.filter.support
+        return self._support
 
     def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        found = self.filter.response_features(rows)
+        found = self.filter(rows, method="response_features")
         if found is None or not self.has_sobolev_filter or self.sobolev_frequency == "normalized":
             return found
         # (1 + |s|)^β has a knee at |s| = 1.
-        steps = torch.as_tensor(self.filter.time_step(torch.float64))[rows % self.filter.channels].unsqueeze(-1)
+        steps = torch.as_tensor(self.filter(torch.float64, method="time_step"))[rows % self.channels].unsqueeze(-1)
         return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
 
     def _tau_of_kernels(
@@ -252,16 +254,16 @@ class LongConvolution(SequenceOperator):
 
     def _continue(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
         name = f"long_conv_{group}"
-        with materialized(self, self.filter), no_autocast(inputs.device):
+        with materialized(self), no_autocast(inputs.device):
             if not self.has_recurrent_state or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
-                    stream = state.streams[name] = StreamingConvolution(self.filter.num_taps)
+                    stream = state.streams[name] = StreamingConvolution(self._num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
             # With gradients, a stored recurrence would belong to the graph of an earlier call.
             recurrence: Recurrence | None = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
-                recurrence = self.filter.recurrence(slice(group, None, self.groups), self.D)
+                recurrence = self.filter(slice(group, None, self.groups), self.D, method="recurrence")
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
             before = state.get(name)

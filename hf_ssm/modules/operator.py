@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.documents import Documents
@@ -20,7 +21,16 @@ from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.utils.processes import Processes, all_processes
 
-__all__ = ["KernelInput", "SequenceOperator", "fp32_empty", "fp32_parameter", "materialized", "theory_flags"]
+__all__ = [
+    "KernelInput",
+    "SequenceOperator",
+    "check_stored",
+    "fp32_empty",
+    "fp32_parameter",
+    "materialized",
+    "operators_in",
+    "theory_flags",
+]
 
 # The zero-phase filter is sampled on a grid that does not depend on the length of the input, so that its taps depend on
 # the lag alone and padding changes nothing. Odd (no node at the Nyquist frequency) and fast to transform.
@@ -57,6 +67,15 @@ def theory_flags(config, layer_idx: int) -> dict[str, Any]:
 def fp32_empty(*shape: int) -> Tensor:
     """Uninitialised memory in float32 or better: step sizes and frequencies lose their meaning in half precision."""
     return torch.empty(shape, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+
+
+def check_stored(module: nn.Module, name: str) -> None:
+    """Raise `ValueError` for a parameter that cannot be changed in place, because it is computed from others."""
+    if is_parametrized(module, name):
+        raise ValueError(
+            f"Rescaling changes `{name}` in place, but a parametrisation, or an adapter on parameters, computes it: "
+            "rescale the model before it is added, or merge it first."
+        )
 
 
 def fp32_parameter(*shape: int) -> nn.Parameter:
@@ -325,6 +344,7 @@ class SequenceOperator(nn.Module):
     @torch.no_grad()
     def _rescale_(self, value: Tensor, channels: slice = slice(None)) -> Tensor:
         """Divide C and D by √τ, in place (Liu & Li 2024, eq. (7)), and return the factor."""
+        check_stored(self, "D")
         if not math.isfinite(value) or value <= 0:
             raise ValueError(
                 f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "
@@ -335,3 +355,22 @@ class SequenceOperator(nn.Module):
         if self.D is not None:
             self.D.data[channels] *= factor
         return factor
+
+
+def operators_in(module: nn.Module) -> Iterator[tuple[str, SequenceOperator]]:
+    """Relative name and module of each operator in use, to read its parameters outside `forward`.
+
+    The copies that PEFT keeps of replaced modules (`original_module`) are left out.
+
+    Raises:
+        ValueError: An operator has an adapter on its parameters, which changes them during `forward` only.
+    """
+    for name, part in module.named_modules():
+        base_layer: Any = getattr(part, "get_base_layer", None)
+        if base_layer is not None and isinstance(base_layer(), SequenceOperator) and not getattr(part, "merged", False):
+            raise ValueError(
+                f"`{name}` has an adapter on its parameters (`target_parameters`), which are read outside `forward` "
+                "here: merge the adapter first, `model = model.merge_and_unload()`."
+            )
+        if isinstance(part, SequenceOperator) and "original_module" not in name.split("."):
+            yield name, part

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["QUANTITIES", "ParameterRole", "parameter_roles"]
 
@@ -92,6 +93,15 @@ class ParameterRole:
         _SCALE_STATE_MATRIX[self.stored_as](parameter, factor)
 
 
+def _stored(module: nn.Module, name: str) -> Any:
+    """The parameter of a relative name; of a parametrised one, that which is stored."""
+    path, _, own = name.rpartition(".")
+    owner = attrgetter(path)(module) if path else module
+    if is_parametrized(owner, own):
+        return getattr(getattr(owner.parametrizations, own), "original", None)
+    return getattr(owner, own)
+
+
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
     """The role of each parameter by its name in `model.named_parameters()`.
 
@@ -118,7 +128,7 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
         describe: Any = getattr(module, "parameter_roles", None)
         if describe is not None:
             # By attribute, which a wrapper of PEFT around a projection passes on to the weight that it wraps.
-            found |= {id(attrgetter(name)(module)): role for name, role in describe().items()}
+            found |= {id(_stored(module, name)): role for name, role in describe().items()}
     roles = {}
     for name, parameter in model.named_parameters():
         if "original_module" in name.split("."):

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.operator import (
+    KernelInput,
+    SequenceOperator,
+    check_stored,
+    fp32_parameter,
+    materialized,
+    theory_flags,
+)
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -50,6 +57,8 @@ class SelectiveScan(SequenceOperator):
     """
 
     is_time_invariant: ClassVar[bool] = False
+    A: Tensor
+    A_log: Tensor
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):
         plain = config.block == "plain"
@@ -123,11 +132,13 @@ class SelectiveScan(SequenceOperator):
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
         """Multiply W_C, in place; all channels share it."""
+        check_stored(self.x_proj, "weight")
         self.x_proj.weight[-self.state_size :] *= factor
 
     def state_matrix(self) -> Tensor:
         """A, `(D, S)`, complex with complex states."""
-        real = self.get_parameter("A") if self.is_raw else -self.get_parameter("A_log").exp()
+        # Attributes, which parametrisations and `torch.func.functional_call` replace.
+        real = self.A if self.is_raw else -self.A_log.exp()
         return real if self.A_imag is None else torch.complex(real, self.A_imag)
 
     def selection(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,7 +264,7 @@ class SelectiveScan(SequenceOperator):
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.
-        largest = A.real.max().item() if self.is_raw and A.device.type == "cpu" else -1.0
+        largest = A.real.max().item() if self.is_raw and has_readable_values(A) else -1.0
         if largest > 0:
             warnings.warn(
                 f"The state matrix has a positive entry ({largest:.3g}): the scan is unstable, so τ grows without "

@@ -1,13 +1,22 @@
 """The circumstances of a call: autocast, tracing, function transforms; and the namespace of custom operators."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-__all__ = ["NAMESPACE", "in_function_transform", "is_plain_call", "no_autocast", "refuse_second_derivative"]
+__all__ = [
+    "NAMESPACE",
+    "differentiable_gradients",
+    "has_readable_values",
+    "in_function_transform",
+    "is_plain_call",
+    "no_autocast",
+]
 
 # torch knows one operator of a name, and a process may load several checkpoints that contain copies of this code.
 _COPY = "" if __name__ == "hf_ssm.ops.context" else f"_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}"
@@ -23,9 +32,23 @@ def no_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func` is active: its tensors have no memory, and custom operators refuse them."""
+    """Whether a transform of `torch.func` or forward-mode differentiation is active.
+
+    Tensors of a transform have no memory. Custom operators refuse them, and lose tangents without an error.
+    """
+    return _transform_is_active()
+
+
+# torch.compile runs the function while it traces, inside the same transforms.
+@torch.compiler.assume_constant_result
+def _transform_is_active() -> bool:
     # There is no public way to find out.
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def has_readable_values(tensor: Tensor) -> bool:
+    """Whether a check may read values: on a CPU (elsewhere it would wait for the device), outside transforms."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_function_transform()
 
 
 def is_plain_call(*tensors: Tensor | None) -> bool:
@@ -43,12 +66,28 @@ def is_plain_call(*tensors: Tensor | None) -> bool:
     return not in_function_transform()
 
 
-def refuse_second_derivative(backward: Any, name: str, alternative: str) -> None:
-    """Make the backward operator of `name` raise an error when it is differentiated."""
+def differentiable_gradients(
+    function: Callable[..., Any], tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, for a backward that runs with `create_graph=True`.
 
-    def refuse(ctx: Any, *grads: Any) -> None:
-        raise RuntimeError(
-            f"{name} can be differentiated once only (once_differentiable); for second derivatives use {alternative}"
-        )
+    A backward of its own runs with gradients enabled exactly then. Kernels cannot be differentiated, and neither can
+    `torch.autograd.function.once_differentiable` be used: with `torch.autograd.grad` it drops terms without an error.
 
-    backward.register_autograd(refuse)
+    Args:
+        function: The operation in plain PyTorch; returns one tensor, or a tuple with one tensor for each of `grads`.
+        tensors: Its arguments.
+        grads: Gradients of its results; `None` for those that the loss does not depend on.
+
+    Returns:
+        One for each of `tensors`; `None` where none is required.
+    """
+    # Views, since one argument may be computed from another.
+    views = [t if t is None else t.view_as(t) for t in tensors]
+    results = function(*views)
+    results = results if isinstance(results, tuple) else (results,)
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+    wanted = [t for t in views if t is not None and t.requires_grad]
+    outputs, given = [r for r, _ in pairs], [g for _, g in pairs]
+    found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in views]

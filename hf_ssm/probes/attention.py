@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.inputs import check_mask
 from hf_ssm.modules.block import Block
+from hf_ssm.modules.operator import operators_in
 from hf_ssm.utils.checks import check_tensors, check_type
 
 __all__ = ["attention_matrix"]
@@ -54,7 +55,7 @@ def attention_matrix(
     check_type("inputs", inputs, Tensor, "a tensor")
     check_tensors(attention_mask=attention_mask)
     mixer: Any = getattr(layer, "mixer", None)
-    scans = [part for part in layer.modules() if getattr(part, "attention_matrix", None) is not None]
+    scans = [part for _, part in operators_in(layer) if part.attention_matrix is not None]
     if mixer is None or not scans:
         raise TypeError(f"`layer` must be a block of a selective model, got {type(layer).__name__}.")
     if reverse and len(scans) < 2:

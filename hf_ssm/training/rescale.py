@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.operator import operators_in
 from hf_ssm.utils.checks import check_batch, check_model
 from hf_ssm.utils.processes import all_processes
 
@@ -48,11 +48,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """
     check_model(model)
     check_batch("batch", batch)
-    layers = [
-        [part for part in block.modules() if isinstance(part, SequenceOperator)]
-        for block in model.modules()
-        if isinstance(block, Block)
-    ]
+    layers = [[part for _, part in operators_in(block)] for block in model.modules() if isinstance(block, Block)]
     operators = [part for layer in layers for part in layer]
     if not operators:
         raise ValueError(

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["Processes", "all_processes"]
 
@@ -19,9 +18,9 @@ class _Sum(torch.autograd.Function):
         return processes.reduced(part, dist.ReduceOp.SUM)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.processes.reduced(grad, dist.ReduceOp.SUM), None
+        # Differentiable again, where there is a graph.
+        return ctx.processes.sum(grad), None
 
 
 class Processes:

@@ -101,14 +101,6 @@ def test_gradient_of_one_input_only(wanted):
     assert inputs[1 - wanted].grad is None
 
 
-@pytest.mark.usefixtures("transforms")
-def test_second_derivative_is_refused():
-    u, kernel = randn(1, 5, 2).requires_grad_(), randn(2, 4, seed=1)
-    (grad,) = torch.autograd.grad(long_conv(u, kernel).pow(2).sum(), u, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
 @pytest.mark.parametrize("backward_taps", [None, 257])
 def test_float32_accuracy(backward_taps):
     u, kernel = randn(2, 1000, 4), randn(4, 1000, seed=1)

@@ -254,14 +254,6 @@ def test_loss_on_the_last_state_alone():
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
-@BOTH
-def test_second_derivative_is_refused():
-    inputs = scan_inputs(5)
-    (grad,) = torch.autograd.grad(selective_scan(**inputs).pow(2).sum(), inputs["A"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
 class _LargestTensor(TorchDispatchMode):
     """Notes the number of elements of the largest tensor that any operation returns, the backward's included."""
 

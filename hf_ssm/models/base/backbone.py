@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import has_readable_values
 from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_path
 
@@ -88,6 +90,9 @@ class SSMPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
         self.expect(config)
         config.check()
+        # PEFT's default targets of a model type, where the caller has imported it: all linear layers but the head.
+        targets = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+        targets.setdefault(config.model_type, "all-linear")
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
 
@@ -384,7 +389,7 @@ class SSMModel(SSMPreTrainedModel):
                 "`.long()`, and pass embeddings as `inputs_embeds`."
             )
         # On a GPU the check would wait for the device, which reports such ids itself.
-        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if has_readable_values(input_ids):
             size = self.embed_tokens.weight.shape[0]
             if input_ids.numel() == 1:
                 least = greatest = input_ids.item()
@@ -405,7 +410,7 @@ class SSMModel(SSMPreTrainedModel):
             raise ValueError(
                 f"`input_values` has {input_values.shape[-1]} channels, but `num_input_channels`={channels}."
             )
-        on_cpu = input_values.device.type == "cpu" and not torch.compiler.is_compiling()
+        on_cpu = has_readable_values(input_values)
         if on_cpu and not torch.isfinite(input_values).all():
             raise ValueError(
                 "`input_values` holds NaN or infinite values: fill or drop them (and set "

@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import has_readable_values
 from hf_ssm.utils.checks import check_type
 
 
@@ -227,7 +228,7 @@ def _right_aligned(run: RunLayers, hidden_states: Tensor, mask: Tensor, cache: S
     steps = torch.arange(length, device=mask.device)
     behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
     behind = behind * mask.any(dim=1, keepdim=True)
-    if behind.device.type == "cpu" and not behind.any():
+    if has_readable_values(behind) and not behind.any():
         return run(hidden_states, mask, cache.states)
     forth, back = (steps - behind) % length, (steps + behind) % length
     outputs = run(_permuted(hidden_states, forth), mask.gather(1, forth), cache.states)

@@ -19,6 +19,7 @@ from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.pooling import pool
+from hf_ssm.ops.context import has_readable_values
 from hf_ssm.ops.documents import Documents
 
 # Arguments of `generate` that these models do not read after the prompt.
@@ -44,8 +45,7 @@ class SSMHeadOutput(ModelOutput):
 
 def check_labels(labels: Tensor, classes: int, argument: str) -> None:
     """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
-    # On a GPU the check would wait for the device.
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if not has_readable_values(labels):
         return
     bad = (labels != -100) & ((labels < 0) | (labels >= classes))
     if bad.any():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.ops.context import has_readable_values
 from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.hints import closest_name
 
@@ -102,12 +103,11 @@ def check_mask(
     batch, length = hidden_states.shape[:2]
     check_mask_shape(attention_mask, (batch, length), past)
     mask = attention_mask[:, -length:]
-    if mask.numel() == 1 and mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.item():
+    if mask.numel() == 1 and has_readable_values(mask) and mask.item():
         # Decoding of one sequence, where each operation counts.
         return None
     mask = mask.to(device=hidden_states.device, dtype=torch.bool)
-    # On a GPU the checks would wait for the device.
-    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+    if not has_readable_values(mask):
         return mask
     if mask.all():
         return None

@@ -5,6 +5,8 @@ stored conjugate pairs, `F` frequencies. Kernels have the shape `(K, C, L)`; the
 look ahead, the nearest first. Every kernel is linear in the parameters that `scale_` multiplies.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,19 @@ class LongFilter(nn.Module):
         self.channels = channels
         self.directions = directions
 
-    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def forward(self, *arguments: Any, method: str = "kernel") -> Any:
+        """The kernel, or the result of another method that reads parameters.
+
+        Other modules call the filter in this way only. Wrappers (adapters of PEFT on parameters, offloaded weights)
+        have no such methods, and give the parameters their values for the time of `forward`.
+
+        Args:
+            *arguments: Those of the method.
+            method: Its name.
+        """
+        return getattr(self, method)(*arguments)
+
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The kernel `(K, C, length)`, computed in `dtype`, or in the precision of the parameters if that is higher.
 
         It is a new tensor, which the caller may change in place.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import fp32_empty, fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.transfer import taps_response
 
@@ -80,6 +80,8 @@ class ImplicitFilter(LongFilter):
             self._register("positions", longest, embedding_size, train=positions == "learned")
             self._register("time", longest, train=False)
             self._register("decay_rates", channels, train=False)
+        # A parametrisation moves a parameter away.
+        self._trained = list(self._parameters)
 
     def _register(self, name: str, *shape: int, train: bool) -> None:
         """A parameter, or a buffer if it is not trained: transformers enables gradients of all loaded parameters."""
@@ -98,14 +100,14 @@ class ImplicitFilter(LongFilter):
         # PyTorch's default for linear layers instead of initializer_range: the window expects outputs of order one.
         for layer, size in enumerate(self.sizes[:-1]):
             for name in (f"weight_{layer}", f"bias_{layer}"):
-                if name in self._parameters:
-                    values[name] = torch.empty(self.get_parameter(name).shape).uniform_(-(size**-0.5), size**-0.5)
+                if hasattr(self, name):
+                    values[name] = torch.empty(getattr(self, name).shape).uniform_(-(size**-0.5), size**-0.5)
         return values
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         roles = {"frequency": ParameterRole("filter_frequency", is_dynamics=True)}
         roles["positions"] = ParameterRole("other", is_dynamics=True)
-        return {name: roles.get(name, ParameterRole("filter_mlp")) for name in self._parameters}
+        return {name: roles.get(name, ParameterRole("filter_mlp")) for name in self._trained}
 
     @property
     def num_taps(self) -> int | None:
@@ -114,7 +116,7 @@ class ImplicitFilter(LongFilter):
     def _shifted(self, frequency: Tensor) -> Tensor:
         return self.frequency_scale * frequency + self.frequency_shift
 
-    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         if length > self.longest:
             raise ValueError(
                 f"The input has {length} positions, but the implicit filter is defined on "
@@ -139,16 +141,14 @@ class ImplicitFilter(LongFilter):
         hidden, time = self._positions(start, stop, frequency)
         *inner, last = range(len(self.sizes) - 1)
         for layer in inner:
-            weight, bias = (
-                self._in_precision(self.get_parameter(f"{name}_{layer}"), dtype) for name in ("weight", "bias")
-            )
+            weight, bias = (self._in_precision(getattr(self, f"{name}_{layer}"), dtype) for name in ("weight", "bias"))
             hidden = torch.sin(frequency * (hidden @ weight.T + bias))
-        output = self._in_precision(self.get_parameter(f"weight_{last}"), dtype)
+        output = self._in_precision(getattr(self, f"weight_{last}"), dtype)
         kernel = (output @ hidden.T).unflatten(0, (self.directions, self.channels))
         return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
-        taps = self(self.longest, torch.float64).flatten(0, 1)
+        taps = self.kernel(self.longest, torch.float64).flatten(0, 1)
         return taps_response(omega, taps if rows is None else taps[rows])
 
     def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,5 +179,7 @@ class ImplicitFilter(LongFilter):
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
-        output = self.get_parameter(f"weight_{len(self.sizes) - 2}")
+        name = f"weight_{len(self.sizes) - 2}"
+        check_stored(self, name)
+        output = getattr(self, name)
         output.unflatten(0, (self.directions, self.channels))[:, channels] *= factor

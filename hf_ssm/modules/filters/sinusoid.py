@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
 
@@ -58,7 +58,7 @@ class SinusoidFilter(LongFilter):
     def support(self) -> int:
         return self.window
 
-    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
         if torch.is_grad_enabled() or len(c1) * length <= _TAPS:
             kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
@@ -78,4 +78,5 @@ class SinusoidFilter(LongFilter):
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        check_stored(self, "amplitudes")
         self.amplitudes[:, :, channels] *= factor

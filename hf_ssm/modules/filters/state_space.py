@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
@@ -115,7 +115,7 @@ class StateSpaceFilter(LongFilter):
         flat = {name: matrix.expand_as(model["c"]).flatten(0, 1) for name, matrix in model.items()}
         return flat, self.time_step(dtype).repeat(self.directions)
 
-    def forward(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         model, dt = self._rows(dtype)
         a, b, c = model["a"], model["b"], model["c"]
         if self.low_rank:
@@ -167,4 +167,5 @@ class StateSpaceFilter(LongFilter):
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        check_stored(self, "C")
         self.C[:, channels] *= factor

@@ -32,8 +32,8 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
         backward_kernel: Taps of lag -1, -2, ..., `(D, K2)`; without it the convolution is causal.
 
     Returns:
-        `(B, L, D)`, contiguous, in the dtype of `u`; differentiable once. Half precision is computed in float32,
-        float64 stays float64.
+        `(B, L, D)`, contiguous, in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
+        Second derivatives and transforms of `torch.func` take plain transforms, which need more memory.
 
     Raises:
         ValueError: Shapes do not fit, or the sequence is empty.

@@ -8,14 +8,14 @@ the other, in scratch memory that stays in the cache; the backward keeps the inp
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.context import NAMESPACE, no_autocast, refuse_second_derivative
+from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 from hf_ssm.ops.long_conv.reference import usable_taps
 from hf_ssm.ops.threads import run_single_threaded
 
@@ -184,6 +184,27 @@ def _kernel_spectrum(taps: Tensor, back: Tensor | None, length: int) -> Tensor |
     return spectrum
 
 
+class _KernelSpectrum(torch.autograd.Function):
+    """`_kernel_spectrum` with a graph to the taps, for second derivatives; it keeps no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, taps: Tensor, back: Tensor | None, length: int) -> Tensor | None:
+        ctx.sizes = length, taps.shape[1], _num_taps(back)
+        ctx.set_materialize_grads(False)
+        return _kernel_spectrum(taps, back, length)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        if grad is None:
+            # The first derivative reaches the taps directly.
+            return None, None, None
+        count, back_count = ctx.sizes[1:]
+        n_fft = _fft_length(*ctx.sizes)
+        padded = torch.nn.functional.pad(grad, (0, n_fft - grad.shape[-1]))
+        by_lag = torch.fft.ifft(padded, norm="forward").real
+        return by_lag[:, :count], by_lag[:, n_fft - back_count :].flip(-1) if back_count else None, None
+
+
 def _lags(length: int, count: int, back_count: int) -> Iterator[tuple[int, slice, slice]]:
     """Each lag with its source and target positions."""
     for lag in range(-back_count, count):
@@ -318,23 +339,59 @@ def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Ten
     ctx.sizes = taps.shape[1], _num_taps(back), taps.dtype
 
 
-def _differentiate_convolution(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+def _differentiate_convolution(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = ctx.needs_input_grad
+    if torch.is_grad_enabled():
+        return _differentiable_gradients(ctx, grad)
     grads = _convolve_backward(grad, *ctx.saved_tensors, *ctx.sizes)
     grad_u, grad_taps, grad_back = (g if w else None for g, w in zip(grads, wanted, strict=False))
     return grad_u, grad_taps, grad_back, None
 
 
+def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients with a graph; where the spectrum is kept, its gradient stands for those of the taps."""
+    u, taps, back, spectrum = ctx.saved_tensors
+    count, back_count, dtype = ctx.sizes
+    wants_u, *wants_taps = ctx.needs_input_grad[:3]
+    # Gradients of a bilinear function do not depend on their own argument, which may not be kept.
+    u = torch.zeros_like(grad).requires_grad_(wants_u) if u is None else u
+    if spectrum is not None:
+        convolve = partial(_convolve_by_spectrum, n_fft=_fft_length(grad.shape[1], count, back_count))
+        grad_u, grad_spectrum = differentiable_gradients(convolve, (u, spectrum), [grad])
+        return grad_u, None, None, grad_spectrum
+    if taps is None:
+        taps, back = (
+            grad.new_zeros(grad.shape[2], size, dtype=dtype).requires_grad_(wanted)
+            for size, wanted in zip((count, back_count), wants_taps, strict=True)
+        )
+    return *differentiable_gradients(_convolve_plainly, (u, taps, back if back_count else None), [grad]), None
+
+
 _convolve.register_autograd(_differentiate_convolution, setup_context=_save_convolution)
-refuse_second_derivative(_convolve_backward, "long_conv", "long_conv_reference")
+
+
+def _convolve_plainly(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
+    """The convolution by operations of torch that are differentiable any number of times, in any mode."""
+    n_fft = _fft_length(u.shape[1], taps.shape[1], _num_taps(back))
+    if back is not None:
+        gap = taps.new_zeros(taps.shape[0], n_fft - taps.shape[1] - back.shape[1])
+        taps = torch.cat([taps, gap, back.flip(-1)], dim=-1)
+    return _convolve_by_spectrum(u, torch.fft.rfft(taps, n=n_fft), n_fft)
+
+
+def _convolve_by_spectrum(u: Tensor, spectrum: Tensor, n_fft: int) -> Tensor:
+    samples = u.to(spectrum.dtype.to_real()).mT
+    return torch.fft.irfft(torch.fft.rfft(samples, n=n_fft) * spectrum, n=n_fft)[..., : u.shape[1]].mT.to(u.dtype)
 
 
 def long_conv_fft(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> Tensor:
     """`long_conv` by FFT; same arguments."""
     taps, back = usable_taps(u, kernel, backward_kernel)
+    if in_function_transform():
+        return _convolve_plainly(u, taps, back)
     spectrum = None
     if not torch.compiler.is_compiling() and torch.is_grad_enabled() and u.requires_grad:
         # Kept for the backward. A compiled graph, whose lengths may be symbolic, transforms the taps twice instead.
-        spectrum = _kernel_spectrum(taps, back, u.shape[1])
+        spectrum = _KernelSpectrum.apply(taps, back, u.shape[1])
     y: Tensor = _convolve(u, taps, back, spectrum)
     return y

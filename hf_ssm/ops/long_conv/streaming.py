@@ -35,7 +35,7 @@ class StreamingConvolution:
     any chunks, without recomputing the prefix; a chunk that is long enough takes one transform of the whole instead.
 
     With gradients (enabled, and required by a chunk or the taps) each chunk costs a convolution of the whole sequence,
-    in functional form, differentiable once. No gradient flows back beyond a chunk without gradients.
+    in functional form, differentiable. No gradient flows back beyond a chunk without gradients.
 
     The taps and their spectra are kept: call `reset` when the kernel changes. A copy or a pickle is independent, and
     holds values without their autograd graph.

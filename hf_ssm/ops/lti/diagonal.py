@@ -47,7 +47,7 @@ def diagonal_kernel(
     """Kernel of a diagonal system, `k[l] = 2 Re Σ_n c_n b_bar_n a_bar_n^l`.
 
     Computed by `exponential_sums`, whose tables are complex128 and rounded once to the working precision, so that the
-    phase of `a_bar^l` is accurate at any length. Differentiable once.
+    phase of `a_bar^l` is accurate at any length.
 
     Args:
         a: Eigenvalues `(D, H)`, complex, real part negative.

@@ -58,7 +58,7 @@ def dplr_kernel(
 
     The two-level product of `krylov_products`: rows `C A_bar^(iM)` times columns `A_bar^j B_bar`, computed in float64
     and rounded once; `O(N^3 log L + N^2 √L + N L)` per channel. The Woodbury identity saves the solve and the first
-    four squarings of the bilinear rule. There is no aliasing error. Differentiable once.
+    four squarings of the bilinear rule. There is no aliasing error.
 
     S4's own algorithm, four Woodbury-corrected Cauchy sums at the roots of unity, is as accurate if `C (I - A_bar^L)`
     is computed in float64, but slower: for 256 channels with `N = 64`, the sums of its forward alone take as long as

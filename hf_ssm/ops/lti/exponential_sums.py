@@ -8,12 +8,13 @@ products over the rows. Channels are processed in blocks whose tables fit the pr
 kept for the backward, since the tables are cheaper to compute than to load.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.context import NAMESPACE, no_autocast, refuse_second_derivative
+from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 
 __all__ = ["block_bytes", "exponential_sums", "multiply_into", "split_length", "to_rows"]
 
@@ -50,7 +51,7 @@ def exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int,
     """`k[l] = Re Σ_n w_n exp(x_n l)` for `l < length`.
 
     The tables are computed in complex128 and rounded once to the working precision, so that the phase of `exp(x l)` is
-    accurate at any length. Differentiable once, with respect to both tensors.
+    accurate at any length. Differentiable with respect to both tensors.
 
     Args:
         log_base: `x`, `(D, H)`, complex128.
@@ -63,7 +64,21 @@ def exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int,
 
     Source: Gu et al. 2022 (S4D), Section 3.2, for the sum; the algorithm is original.
     """
+    if in_function_transform():
+        return _plain_exponential_sums(log_base, weights, length, dtype)
     return _exponential_sums(log_base, weights, length, dtype == torch.float64)
+
+
+def _plain_exponential_sums(
+    log_base: torch.Tensor, weights: torch.Tensor, length: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sums by operations of torch that are differentiable any number of times, in any mode."""
+    rows, columns = split_length(length)
+    steps = torch.arange(max(rows, columns), dtype=torch.float64, device=log_base.device).unsqueeze(-1)
+    with no_autocast(log_base.device):
+        left = weights.unsqueeze(1) * torch.exp(log_base.unsqueeze(1) * (columns * steps[:rows]))
+        right = torch.exp(log_base.unsqueeze(1) * steps[:columns])
+        return (left @ right.mT).real.flatten(1)[:, :length].to(dtype)
 
 
 def _diagonal_channel_blocks(log_base: torch.Tensor, length: int) -> list[slice]:
@@ -167,9 +182,11 @@ def _save_exponential_sums(ctx: Any, inputs: tuple[Any, ...], output: torch.Tens
 
 def _differentiate_exponential_sums(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     wanted = ctx.needs_input_grad
+    if torch.is_grad_enabled():
+        plain = partial(_plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
+        return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
     grad_base, grad_weights = _exponential_sums_backward(grad, *ctx.saved_tensors, wanted[0])
     return grad_base if wanted[0] else None, grad_weights if wanted[1] else None, None, None
 
 
 _exponential_sums.register_autograd(_differentiate_exponential_sums, setup_context=_save_exponential_sums)
-refuse_second_derivative(_exponential_sums_backward, "diagonal_kernel", "diagonal_kernel_reference")

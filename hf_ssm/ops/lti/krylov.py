@@ -10,12 +10,13 @@ The backward reverses these steps with recomputed powers. Channels are processed
 processor's cache.
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
-from hf_ssm.ops.context import NAMESPACE, no_autocast, refuse_second_derivative
+from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 from hf_ssm.ops.lti.exponential_sums import block_bytes, multiply_into, split_length, to_rows
 
 __all__ = ["Start", "bilinear_start", "dense_kernel", "dense_start", "krylov_products"]
@@ -94,7 +95,7 @@ def krylov_products(start: Start, c: torch.Tensor, length: int, dtype: torch.dty
     """`k[l] = C A^l B` for `l < length`.
 
     Powers and tables are computed in float64 (float32 powers lose all but three digits at `l = 10^4`) and rounded once
-    to the working precision, for the product of rows and columns and for the backward. Differentiable once.
+    to the working precision, for the product of rows and columns and for the backward.
 
     Args:
         start: Of `A` and `B`.
@@ -105,7 +106,34 @@ def krylov_products(start: Start, c: torch.Tensor, length: int, dtype: torch.dty
     Returns:
         `(D, L)` in that precision.
     """
+    if in_function_transform():
+        return _plain_krylov_products(*start, c, length=length, dtype=dtype)
     return _krylov_products(*start, c, length, dtype == torch.float64)
+
+
+def _plain_krylov_products(
+    delta: torch.Tensor,
+    outer: torch.Tensor,
+    inner: torch.Tensor,
+    columns: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    length: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The products by operations of torch that are differentiable any number of times, in any mode."""
+    count, size = split_length(length)
+    real, imag = torch.diag_embed(delta.real), torch.diag_embed(delta.imag)
+    with no_autocast(c.device):
+        power = outer.mT @ inner + torch.cat([torch.cat([real, -imag], -1), torch.cat([imag, real], -1)], -2)
+        while columns.shape[1] < size:
+            columns = torch.cat([columns, columns @ power.mT], dim=1)
+            power = power @ power
+        rows = c.unsqueeze(1)
+        while rows.shape[1] < count:
+            rows = torch.cat([rows, rows @ power], dim=1)
+            power = power @ power
+        return (rows[:, :count] @ columns.mT).flatten(1)[:, :length].to(dtype)
 
 
 def dense_kernel(a_bar: torch.Tensor, b_bar: torch.Tensor, c: torch.Tensor, length: int) -> torch.Tensor:
@@ -307,10 +335,12 @@ def _save_krylov(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 
 
 def _differentiate_krylov(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        plain = partial(_plain_krylov_products, length=grad.shape[1], dtype=grad.dtype)
+        return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
     wanted = list(ctx.needs_input_grad[:5])
     gradients = _krylov_products_backward(grad, *ctx.saved_tensors, wanted)
     return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None
 
 
 _krylov_products.register_autograd(_differentiate_krylov, setup_context=_save_krylov)
-refuse_second_derivative(_krylov_products_backward, "dplr_kernel", "dplr_kernel_reference")

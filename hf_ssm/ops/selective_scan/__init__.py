@@ -39,7 +39,7 @@ __all__ = [
 
 _SELECTIVE_SCAN = Operation(
     hub=Implementation(hub_scan, supports_hub_scan),
-    numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba"),
+    numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba", "supports_scan"),
     torch=chunked_scan,
     reference=loop_scan,
 )
@@ -58,10 +58,11 @@ def selective_scan(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
 ) -> Any:
-    """The selective scan of the module's docstring, differentiable once in every argument.
+    """The selective scan of the module's docstring, differentiable in every argument.
 
     The compiled kernel and the chunked scan keep the states at some boundaries for the backward and recompute the
-    others, so that no tensor of `B L D N` numbers is ever allocated.
+    others, so that no tensor of `B L D N` numbers is ever allocated. Second derivatives, forward-mode differentiation
+    and transforms of `torch.func` run a plain loop over the positions instead, which does allocate them.
 
     Args:
         u: Input `(B, L, D)`, `L >= 1`.

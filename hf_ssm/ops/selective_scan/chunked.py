@@ -8,13 +8,13 @@ pairs differently. Channels are innermost, which makes the inner loops of torch 
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.context import differentiable_gradients, in_function_transform, no_autocast
 from hf_ssm.ops.selective_scan.arguments import (
     LOG2_E,
     ScanTensors,
@@ -141,20 +141,22 @@ class ChunkedScan(torch.autograd.Function):
                 _scan_chunk(y, rows, chunk).copy_((C_c.unsqueeze(2) @ s[1:]).squeeze(2))
                 last[rows] = s[-1]
         if keep:
-            ctx.save_for_backward(d, x, A, B, C, starts)
+            ctx.save_for_backward(d, x, A, B, C, state, starts)
             ctx.paired = paired
         return y, last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         with no_autocast(grad_y.device):
+            if torch.is_grad_enabled():
+                tensors, plain = ctx.saved_tensors[:-1], partial(_plain_scan, paired=ctx.paired)
+                return (*differentiable_gradients(plain, tensors, [grad_y, grad_last]), None, None)
             return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None)
 
 
 def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `ChunkedScan`; `e`, `s` and `g` are decays, states and cotangents of a chunk."""
-    d, x, A, B, C, starts = ctx.saved_tensors
+    d, x, A, B, C, _, starts = ctx.saved_tensors
     chunks, paired, A2 = _scan_chunks(x.shape[1]), ctx.paired, _binary_exponent(A, ctx.paired)
     wanted = zip((d, x, A, B, C), ctx.needs_input_grad, strict=False)
     grad_d, grad_x, grad_A, grad_B, grad_C = (torch.zeros_like(t) if need else None for t, need in wanted)
@@ -186,6 +188,24 @@ def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor
     return grad_d, grad_x, grad_A, grad_B, grad_C, carry
 
 
+def _plain_scan(
+    d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, *, paired: bool
+) -> tuple[Tensor, Tensor]:
+    """`ChunkedScan` position by position, by operations that are differentiable any number of times, in any mode."""
+    rows = []
+    for t in range(x.shape[1]):
+        exponent = d[:, t].unsqueeze(1) * A
+        if paired:
+            (growth, phase), (real, imag) = exponent.chunk(2, dim=1), state.chunk(2, dim=1)
+            size, cosine, sine = growth.exp(), phase.cos(), phase.sin()
+            state = torch.cat([size * (cosine * real - sine * imag), size * (cosine * imag + sine * real)], dim=1)
+        else:
+            state = exponent.exp() * state
+        state = state + x[:, t].unsqueeze(1) * B[:, t].unsqueeze(2)
+        rows.append((C[:, t].unsqueeze(2) * state).sum(1))
+    return torch.stack(rows, dim=1), state
+
+
 def _to_real_rows(t: Tensor) -> Tensor:
     """`(..., N)` -> `(..., R)`, real."""
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
@@ -201,7 +221,10 @@ def chunked_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> t
     weights = _to_real_rows(A).t(), _to_real_rows(B), _to_real_rows(2 * C.conj() if paired else C)
     with no_autocast(u.device):
         inputs = (t.contiguous() for t in (d, d * u, *weights, _to_real_rows(state).transpose(1, 2)))
-        y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
+        if in_function_transform():
+            y, last = _plain_scan(*inputs, paired=paired)
+        else:
+            y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
     last = last.transpose(1, 2)
     last = torch.complex(*last.chunk(2, dim=-1)) if paired else last
     return skip_and_gate(y, u, D, z).to(args.u.dtype), last.contiguous()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
+from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 
@@ -43,7 +44,7 @@ def supports_hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool)
     """Real states that start from zero, in single precision; the kernel has no gradient through the last state."""
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     simple = args.state is None and not args.A.is_complex() and args.A.shape[1] <= _MAX_HUB_STATES
-    return simple and args.dtype == torch.float32 and not (learns and needs_last)
+    return simple and args.dtype == torch.float32 and not (learns and needs_last) and not in_function_transform()
 
 
 def hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
@@ -55,4 +56,22 @@ def hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple
     D = None if D is None else D.float()
     bias = None if bias is None else bias.float().expand(len(A)).contiguous()
     y, last = hub_selective_scan(u, delta, A.float(), B, C, D, z, bias, delta_softplus, return_last_state=True)
+    y = _DifferentiableOnce.apply(y) if y.requires_grad else y
     return y.transpose(1, 2).to(args.u.dtype), last
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Identity that refuses `create_graph=True`, under which the kernel before it would return detached gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "The GPU kernel of the selective scan can be differentiated once only: for `create_graph=True`, set "
+                "the environment variable HF_SSM_KERNELS=torch, or use `hf_ssm.ops.backends.use_backend('torch')`."
+            )
+        return grad

@@ -5,21 +5,23 @@ Dimensions as in `numba_tiles.py`; `P` real planes, 1 for real and 2 for complex
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.context import refuse_second_derivative
+from hf_ssm.ops.context import differentiable_gradients, in_function_transform
 from hf_ssm.ops.cpu.vector import LANES
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
 from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, ScanArguments
+from hf_ssm.ops.selective_scan.reference import loop_scan
 from hf_ssm.ops.threads import run_tasks
 
-__all__ = ["scan_numba"]
+__all__ = ["scan_numba", "supports_scan"]
 
 # Blocks of channels of one task at most, for the cache, and at least, since each task computes the sums over channels
 # itself; and the number of tasks to aim for. Tasks do not depend on the number of threads, and so neither do sums.
@@ -226,7 +228,7 @@ def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, starts, delta_soft
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, _, delta_softplus, keep = inputs
+    *tensors, delta_softplus, keep = inputs
     ctx.set_materialize_grads(False)
     if keep:
         ctx.save_for_backward(*tensors, output[2])
@@ -234,19 +236,30 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, starts = ctx.saved_tensors
+    *tensors, initial_state, starts = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:9]
+    if torch.is_grad_enabled():
+        plain = partial(_plain_scan, ctx.delta_softplus)
+        return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), None, None
     grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
     grads = _backward(grad_y, grad_last, *tensors, starts, ctx.delta_softplus, wanted)
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None
 
 
+def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    given: Any = tensors
+    return loop_scan(ScanTensors(*given), delta_softplus, True)
+
+
 _forward.register_autograd(_gradients, setup_context=_save)
-refuse_second_derivative(_backward, "selective_scan", "selective_scan_reference")
+
+
+def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
+    return not in_function_transform()
 
 
 def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
-    """The output and the last state; differentiable once."""
+    """The output and the last state."""
     given = tuple(args.cast(args.dtype))
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     y, last, _ = _forward(*given, delta_softplus, keep)

@@ -34,7 +34,7 @@ def short_conv(
     multiplies the current input) and `left = (K - 1) // 2` in the bidirectional form (centred; an even `K` reaches one
     position further to the right than to the left, as `padding="same"` of torch does).
 
-    On a CPU the arithmetic is float32, or float64 if one of the tensors is; compiled kernels are differentiable once.
+    On a CPU the arithmetic is float32, or float64 if one of the tensors is. Gradients of any order are supported.
 
     Args:
         u: Input `(B, L, D)`.

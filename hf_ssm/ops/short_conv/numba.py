@@ -4,15 +4,17 @@ Legend: `B` batch, `L` length, `D` channels, `K` taps. In kernels channels are i
 elements, tensors are given by the address of their first element (0: none), and weights are `(K, D)`.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import in_function_transform, is_plain_call
+from hf_ssm.ops.context import differentiable_gradients, in_function_transform, is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load_some, mul, pointer, sigmoid, splat, store_some, sub
+from hf_ssm.ops.short_conv.pytorch import short_conv_torch
 from hf_ssm.ops.short_conv.reference import taps_before
 from hf_ssm.ops.threads import run_tasks
 
@@ -302,6 +304,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    if torch.is_grad_enabled():
+        u, weight, bias, mask = ctx.saved_tensors
+        options = {"bidirectional": ctx.left < weight.shape[1] - 1, "activation": "silu" if ctx.silu else None}
+        plain = partial(short_conv_torch, mask=mask, **options)
+        return *differentiable_gradients(plain, (u, weight, bias), [grad]), None, None, None
     needs_u, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     du, dweight, dbias = _operator_backward(
         grad, *ctx.saved_tensors, ctx.left, ctx.silu, needs_u, needs_weight or needs_bias

@@ -152,13 +152,6 @@ def test_frozen_dynamics_get_no_gradient_work():
     assert not diagonal_kernel(a.detach(), b.detach(), c.detach(), dt.detach(), 9).requires_grad
 
 
-def test_a_second_derivative_is_refused():
-    inputs = system(2, 2)
-    (grad,) = torch.autograd.grad(diagonal_kernel(*inputs, 9).pow(2).sum(), inputs[2], create_graph=True)
-    with pytest.raises(RuntimeError, match="diagonal_kernel can be differentiated once"):
-        grad.abs().sum().backward()
-
-
 def test_autocast_does_not_reach_the_kernel():
     inputs = single(system(2, 2))
     expected = diagonal_kernel(*inputs, 40)

@@ -189,13 +189,6 @@ def test_a_frozen_system_gets_less_gradient_work():
     assert not dplr_kernel(*(t.detach() for t in (lam, p, b, c, dt)), 9).requires_grad
 
 
-def test_a_second_derivative_is_refused():
-    inputs = system(2, 2)
-    (grad,) = torch.autograd.grad(dplr_kernel(*inputs, 9).pow(2).sum(), inputs[3], create_graph=True)
-    with pytest.raises(RuntimeError, match="dplr_kernel can be differentiated once"):
-        grad.abs().sum().backward()
-
-
 def test_autocast_does_not_reach_the_kernel():
     inputs = single(system(2, 2))
     expected = dplr_kernel(*inputs, 40)

@@ -1,0 +1,197 @@
+"""PEFT adapters on projections and parameters, parametrisations and `torch.func.functional_call`."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from torch.nn.utils import parametrize
+
+import hf_ssm
+from hf_ssm.modules.roles import parameter_roles
+
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+
+pytestmark = [
+    # peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+
+VARIANTS = {
+    "s4d": ("S4", {}),
+    "s4": ("S4", {"kernel_type": "s4"}),
+    "s4d-sobolev": ("S4", {"sobolev_order": -0.3, "sobolev_frequency": "radian"}),
+    "hyena": ("Hyena", {}),
+    "hyena-sinusoid": ("Hyena", {"filter_type": "sinusoid"}),
+    "hyena-s4d": ("Hyena", {"filter_type": "s4d", "hyena_order": 3}),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
+    "mamba-raw": ("SelectiveSSM", {"state_matrix": "raw"}),
+    # At the usual size of B and C the output of the plain block hardly depends on the state.
+    "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
+}
+IDS = torch.tensor([[1, 5, 3, 7, 2, 9, 11, 4], [8, 0, 6, 10, 3, 3, 1, 2]])
+
+
+def matrices(model: nn.Module) -> list[str]:
+    """Names, within a block, of the parameters of the operators that PEFT adapts by low-rank matrices."""
+    return [
+        name.removeprefix("model.layers.0.mixer.")
+        for name, parameter in model.named_parameters()
+        if name.startswith(("model.layers.0.mixer.long_conv.", "model.layers.0.mixer.scan."))
+        and parameter.dim() in (2, 3)
+        and "proj" not in name
+    ]
+
+
+def adapted(model: nn.Module, **arguments) -> PeftModel:
+    torch.manual_seed(1)
+    made = get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **arguments)).double().eval()
+    for name, parameter in made.named_parameters():
+        if parameter.requires_grad and "lora" not in name:
+            parameter.data *= 1.1
+    return made
+
+
+def check_merged_and_loaded(make, tuned: PeftModel, folder, tolerance: float) -> None:
+    """The adapted model has other logits than its base; merged, and saved and loaded, it has the same."""
+    with torch.no_grad():
+        logits = tuned(input_ids=IDS).logits
+        generated = tuned.generate(input_ids=IDS, max_new_tokens=3, do_sample=False)
+        base = make()(IDS).logits
+        assert (logits - base).abs().max() > 1e-6 * base.abs().max()
+        tuned.save_pretrained(folder)
+        again = PeftModel.from_pretrained(make(), folder).double().eval()
+        torch.testing.assert_close(again(input_ids=IDS).logits, logits, rtol=0, atol=0)
+        merged = tuned.merge_and_unload()
+        torch.testing.assert_close(merged(IDS).logits, logits, rtol=tolerance, atol=tolerance)
+        assert torch.equal(merged.generate(IDS, max_new_tokens=3, do_sample=False), generated)
+
+
+@pytest.fixture
+def maker(make_model):
+    def named(variant: str, head: str = "ForCausalLM"):
+        family, arguments = VARIANTS[variant]
+
+        def make():
+            torch.manual_seed(0)
+            return make_model(family, head, **arguments).double()
+
+        return make
+
+    return named
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lora_on_the_parameters_of_the_operators(maker, tmp_path, variant: str) -> None:
+    make = maker(variant)
+    tuned = adapted(make(), target_modules=[], target_parameters=matrices(make()))
+    tuned(input_ids=IDS).logits.square().sum().backward()
+    trained = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * 2 * len(matrices(make()))
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in trained.values())
+    check_merged_and_loaded(make, tuned, tmp_path, 0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lora_on_every_linear_layer_by_default(maker, tmp_path, variant: str) -> None:
+    make = maker(variant)
+    # `bias="all"` trains the step sizes `dt_bias` too.
+    tuned = adapted(make(), bias="all")
+    layers = {name.split(".lora_")[0] for name, _ in tuned.named_parameters() if "lora_" in name}
+    linear = {name for name, part in make().named_modules() if isinstance(part, nn.Linear) and name != "lm_head"}
+    assert {name.removeprefix("base_model.model.") for name in layers} == linear
+    check_merged_and_loaded(make, tuned, tmp_path, 1e-9)
+
+
+@pytest.mark.parametrize("variant", ["s4d", "s4", "s4d-sobolev", "hyena", "hyena-sinusoid", "mamba"])
+def test_copies_of_whole_operators(maker, tmp_path, variant: str) -> None:
+    make = maker(variant)
+    part = "scan" if VARIANTS[variant][0] == "SelectiveSSM" else "filter"
+    tuned = adapted(make(), target_modules=["out_proj"], modules_to_save=[part])
+    check_merged_and_loaded(make, tuned, tmp_path, 1e-9)
+
+
+def test_measurements_need_merged_parameters(maker) -> None:
+    batches = [{"input_ids": IDS}]
+    make = maker("mamba")
+    tuned = adapted(make(), target_modules=[], target_parameters=["scan.A_log"])
+    with pytest.raises(ValueError, match="merge the adapter first"):
+        hf_ssm.theory_report(tuned, batches)
+    with pytest.raises(ValueError, match="merge the adapter first"):
+        hf_ssm.attention_matrix(tuned.base_model.model.model.layers[0], torch.ones(1, 3, 8).double())
+    # The kernel of a long convolution is that of the adapted filter.
+    tuned = adapted(maker("s4d")(), target_modules=[], target_parameters=["filter.log_A_real", "filter.B"])
+    with torch.no_grad():
+        tau = tuned(input_ids=IDS, output_tau=True).tau
+        found = torch.tensor([layer.tau for layer in hf_ssm.theory_report(tuned, batches).complexity])
+    torch.testing.assert_close(found.double(), tau.double(), rtol=1e-5, atol=0)
+    # Rescaling multiplies C, which has no adapter.
+    hf_ssm.rescale_init_(tuned, {"input_ids": IDS})
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(input_ids=IDS, output_tau=True).tau[0].item(), 1.0, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("variant", ["s4d", "hyena", "hyena-sinusoid", "mamba"])
+def test_rescaling_refuses_parameters_that_it_cannot_change(maker, variant: str) -> None:
+    model = maker(variant)()
+    mixer = model.model.layers[0].mixer
+    owner, name = {
+        "s4d": lambda: (mixer.long_conv.filter, "C"),
+        "hyena": lambda: (mixer.long_conv.filter, "weight_3"),
+        "hyena-sinusoid": lambda: (mixer.long_conv.filter, "amplitudes"),
+        "mamba": lambda: (mixer.scan.x_proj, "weight"),
+    }[variant]()
+    parametrize.register_parametrization(owner, name, Double(), unsafe=True)
+    with pytest.raises(ValueError, match=f"changes `{name}` in place"):
+        hf_ssm.rescale_init_(model, {"input_ids": IDS})
+    model = maker(variant)()
+    parametrize.register_parametrization(
+        model.model.layers[0].mixer.get_submodule("scan" if variant == "mamba" else "long_conv"),
+        "D",
+        Double(),
+        unsafe=True,
+    )
+    with pytest.raises(ValueError, match="changes `D` in place"):
+        hf_ssm.rescale_init_(model, {"input_ids": IDS})
+
+
+class Double(nn.Module):
+    def forward(self, stored: torch.Tensor) -> torch.Tensor:
+        return 2 * stored
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parametrisations(maker, variant: str) -> None:
+    model, plain = maker(variant)(), maker(variant)()
+    for part in list(model.model.layers.modules()):
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            # Half of each number is stored, and doubled again.
+            parametrize.register_parametrization(part, name, Double(), unsafe=True)
+            part.parametrizations[name].original.data = parameter.data / 2
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, plain(IDS).logits, rtol=1e-9, atol=1e-9)
+        generated = model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert torch.equal(generated, plain.generate(IDS, max_new_tokens=3, do_sample=False))
+    expected = sorted(role.quantity for role in parameter_roles(plain).values())
+    assert sorted(role.quantity for role in parameter_roles(model).values()) == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_functional_call_with_other_tensors(maker, variant: str) -> None:
+    model, other = maker(variant)(), maker(variant)()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter *= 1.1
+        expected = other(IDS).logits
+        # Plain tensors, not parameters.
+        values = {name: parameter.detach() * 1.1 for name, parameter in model.named_parameters()}
+        torch.testing.assert_close(torch.func.functional_call(model, values, (IDS,)).logits, expected)
+    assert not torch.allclose(model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_vector_of_step_sizes_has_no_low_rank_matrix(make_model, family: str) -> None:
+    names = {"Hyena": "filter.frequency", "S4": "filter.log_dt", "SelectiveSSM": "scan.dt_bias"}
+    model = make_model(family, "ForCausalLM", **({"filter_train_frequency": True} if family == "Hyena" else {}))
+    with pytest.raises(ValueError, match="1 dimensional Parameter"):
+        get_peft_model(model, LoraConfig(target_modules=[], target_parameters=[names[family]]))

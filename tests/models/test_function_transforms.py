@@ -1,0 +1,112 @@
+"""Derivatives of whole models: second order, forward mode, `torch.func`; also from a cache."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from hf_ssm.ops.backends import use_backend
+
+# torch compiles its own formulas of forward-mode derivatives with it.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "s4d": ("S4", {}),
+    "s4, two-sided, Sobolev": ("S4", {"kernel_type": "s4", "bidirectional": True, "sobolev_order": -0.3}),
+    "hyena": ("Hyena", {}),
+    "hyena, sinusoid": ("Hyena", {"filter_type": "sinusoid"}),
+    "mamba": ("SelectiveSSM", {}),
+    "plain, complex, zero-phase": (
+        "SelectiveSSM",
+        {"block": "plain", "complex_state": True, "sobolev_order": -0.3, "sobolev_mode": "zero_phase"},
+    ),
+}
+ALL = pytest.mark.parametrize("variant", VARIANTS)
+BACKENDS = pytest.mark.parametrize("backend", ["numba", "torch"])
+
+
+@pytest.fixture
+def make(make_model):
+    def made(variant: str) -> Any:
+        family, arguments = VARIANTS[variant]
+        return make_model(family, "ForSequenceClassification", **arguments).double()
+
+    return made
+
+
+@ALL
+@BACKENDS
+def test_hessian_vector_products(make, variant: str, backend: str) -> None:
+    model, embeds, direction = make(variant), *torch.randn(2, 2, 10, 8, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        return model(inputs_embeds=x).logits.sin().sum()
+
+    def gradient(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(loss(x), x)[0]
+
+    step = 1e-5
+    with use_backend(backend):
+        expected = (gradient(embeds + step * direction) - gradient(embeds - step * direction)) / (2 * step)
+        leaf = embeds.clone().requires_grad_()
+        (first,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+        torch.testing.assert_close(first, gradient(embeds))
+        (second,) = torch.autograd.grad((first * direction).sum(), leaf)
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(second, expected, rtol=0, atol=1e-6 * scale)
+        _, forward_over_reverse = torch.func.jvp(torch.func.grad(loss), (embeds,), (direction,))
+        torch.testing.assert_close(forward_over_reverse, second)
+
+
+@ALL
+def test_gradients_of_each_sequence(make, variant: str) -> None:
+    if "complex" in variant:
+        pytest.skip("torch.func.vmap has no rule for the conjugate view of complex gradients")
+    model = make(variant)
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    ids, labels = torch.randint(0, 12, (3, 10)), torch.tensor([0, 1, 1])
+    mask = torch.ones(3, 10, dtype=torch.long)
+    mask[1, :4] = 0
+
+    def loss(parameters: dict[str, Tensor], row: Tensor, row_mask: Tensor, label: Tensor) -> Tensor:
+        inputs = {"input_ids": row[None], "attention_mask": row_mask[None], "labels": label[None]}
+        return functional_call(model, parameters, (), inputs).loss
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0))(values, ids, mask, labels)
+    for row in range(3):
+        model.zero_grad()
+        model(ids[row : row + 1], attention_mask=mask[row : row + 1], labels=labels[row : row + 1]).loss.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(each[name][row], parameter.grad, rtol=1e-7, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+@BACKENDS
+def test_second_derivatives_through_a_cache(make_model, family: str, backend: str) -> None:
+    model = make_model(family, "ForCausalLM").double()
+    embeds = torch.randn(2, 9, 8, dtype=torch.float64)
+
+    def at_once(x: Tensor) -> Tensor:
+        return model(inputs_embeds=x, use_cache=False).logits
+
+    def in_pieces(x: Tensor) -> Tensor:
+        cache, logits = None, []
+        for piece in x.split([4, 1, 1, 3], dim=1):
+            output = model(inputs_embeds=piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+        return torch.cat(logits, dim=1)
+
+    found = []
+    with use_backend(backend):
+        for run in (at_once, in_pieces):
+            x = embeds.clone().requires_grad_()
+            (first,) = torch.autograd.grad(run(x).sin().sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), x)
+            _, tangent = torch.func.jvp(run, (embeds,), (torch.ones_like(embeds),))
+            found.append((first, second, tangent))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-7, atol=1e-8)

@@ -1,0 +1,200 @@
+"""Second derivatives, forward-mode derivatives and transforms of `torch.func` of every operator, in float64."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.dplr import dplr_kernel
+from hf_ssm.ops.selective_scan import selective_scan
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.selective_scan.hub import hub_scan, supports_hub_scan
+from hf_ssm.ops.short_conv import short_conv
+from hf_ssm.utils.processes import Processes
+
+# torch compiles its own formulas of forward-mode derivatives with it.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+BATCH, LENGTH, CHANNELS, STATES = 2, 5, 2, 2
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+def scan_arguments(complex_state: bool, shared: bool) -> list[Tensor]:
+    state = torch.complex128 if complex_state else torch.float64
+    A = randn(CHANNELS, STATES, dtype=state)
+    A = torch.complex(-A.real.abs(), A.imag) if complex_state else -A.abs()
+    steps = 1 if shared else CHANNELS
+    return [
+        *(randn(BATCH, LENGTH, CHANNELS), randn(BATCH, LENGTH, steps), A),
+        *(randn(BATCH, LENGTH, STATES, dtype=state) for _ in "BC"),
+        *(randn(CHANNELS), randn(BATCH, LENGTH, CHANNELS), randn(steps)),
+        randn(BATCH, CHANNELS, STATES, dtype=state),
+    ]
+
+
+def scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    *given, state = tensors
+    return selective_scan(*given, True, initial_state=state, return_last_state=True)
+
+
+def system(low_rank: bool) -> list[Tensor]:
+    lam, *others = (randn(CHANNELS, STATES, dtype=torch.complex128) for _ in range(4 if low_rank else 3))
+    return [torch.complex(-lam.real.abs() - 0.1, lam.imag), *others, torch.rand(CHANNELS, dtype=torch.float64) + 0.1]
+
+
+def masked_short_conv(*tensors: Tensor, bidirectional: bool = False) -> Tensor:
+    mask = torch.tensor([[True] * LENGTH, [False, False, True, True, True]])
+    return short_conv(*tensors, bidirectional=bidirectional, activation="silu", mask=mask)
+
+
+def short_arguments() -> list[Tensor]:
+    return [randn(BATCH, LENGTH, CHANNELS), randn(CHANNELS, 3), randn(CHANNELS)]
+
+
+# Up to 8 positions and lags, long_conv needs no transform.
+LONG = 9
+OPERATORS: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
+    "long_conv": (long_conv, lambda: [randn(BATCH, LONG, CHANNELS), randn(CHANNELS, LONG)]),
+    "long_conv, two-sided": (
+        long_conv,
+        lambda: [randn(BATCH, LONG, CHANNELS), randn(CHANNELS, LONG), randn(CHANNELS, 4)],
+    ),
+    "long_conv, short": (long_conv, lambda: [randn(BATCH, 3, CHANNELS), randn(CHANNELS, 2), randn(CHANNELS, 2)]),
+    "short_conv": (masked_short_conv, short_arguments),
+    "short_conv, two-sided": (partial(masked_short_conv, bidirectional=True), short_arguments),
+    "diagonal_kernel": (partial(diagonal_kernel, length=7), partial(system, False)),
+    "diagonal_kernel, bilinear": (
+        partial(diagonal_kernel, length=7, discretization="bilinear"),
+        partial(system, False),
+    ),
+    "dplr_kernel": (partial(dplr_kernel, length=35, discretization="bilinear"), partial(system, True)),
+    "selective_scan": (scan, partial(scan_arguments, False, False)),
+    "selective_scan, complex": (scan, partial(scan_arguments, True, False)),
+    "selective_scan, shared step": (scan, partial(scan_arguments, False, True)),
+}
+ALL = pytest.mark.parametrize("name", OPERATORS)
+BACKENDS = pytest.mark.parametrize("backend", ["numba", "torch"])
+
+
+@ALL
+@BACKENDS
+def test_second_derivatives(name: str, backend: str) -> None:
+    function, made = OPERATORS[name]
+    arguments = [t.requires_grad_() for t in made()]
+    with use_backend(backend):
+        assert gradgradcheck(function, arguments, fast_mode=True)
+
+
+@ALL
+@BACKENDS
+def test_forward_mode_derivatives(name: str, backend: str) -> None:
+    function, made = OPERATORS[name]
+    with use_backend(backend):
+        arguments = [t.requires_grad_() for t in made()]
+        assert gradcheck(function, arguments, fast_mode=True, check_forward_ad=True, check_backward_ad=False)
+        # Without gradients, where kernels are called directly.
+        values, tangents = [t.detach() for t in arguments], made()
+        _, expected = torch.func.jvp(function, tuple(values), tuple(tangents))
+        with torch.no_grad(), forward_ad.dual_level():
+            results = function(*map(forward_ad.make_dual, values, tangents))
+            results = results if isinstance(results, tuple) else (results,)
+            found = [forward_ad.unpack_dual(result).tangent for result in results]
+        torch.testing.assert_close(found, list(expected) if isinstance(expected, tuple) else [expected])
+
+
+@ALL
+@BACKENDS
+def test_gradients_of_torch_func(name: str, backend: str) -> None:
+    function, made = OPERATORS[name]
+    arguments = tuple(made())
+
+    def loss(*tensors: Tensor) -> Tensor:
+        results = function(*tensors)
+        results = results if isinstance(results, tuple) else (results,)
+        return sum((result.abs().square().sum() for result in results), torch.zeros(()))
+
+    with use_backend(backend):
+        found = torch.func.grad(loss, argnums=tuple(range(len(arguments))))(*arguments)
+        leaves = [t.clone().requires_grad_() for t in arguments]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        torch.testing.assert_close(found, expected)
+        # The first derivative of `create_graph=True` too.
+        torch.testing.assert_close(torch.autograd.grad(loss(*leaves), leaves, create_graph=True), expected)
+
+
+@BACKENDS
+def test_an_argument_computed_from_another(backend: str) -> None:
+    u = randn(1, LONG, CHANNELS).requires_grad_()
+
+    def loss(u: Tensor) -> Tensor:
+        return long_conv(u, u[0].T.tanh()).sin().sum()
+
+    def gradient(u: Tensor) -> Tensor:
+        return torch.autograd.grad(loss(u), u, create_graph=True)[0]
+
+    with use_backend(backend):
+        assert gradcheck(gradient, (u,), fast_mode=True)
+
+
+@pytest.mark.parametrize("wanted", ["u", "kernel"])
+def test_second_derivatives_of_one_argument_alone(wanted: str) -> None:
+    u, kernel = randn(BATCH, LONG, CHANNELS), randn(CHANNELS, LONG)
+    (u if wanted == "u" else kernel).requires_grad_()
+    assert gradgradcheck(lambda *tensors: long_conv(*tensors).sin(), (u, kernel), fast_mode=True)
+
+
+def test_vectorised_over_sequences() -> None:
+    u, kernel = randn(3, 1, LONG, CHANNELS), randn(3, CHANNELS, LONG)
+    expected = torch.stack([long_conv(*pair) for pair in zip(u, kernel, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(long_conv)(u, kernel), expected)
+
+
+# The decorator of transformers, without the package of the kernel.
+def test_the_gpu_kernel_refuses_second_derivatives() -> None:
+    given = [t.float().requires_grad_() for t in scan_arguments(False, False)[:-1]]
+    y, _ = hub_scan(ScanTensors(*given), True, False)
+    torch.autograd.grad(y.sum(), given, retain_graph=True)
+    with pytest.raises(RuntimeError, match="HF_SSM_KERNELS=torch"):
+        torch.autograd.grad(y.sum(), given, create_graph=True)
+    assert supports_hub_scan(ScanTensors(*given), True, False)
+    assert (
+        torch.func.vmap(lambda u: torch.tensor(supports_hub_scan(ScanTensors(u, *given[1:]), True, False)))(
+            given[0].detach()[None]
+        ).sum()
+        == 0
+    )
+
+
+def test_sums_over_processes(monkeypatch) -> None:
+    # Two processes with the same numbers: the sum is 2 x³, and each gradient is summed over both losses.
+    monkeypatch.setattr(Processes, "reduced", lambda self, part, operation: 2 * part.detach())
+    x = randn(3).requires_grad_()
+    (first,) = torch.autograd.grad(Processes().sum(x**3).pow(2).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, 24 * x**5)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, 120 * x**4)
+
+
+@pytest.mark.parametrize("name", ["long_conv", "short_conv", "diagonal_kernel", "selective_scan"])
+def test_transforms_inside_compiled_code(name: str) -> None:
+    function, made = OPERATORS[name]
+    (first, *others), tangent = made(), made()[0]
+
+    def derivative(x: Tensor) -> Tensor:
+        def call(x: Tensor) -> Tensor:
+            result = function(x, *others)
+            return result[0] if isinstance(result, tuple) else result
+
+        return torch.func.jvp(call, (x,), (tangent,))[1]
+
+    torch.testing.assert_close(torch.compile(derivative, backend="eager")(first), derivative(first))
