@@ -78,7 +78,7 @@ def compare_models(models: dict[str, torch.nn.Module], lengths: Sequence[int], p
     for name, model in models.items():
         calls = {"packed": partial(steps, model, packed), "padded": partial(steps, model, padded)}
         times = race(calls, check_agreement(calls, how["tolerance"]), how["repetitions"], how["turn"])
-        print(Row("models", name, "packed / padded", ratios(times, ["padded"], ["packed"])), flush=True)
+        print(Row("models", name, "tokens per second", ratios(times, ["padded"], ["packed"])), flush=True)
 
 
 def each_alone(documents: Documents, u: Tensor, kernel: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def compare_layouts(lengths: Sequence[int], channels: int, masked: bool, **how) 
     first, *others = calls
     print(f"{len(lengths)} documents of {min(lengths)} to {max(lengths)} positions.\n\n{TABLE_HEAD}")
     for name in others:
-        print(Row("layouts", name, f"{name} / {first}", ratios(times, [name], [first])), flush=True)
+        print(Row("layouts", name, "time / package", ratios(times, [name], [first])), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
