@@ -28,10 +28,11 @@ SPLIT_COLUMN = "split"
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
-# int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column.
+# int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column. The
+# parts of a form begin with different characters, so that the time to match is linear in the length of a cell.
 _NUMBERS = (
     (int, re.compile(r"[+-]?[0-9]{1,18}")),
-    (float, re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")),
+    (float, re.compile(r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?")),
 )
 
 

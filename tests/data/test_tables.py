@@ -232,3 +232,20 @@ def test_pairs_become_one_sequence_with_a_separator(write, caplog):
     assert set(rows.column_names) == {"labels", "input_ids"}
     with pytest.raises(ValueError, match=r"pair_column='twos'.*did you mean 'two'"):
         tokenize(data, tokenizer, pair_column="twos")
+
+
+def test_a_cell_of_many_digits_is_read_in_linear_time(write):
+    """Quadratic time would be hours for this cell."""
+    digits = "9" * 5_000_000 + "x"
+    columns = read_table(write("a.csv", f"sequence,other\nAC,{digits}\nGT,1\n"), ["sequence"])
+    assert columns["other"] == [digits, "1"]
+
+
+@pytest.mark.parametrize("text", ["1", "1.", "1.5", ".5", "+1.5e-3", "1e5", "-.5E+2"])
+def test_forms_of_numbers(write, text):
+    assert read_table(write("a.csv", f"x,y\n{text},a\n"), [])["x"] == [float(text)]
+
+
+@pytest.mark.parametrize("text", [".", "1.5.2", "1_000", "e5", "1e", "1e5.", "+-1", "0x1"])
+def test_forms_of_texts(write, text):
+    assert read_table(write("a.csv", f"x,y\n{text},a\n"), [])["x"] == [text]
