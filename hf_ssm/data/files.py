@@ -22,6 +22,8 @@ def opened(path: Path, mode: str = "rt") -> Iterator[IO[Any]]:
             yield file
     except FileNotFoundError as error:
         raise FileNotFoundError(f"source={str(path)!r}: there is no such file; check the path.") from error
+    except RecursionError as error:  # of json
+        raise ValueError(f"source={str(path)!r} cannot be read: its lists or objects are nested too deeply.") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"source={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
 

@@ -199,9 +199,9 @@ def _dataset(columns: Columns, source: str) -> Dataset:
     for name, values in columns.items():
         try:
             Dataset.from_dict({name: values})
-        except (ValueError, TypeError, OverflowError) as error:  # Arrow's conversion errors
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # Arrow's conversion errors
             raise ValueError(
-                f"source={source!r}: the column {name!r} has values of different types ({error}); give all of its "
-                "values one type, or remove it."
+                f"source={source!r}: the column {name!r} has values of different types, or lists that are nested too "
+                f"deeply ({error}); give all of its values one type, or remove it."
             ) from error
     return Dataset.from_dict(columns)

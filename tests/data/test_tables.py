@@ -249,3 +249,13 @@ def test_forms_of_numbers(write, text):
 @pytest.mark.parametrize("text", [".", "1.5.2", "1_000", "e5", "1e", "1e5.", "+-1", "0x1"])
 def test_forms_of_texts(write, text):
     assert read_table(write("a.csv", f"x,y\n{text},a\n"), [])["x"] == [text]
+
+
+@pytest.mark.parametrize("depth", [300, 5000, 100_000])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_nested_json_is_an_error_of_one_line(write, name, depth):
+    nested = "[" * depth + "1" + "]" * depth
+    for text in (f'[{{"sequence": "AC", "label": 0, "more": {nested}}}]', nested):
+        text = text[1:-1] if name == "a.jsonl" and "label" in text else text
+        with pytest.raises(ValueError, match=r"nested too deeply|every row must be a json object"):
+            load_sequences(write(name, text), **NO_CUT)
