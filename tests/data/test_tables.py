@@ -259,3 +259,22 @@ def test_nested_json_is_an_error_of_one_line(write, name, depth):
         text = text[1:-1] if name == "a.jsonl" and "label" in text else text
         with pytest.raises(ValueError, match=r"nested too deeply|every row must be a json object"):
             load_sequences(write(name, text), **NO_CUT)
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.json.gz", "a.fa.gz", "train-images-idx3-ubyte.gz"])
+def test_a_gzip_bomb_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("hf_ssm.data.files._MAX_BYTES", 2**20)
+    (tmp_path / name).write_bytes(gzip.compress(bytes(2**20)) * 200)
+    with pytest.raises(ValueError, match=r"decompresses to more than 1 MiB and more than 100 times.*gunzip"):
+        load_sequences(tmp_path / name)
+
+
+def test_large_or_repetitive_gzip_files_are_read(write, monkeypatch):
+    """Data are refused only if they are both."""
+    rows = "".join(f"{row % 2 * 'A'}C,{row % 2}\n" for row in range(20_000))
+    path = write("a.csv.gz", "sequence,label\n" + rows)
+    assert 100 * path.stat().st_size < len(rows) < 2**20
+    assert len(read_table(path, [])["label"]) == 20_000
+    monkeypatch.setattr("hf_ssm.data.files._MAX_BYTES", 10)
+    varied = "".join(f"{row * 2654435761 % 2**32:b},{row % 2}\n" for row in range(2000))
+    assert len(read_table(write("b.csv.gz", "sequence,label\n" + varied), ["sequence"])["label"]) == 2000
