@@ -219,6 +219,12 @@ def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
+def test_output_with_dollar_signs(tmp_path):
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "cost_$5_{$") == 0
+    pictures = {"training_log.png", "frequency_response.png"}
+    assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
+
+
 def test_output_that_is_a_file(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "file")
