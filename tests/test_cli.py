@@ -23,6 +23,7 @@ from hf_ssm.cli import train as train_command
 from hf_ssm.hub.reload import prove_export
 from hf_ssm.models.bundle import bundle
 from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training.folder import _LOCK_NAME, locked
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.tasks import TASKS
 
@@ -223,6 +224,15 @@ def test_output_with_dollar_signs(tmp_path):
     assert run("train", *PLANTED, *TINY, "--output", tmp_path / "cost_$5_{$") == 0
     pictures = {"training_log.png", "frequency_response.png"}
     assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "probe", "report", "spectrum"])
+def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_path):
+    subject = {"train": PLANTED, "demo": [], "spectrum": PLANTED[1:]}.get(command, [finished])
+    output = tmp_path / "run"
+    with locked(output):
+        assert f"--output {str(output)!r} is in use" in error_of(capsys, command, *subject, "--output", output)
+        assert [path.name for path in output.iterdir()] == [_LOCK_NAME]
 
 
 def test_output_that_is_a_file(capsys, tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from hf_ssm import plotting
@@ -25,7 +26,7 @@ from hf_ssm.cli.checkpoints import (
 )
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
-from hf_ssm.training.folder import LOG_NAME, check_output
+from hf_ssm.training.folder import LOG_NAME, check_output, locked
 from hf_ssm.utils.files import staged_files
 
 
@@ -45,6 +46,11 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     """`hf-ssm report`: print the theory report of a checkpoint, and write it to a folder and the card."""
+    with nullcontext() if args.output is None else locked(args.output):
+        _run_report(args)
+
+
+def _run_report(args: argparse.Namespace) -> None:
     _check_options(args)
     config = load_config(args.checkpoint)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)

@@ -6,10 +6,12 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
@@ -25,6 +27,8 @@ RESPONSE_NAME = "frequency_response.json"
 RESPONSE_PICTURE_NAME = "frequency_response.png"
 
 _TRAINER_STATE = "trainer_state.json"
+# A name that a push leaves out (`hf_ssm.hub.committing.IGNORED`), also where a killed run left the file behind.
+_LOCK_NAME = "_run.lock"
 
 # Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
@@ -35,16 +39,51 @@ _FILES = (
 )
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create `folder` if absent, and hold it against other runs until the block ends.
+
+    The operating system frees the folder of a process that is killed. New folders that are empty at the end are
+    deleted.
+
+    Raises:
+        OSError: The folder is a file or is not writable, or another run holds it.
+    """
+    _check_writable(folder)
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK_NAME)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise BlockingIOError(
+            f"--output {str(folder)!r} is in use by another run: wait for its end, or choose another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        # Before the release: afterwards the file may be that of the next run.
+        (folder / _LOCK_NAME).unlink(missing_ok=True)
+        lock.release()
+        for path in absent:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
 def check_output(
     folder: Path,
     overwrite: bool,
     remedy: str = "choose another folder, continue its run (--resume), or replace it (--overwrite-output)",
 ) -> None:
     """Raise an `OSError` for a folder that is a file, is not writable, or is not empty without `overwrite`."""
+    if folder.is_dir() and any(path.name != _LOCK_NAME for path in folder.iterdir()) and not overwrite:
+        raise FileExistsError(f"--output {str(folder)!r} is not empty: {remedy}")
+    _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(f"--output {str(folder)!r} is not empty: {remedy}")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise PermissionError(f"--output {str(folder)!r}: {str(existing)!r} is not writable; choose another folder")
