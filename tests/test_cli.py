@@ -235,6 +235,21 @@ def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_p
         assert [path.name for path in output.iterdir()] == [_LOCK_NAME]
 
 
+def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_path):
+    output = tmp_path / "run"
+    message = error_of(capsys, "train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
+    assert (
+        "training diverged: the loss of step 3 is nan; " in message and "lower learning_rate (it was 1e+09)" in message
+    )
+    assert "checkpoint-2' is the last checkpoint with finite weights" in message
+    assert {path.name for path in output.iterdir()} == {"checkpoint-2", "train_config.yaml"}
+    weights = load_file(output / "checkpoint-2" / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+    flags = ["--epochs", 1, "--batch-size", 32, "--learning-rate", "1e30", "--set=training.warmup_steps=0"]
+    message = error_of(capsys, "train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
+    assert message.startswith("the loss of the validation split is nan")
+
+
 def test_output_that_is_a_file(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "file")

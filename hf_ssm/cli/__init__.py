@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nhf-ssm: interrupted{_CONTINUATION.get(arguments[0], '')}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, SafetensorError) as error:
+    except (ValueError, OSError, ImportError, SafetensorError, FloatingPointError) as error:
         if args.debug:
             traceback.print_exc()
         # In a distributed run, each process may report the error.

@@ -1,6 +1,7 @@
 """A training run, from resolved settings to a trained model and its measurements."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     Raises:
         ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
         OSError: A file cannot be read or written.
+        FloatingPointError: A loss is not finite.
     """
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
@@ -146,8 +148,7 @@ def _responses_before_and_after(
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
     """Responses of the long convolutions with the parameters before and after training."""
     has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
-    diverged = not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
-    if diverged or not has_any or movement.since_step:
+    if not has_any or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)
@@ -211,6 +212,11 @@ def _train_and_measure_tau(
 def _evaluate(trainer: SSMTrainer, split: Dataset, name: str) -> dict[str, float]:
     """Metrics and loss of a split, without the Trainer's timings."""
     found = trainer.evaluate(split, metric_key_prefix=name)
+    if not math.isfinite(found.get(f"{name}_loss", 0.0)):
+        raise FloatingPointError(
+            f"the loss of the {name} split is {found[f'{name}_loss']}: the model has diverged; start a new run with a "
+            f"lower training.learning_rate (it was {trainer.args.learning_rate:g})"
+        )
     prefix, timings = f"{name}_", ("runtime", "per_second", "time")
     return {
         key.removeprefix(prefix): float(value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
@@ -337,3 +337,40 @@ def test_lora_models_train_with_tau(make_model, tmp_path: Path) -> None:
     trainer = SSMTrainer(model, arguments(tmp_path), train_dataset=data("ForSequenceClassification"))
     trainer.train()
     assert trainer.state.log_history[0]["tau"] > 0
+
+
+class Poison(TrainerCallback):
+    """Makes a weight NaN after a step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self.step:
+            with torch.no_grad():
+                next(kwargs["model"].parameters()).fill_(torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"the loss of step 3 is nan; there is no checkpoint yet: .*learning_rate \(it was 0.1\)"),
+        ({"logging_nan_inf_filter": False, "logging_steps": 4}, "the loss up to step 4 is nan"),
+        ({"save_strategy": "steps", "save_steps": 1}, r"not finite after step 2; '.*/checkpoint-1' is the last"),
+    ],
+)
+def test_training_stops_at_the_first_loss_that_is_not_finite(make_model, tmp_path: Path, changes, message) -> None:
+    head = "ForSequenceClassification"
+    trainer = SSMTrainer(
+        make_model("S4", head),
+        arguments(tmp_path, max_steps=6, **changes),
+        train_dataset=data(head),
+        callbacks=[Poison(2)],
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    kept = ["checkpoint-1"] if "save_steps" in changes else []
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == kept
+    with pytest.raises(FloatingPointError, match="weights are not finite"):
+        trainer.save_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
