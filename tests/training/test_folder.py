@@ -20,11 +20,14 @@ def checkpoint(parent, name, complete=True):
     path = parent / name
     path.mkdir()
     save_file({"weight": torch.zeros(4)}, path / "model.safetensors")
-    torch.save({"state": torch.zeros(4)}, path / "optimizer.pt")
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.zeros(4)}, path / file)
     (path / "config.json").write_text('{"model_type": "hf_ssm_s4"}')
     (path / "modeling_s4.py").write_text(HEADER)
     if complete:
-        (path / "trainer_state.json").write_text('{"global_step": 1}')
+        (path / "trainer_state.json").write_text(
+            json.dumps({"global_step": int(name.rpartition("-")[2]) if name[-1].isdigit() else 0})
+        )
     return path
 
 
@@ -35,22 +38,65 @@ def test_last_checkpoint_is_the_complete_one_of_most_steps(tmp_path):
     assert folder.last_checkpoint(tmp_path).name == "checkpoint-100"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "config.json", "trainer_state.json"])
-@pytest.mark.parametrize("size", [0, -1])
-def test_checkpoint_with_a_truncated_file_is_incomplete_and_deleted(tmp_path, name, size):
+FILES = ["model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+
+
+def flip_a_byte(content):
+    """Another byte where a file of torch holds data, not padding."""
+    place = content.index(b"state") if b"state" in content else len(content) // 2
+    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
+def test_a_damaged_checkpoint_is_named_once_and_the_one_before_is_taken(tmp_path, caplog, name, damage):
     checkpoint(tmp_path, "checkpoint-1")
     file = checkpoint(tmp_path, "checkpoint-2") / name
-    file.write_bytes(file.read_bytes()[:size])
+    content = file.read_bytes()
+    file.unlink()
+    changes = {"empty": lambda: b"", "truncated": lambda: content[:-1], "flipped": lambda: flip_a_byte(content)}
+    if damage != "missing":
+        if damage == "flipped" and name == "model.safetensors":
+            pytest.skip("weights have no checksum")
+        file.write_bytes(changes[damage]())
     assert folder.last_checkpoint(tmp_path).name == "checkpoint-1"
     folder.discard_incomplete(tmp_path)
+    what = "it lacks" if damage == "missing" else ""
+    assert len(caplog.messages) == 1 and f"checkpoint-2' is incomplete: {what}" in caplog.messages[0]
+    assert name in caplog.messages[0] and "\n" not in caplog.messages[0]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_the_state_of_another_step_and_a_missing_shard_are_noticed(tmp_path):
+    path = checkpoint(tmp_path, "checkpoint-2")
+    (path / "trainer_state.json").write_text('{"global_step": 1}')
+    assert "trainer_state.json is damaged (it is the state of step 1)" in folder.checkpoint_problem(path)
+    (path / "trainer_state.json").write_text("{}")
+    assert "trainer_state.json is damaged ('global_step')" in folder.checkpoint_problem(path)
+    (path / "trainer_state.json").write_text('{"global_step": 2}')
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert folder.checkpoint_problem(path).endswith("it lacks model-00002-of-00002.safetensors")
+
+
+def test_checkpoints_of_several_processes_are_whole(tmp_path):
+    path = checkpoint(tmp_path, "checkpoint-2")
+    (path / "rng_state.pth").rename(path / "rng_state_0.pth")
+    assert folder.checkpoint_problem(path) is None
+    (path / "optimizer.pt").rename(path / "optimizer.bin")
+    assert folder.checkpoint_problem(path) is None
 
 
 def test_no_complete_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="contains no checkpoint"):
         folder.last_checkpoint(tmp_path / "absent")
     checkpoint(tmp_path, "checkpoint-200", complete=False)
-    with pytest.raises(ValueError, match=r"only incomplete checkpoints \(checkpoint-200\)"):
+    (checkpoint(tmp_path, "checkpoint-100") / "optimizer.pt").write_bytes(b"PK")
+    names = (
+        r"only incomplete checkpoints \(checkpoint-200 .* lacks trainer_state.json; checkpoint-100 .*optimizer.pt is"
+    )
+    with pytest.raises(ValueError, match=names):
         folder.last_checkpoint(tmp_path)
 
 
