@@ -72,7 +72,8 @@ def test_output_is_in_hub_layout(finished):
     assert {name for name in files if name.endswith(".py")} == set(bundle(hf_ssm.HyenaConfig))
     assert {name for name in files if not name.endswith(".py")} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
-        *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
+        *("train_config.yaml", "data_fingerprint.json", "training_log.json", "training_log.png"),
+        *("checkpoint-2", "checkpoint-4"),
         *("frequency_response.json", "frequency_response.png"),
     }
     card = ModelCard.load(finished / "README.md")
@@ -131,8 +132,9 @@ def unfinished(finished: Path, output: Path) -> Path:
     """A copy of the finished run without its second checkpoint and its results."""
     shutil.copytree(finished, output)
     shutil.rmtree(output / "checkpoint-4")
-    for path in [path for path in output.iterdir() if path.is_file() and path.name != "train_config.yaml"]:
-        path.unlink()
+    for path in output.iterdir():
+        if path.is_file() and path.name not in ("train_config.yaml", "data_fingerprint.json"):
+            path.unlink()
     return output
 
 
@@ -208,6 +210,57 @@ def test_resume_without_a_checkpoint(capsys, tmp_path):
     assert "contains no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "scheduler.pt"])
+def test_resume_names_the_damaged_file(capsys, name, finished, tmp_path):
+    output = unfinished(finished, tmp_path / "run")
+    file = output / "checkpoint-2" / name
+    content = file.read_bytes()
+    for damaged in (content[:-9], None):
+        file.unlink()
+        if damaged is not None:
+            file.write_bytes(damaged)
+        message = error_of(capsys, "train", "--resume", "--output", output)
+        assert f"checkpoint-2 is incomplete: {'it lacks ' if damaged is None else ''}{name}" in message
+        assert (output / "checkpoint-2").is_dir()
+        file.touch()
+
+
+def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    file = output / "checkpoint-4" / "optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert run("train", "--resume", "--output", output) == 0
+    assert caplog.text.count("checkpoint-4' is incomplete: optimizer.pt is damaged") == 1
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_resume_with_other_data_is_refused(capsys, caplog, table, tmp_path):
+    output = tmp_path / "run"
+    assert run("train", "--dataset", table, *TINY, "--output", output) == 0
+    header, *rows = table.read_text(encoding="utf-8").splitlines()
+    for changed, message in ((rows[::-1], "other rows, or another order"), (rows[:30], "28 rows then, 21 rows now")):
+        table.write_text("\n".join([header, *changed]), encoding="utf-8")
+        found = error_of(capsys, "train", "--resume", "--output", output)
+        assert f"the train split is not that of the beginning of the run ({message})" in found
+    (output / "data_fingerprint.json").write_text('{"train": 1}')
+    assert "data_fingerprint.json' is damaged" in error_of(capsys, "train", "--resume", "--output", output)
+    table.write_text("\n".join([header, *rows]), encoding="utf-8")
+    (output / "data_fingerprint.json").unlink()
+    assert run("train", "--resume", "--output", output) == 0
+    assert "data_fingerprint.json' is missing" in caplog.text
+
+
+def test_resume_by_another_number_of_processes_warns(caplog, finished, tmp_path):
+    output = unfinished(finished, tmp_path / "run")
+    for rank in range(2):
+        shutil.copy(output / "checkpoint-2" / "rng_state.pth", output / "checkpoint-2" / f"rng_state_{rank}.pth")
+    (output / "checkpoint-2" / "rng_state.pth").unlink()
+    assert run("train", "--resume", "--output", output) == 0
+    assert "saved by another number of processes" in caplog.text
+
+
 def test_resume_with_another_model(capsys, finished):
     message = error_of(capsys, "train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
     assert message.startswith("--resume: model.hidden_size was 8 when the run began and is 32 now")
@@ -242,7 +295,7 @@ def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_
         "training diverged: the loss of step 3 is nan; " in message and "lower learning_rate (it was 1e+09)" in message
     )
     assert "checkpoint-2' is the last checkpoint with finite weights" in message
-    assert {path.name for path in output.iterdir()} == {"checkpoint-2", "train_config.yaml"}
+    assert {path.name for path in output.iterdir()} == {*("checkpoint-2", "train_config.yaml", "data_fingerprint.json")}
     weights = load_file(output / "checkpoint-2" / "model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
     flags = ["--epochs", 1, "--batch-size", 32, "--learning-rate", "1e30", "--set=training.warmup_steps=0"]
