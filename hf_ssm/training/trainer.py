@@ -105,7 +105,7 @@ class SSMTrainer(PushingTrainer):
     def _restore_rescaled_flag(self, checkpoint: str | bool | None) -> None:
         folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint
         if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
-            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder).rescaled
+            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
 
     def _rescale_if_configured(self, model: Any) -> None:
         def any_module_has(name: str) -> bool:
