@@ -14,6 +14,8 @@ import safetensors.torch
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, modeling_utils
 
@@ -417,6 +419,79 @@ def test_number_of_classes_comes_from_the_data(capsys, table, tmp_path):
     labels = ["--set", "model.num_labels=3"]
     found = error_of(capsys, "train", "--dataset", table, *TINY, *labels, "--output", tmp_path / "run")
     assert "model.num_labels=3 but the data has 2 classes (0, 1)" in found
+
+
+def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
+    """A copy of the model of a run with other values in a JSON file."""
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(content | changes), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "config.json",
+            {"model_type": "alien", "auto_map": {"AutoConfig": "evil.C"}},
+            "is a 'alien' model, not one of",
+        ),
+        ("config.json", {"hidden_size": "x"}, "Field 'hidden_size' expected int"),
+        ("config.json", {"hidden_size": 16}, "weights of"),
+        ("config.json", {"id2label": 5}, "config.json of"),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "Alien", "auto_map": {"AutoTokenizer": ["evil.T"] * 2}},
+            "needs code",
+        ),
+        ("training_log.json", {}, "is not the log of a run"),
+    ],
+)
+def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch, name, changes, message):
+    monkeypatch.setattr("builtins.input", _forbidden)
+    if name == "training_log.json":
+        folder = Path(shutil.copytree(finished, tmp_path / "model"))
+        (folder / name).write_text('[{"step"')
+    else:
+        folder = edited(finished, tmp_path / "model", name, **changes)
+    assert message in error_of(capsys, "report", folder)
+    if name == "tokenizer_config.json" or "auto_map" in changes:
+        assert message in error_of(capsys, "probe", folder, "--output", tmp_path / "probe")
+        arguments = ["--model", folder, "--output", tmp_path / "tuned"]
+        assert "trust_remote_code" not in message
+        error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write to 'out': [Errno 28] No space left"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "cannot write to 'out': I/O error"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), "cannot write to 'out'"),
+        (
+            RuntimeError("The size of tensor a (3)\nmust match"),
+            "RuntimeError: The size of tensor a (3) must match (--debug",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory; use smaller batches"),
+        (StrictDataclassError("wrong"), "wrong"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anticipated_errors_are_one_line(capsys, monkeypatch, error, message):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hf_ssm.cli.train._settings", fail)
+    assert error_of(capsys, "train", *PLANTED, "--output", "out").startswith(message)
+
+
+def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("hf_ssm.cli.train._settings", lambda args: {}["a"])
+    assert run("train", *PLANTED, "--output", "out") == 1
+    written = capsys.readouterr().err
+    assert "Traceback" in written and "KeyError: 'a'" in written
+    assert "hf-ssm: unexpected KeyError" in written.splitlines()[-1]
 
 
 def test_debug_shows_the_traceback(capsys, tmp_path):
