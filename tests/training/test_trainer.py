@@ -374,3 +374,22 @@ def test_training_stops_at_the_first_loss_that_is_not_finite(make_model, tmp_pat
     with pytest.raises(FloatingPointError, match="weights are not finite"):
         trainer.save_model(str(tmp_path / "model"))
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("regularised", [False, True])
+def test_a_plain_trainer_logs_tau(make_model, tmp_path: Path, regularised: bool) -> None:
+    head = "ForSequenceClassification"
+    model, dataset = make_model("S4", head, tau_weight=0.1), data(head)
+    expected = model(torch.tensor(dataset["input_ids"]), output_tau=True).tau.tolist()
+    loss = {"compute_loss_func": tau_loss(model)} if regularised else {}
+    settings = arguments(tmp_path, learning_rate=0.0, eval_strategy="steps", dynamics_learning_rate=0.0)
+    trainer = Trainer(
+        model, settings, train_dataset=dataset, eval_dataset=dataset, callbacks=[hf_ssm.TauLogger(model)], **loss
+    )
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    for entry in logged:
+        assert [entry["tau_layer_0"], entry["tau_layer_1"]] == pytest.approx(expected, rel=1e-5)
+        assert entry["tau"] == pytest.approx(sum(expected), rel=1e-5)
+    assert model.train()(torch.tensor(dataset["input_ids"])).tau is None or regularised
