@@ -18,6 +18,7 @@ _LAZY = {
     "ParameterMovement": "hf_ssm.analysis.parameter_change",
     "SSMCache": "hf_ssm.models.base.cache",
     "SSMTrainer": "hf_ssm.training",
+    "TauLogger": "hf_ssm.training",
     "attention_matrix": "hf_ssm.probes",
     "build_byte_tokenizer": "hf_ssm.tokenization",
     "build_dna_tokenizer": "hf_ssm.tokenization",

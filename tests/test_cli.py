@@ -14,6 +14,8 @@ import safetensors.torch
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, modeling_utils
 
@@ -23,6 +25,7 @@ from hf_ssm.cli import train as train_command
 from hf_ssm.hub.reload import prove_export
 from hf_ssm.models.bundle import bundle
 from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training.folder import _LOCK_NAME, locked
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.tasks import TASKS
 
@@ -71,7 +74,8 @@ def test_output_is_in_hub_layout(finished):
     assert {name for name in files if name.endswith(".py")} == set(bundle(hf_ssm.HyenaConfig))
     assert {name for name in files if not name.endswith(".py")} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
-        *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
+        *("train_config.yaml", "data_fingerprint.json", "training_log.json", "training_log.png"),
+        *("checkpoint-2", "checkpoint-4"),
         *("frequency_response.json", "frequency_response.png"),
     }
     card = ModelCard.load(finished / "README.md")
@@ -130,8 +134,9 @@ def unfinished(finished: Path, output: Path) -> Path:
     """A copy of the finished run without its second checkpoint and its results."""
     shutil.copytree(finished, output)
     shutil.rmtree(output / "checkpoint-4")
-    for path in [path for path in output.iterdir() if path.is_file() and path.name != "train_config.yaml"]:
-        path.unlink()
+    for path in output.iterdir():
+        if path.is_file() and path.name not in ("train_config.yaml", "data_fingerprint.json"):
+            path.unlink()
     return output
 
 
@@ -207,6 +212,57 @@ def test_resume_without_a_checkpoint(capsys, tmp_path):
     assert "contains no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "scheduler.pt"])
+def test_resume_names_the_damaged_file(capsys, name, finished, tmp_path):
+    output = unfinished(finished, tmp_path / "run")
+    file = output / "checkpoint-2" / name
+    content = file.read_bytes()
+    for damaged in (content[:-9], None):
+        file.unlink()
+        if damaged is not None:
+            file.write_bytes(damaged)
+        message = error_of(capsys, "train", "--resume", "--output", output)
+        assert f"checkpoint-2 is incomplete: {'it lacks ' if damaged is None else ''}{name}" in message
+        assert (output / "checkpoint-2").is_dir()
+        file.touch()
+
+
+def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    file = output / "checkpoint-4" / "optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-9])
+    assert run("train", "--resume", "--output", output) == 0
+    assert caplog.text.count("checkpoint-4' is incomplete: optimizer.pt is damaged") == 1
+    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_resume_with_other_data_is_refused(capsys, caplog, table, tmp_path):
+    output = tmp_path / "run"
+    assert run("train", "--dataset", table, *TINY, "--output", output) == 0
+    header, *rows = table.read_text(encoding="utf-8").splitlines()
+    for changed, message in ((rows[::-1], "other rows, or another order"), (rows[:30], "28 rows then, 21 rows now")):
+        table.write_text("\n".join([header, *changed]), encoding="utf-8")
+        found = error_of(capsys, "train", "--resume", "--output", output)
+        assert f"the train split is not that of the beginning of the run ({message})" in found
+    (output / "data_fingerprint.json").write_text('{"train": 1}')
+    assert "data_fingerprint.json' is damaged" in error_of(capsys, "train", "--resume", "--output", output)
+    table.write_text("\n".join([header, *rows]), encoding="utf-8")
+    (output / "data_fingerprint.json").unlink()
+    assert run("train", "--resume", "--output", output) == 0
+    assert "data_fingerprint.json' is missing" in caplog.text
+
+
+def test_resume_by_another_number_of_processes_warns(caplog, finished, tmp_path):
+    output = unfinished(finished, tmp_path / "run")
+    for rank in range(2):
+        shutil.copy(output / "checkpoint-2" / "rng_state.pth", output / "checkpoint-2" / f"rng_state_{rank}.pth")
+    (output / "checkpoint-2" / "rng_state.pth").unlink()
+    assert run("train", "--resume", "--output", output) == 0
+    assert "saved by another number of processes" in caplog.text
+
+
 def test_resume_with_another_model(capsys, finished):
     message = error_of(capsys, "train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
     assert message.startswith("--resume: model.hidden_size was 8 when the run began and is 32 now")
@@ -217,6 +273,36 @@ def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
     message = error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
     assert "is not empty" in message and "--resume" in message and "--overwrite-output" in message
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_output_with_dollar_signs(tmp_path):
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "cost_$5_{$") == 0
+    pictures = {"training_log.png", "frequency_response.png"}
+    assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "probe", "report", "spectrum"])
+def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_path):
+    subject = {"train": PLANTED, "demo": [], "spectrum": PLANTED[1:]}.get(command, [finished])
+    output = tmp_path / "run"
+    with locked(output):
+        assert f"--output {str(output)!r} is in use" in error_of(capsys, command, *subject, "--output", output)
+        assert [path.name for path in output.iterdir()] == [_LOCK_NAME]
+
+
+def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_path):
+    output = tmp_path / "run"
+    message = error_of(capsys, "train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
+    assert (
+        "training diverged: the loss of step 3 is nan; " in message and "lower learning_rate (it was 1e+09)" in message
+    )
+    assert "checkpoint-2' is the last checkpoint with finite weights" in message
+    assert {path.name for path in output.iterdir()} == {*("checkpoint-2", "train_config.yaml", "data_fingerprint.json")}
+    weights = load_file(output / "checkpoint-2" / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+    flags = ["--epochs", 1, "--batch-size", 32, "--learning-rate", "1e30", "--set=training.warmup_steps=0"]
+    message = error_of(capsys, "train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
+    assert message.startswith("the loss of the validation split is nan")
 
 
 def test_output_that_is_a_file(capsys, tmp_path):
@@ -333,6 +419,79 @@ def test_number_of_classes_comes_from_the_data(capsys, table, tmp_path):
     labels = ["--set", "model.num_labels=3"]
     found = error_of(capsys, "train", "--dataset", table, *TINY, *labels, "--output", tmp_path / "run")
     assert "model.num_labels=3 but the data has 2 classes (0, 1)" in found
+
+
+def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
+    """A copy of the model of a run with other values in a JSON file."""
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(content | changes), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "config.json",
+            {"model_type": "alien", "auto_map": {"AutoConfig": "evil.C"}},
+            "is a 'alien' model, not one of",
+        ),
+        ("config.json", {"hidden_size": "x"}, "Field 'hidden_size' expected int"),
+        ("config.json", {"hidden_size": 16}, "weights of"),
+        ("config.json", {"id2label": 5}, "config.json of"),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "Alien", "auto_map": {"AutoTokenizer": ["evil.T"] * 2}},
+            "needs code",
+        ),
+        ("training_log.json", {}, "is not the log of a run"),
+    ],
+)
+def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch, name, changes, message):
+    monkeypatch.setattr("builtins.input", _forbidden)
+    if name == "training_log.json":
+        folder = Path(shutil.copytree(finished, tmp_path / "model"))
+        (folder / name).write_text('[{"step"')
+    else:
+        folder = edited(finished, tmp_path / "model", name, **changes)
+    assert message in error_of(capsys, "report", folder)
+    if name == "tokenizer_config.json" or "auto_map" in changes:
+        assert message in error_of(capsys, "probe", folder, "--output", tmp_path / "probe")
+        arguments = ["--model", folder, "--output", tmp_path / "tuned"]
+        assert "trust_remote_code" not in message
+        error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write to 'out': [Errno 28] No space left"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "cannot write to 'out': I/O error"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), "cannot write to 'out'"),
+        (
+            RuntimeError("The size of tensor a (3)\nmust match"),
+            "RuntimeError: The size of tensor a (3) must match (--debug",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory; use smaller batches"),
+        (StrictDataclassError("wrong"), "wrong"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anticipated_errors_are_one_line(capsys, monkeypatch, error, message):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("hf_ssm.cli.train._settings", fail)
+    assert error_of(capsys, "train", *PLANTED, "--output", "out").startswith(message)
+
+
+def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("hf_ssm.cli.train._settings", lambda args: {}["a"])
+    assert run("train", *PLANTED, "--output", "out") == 1
+    written = capsys.readouterr().err
+    assert "Traceback" in written and "KeyError: 'a'" in written
+    assert "hf-ssm: unexpected KeyError" in written.splitlines()[-1]
 
 
 def test_debug_shows_the_traceback(capsys, tmp_path):

@@ -86,7 +86,8 @@ def test_the_folder_holds_all_that_the_model_needs(finished):
     files = {path.name for path in finished.iterdir()}
     assert files >= {
         *("config.json", "model.safetensors", "preprocessor_config.json", "README.md"),
-        *("train_config.yaml", "training_log.json", "training_log.png", "checkpoint-2", "checkpoint-4"),
+        *("train_config.yaml", "data_fingerprint.json", "training_log.json", "training_log.png"),
+        *("checkpoint-2", "checkpoint-4"),
     }
     assert not [name for name in files if "tokenizer" in name]
     config = json.loads((finished / "config.json").read_text())

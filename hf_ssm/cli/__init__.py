@@ -3,10 +3,13 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from hf_ssm import __version__
@@ -63,8 +66,19 @@ _CONTINUATION = {
 }
 
 
+# One line is enough for these: bad input, files, missing packages, diverged training. A RuntimeError is mostly one of
+# torch about shapes, memory or a full disk. Other errors are defects of hf_ssm or of a library: their traceback is what
+# a report of the defect needs.
+_EXPECTED = (
+    *(ValueError, OSError, ImportError, RuntimeError, MemoryError, FloatingPointError),
+    *(SafetensorError, StrictDataclassError),
+)
+# What the operating system says of a file that cannot grow; libraries leave out the path.
+_FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0, 2 for bad input, 130 if interrupted."""
+    """Run the command line and return the exit status: 0, 1 for a defect, 2 for bad input, 130 if interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     args = build_parser(*arguments[:1]).parse_args(arguments)
     try:
@@ -72,14 +86,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nhf-ssm: interrupted{_CONTINUATION.get(arguments[0], '')}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, SafetensorError) as error:
+    except _EXPECTED as error:
         if args.debug:
             traceback.print_exc()
         # In a distributed run, each process may report the error.
         where = f" in process {os.environ['RANK']}" if os.environ.get("RANK", "0") != "0" else ""
-        print(f"hf-ssm: error{where}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
+    except Exception as error:
+        traceback.print_exc()
+        print(
+            f"hf-ssm: unexpected {type(error).__name__}, a defect of hf_ssm {__version__} or of a library: please "
+            "report it with the lines above",
+            file=sys.stderr,
+        )
+        return 1
     return 0
+
+
+def _message(error: Exception, args: argparse.Namespace) -> str:
+    """One line, with the folder where an error of the disk names no file."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    target = getattr(args, "output", None) or getattr(args, "target", None)
+    nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
+    if target is not None and (nameless or _FULL.search(text)):
+        return f"cannot write to {str(target)!r}: {text}"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return f"out of memory: {text}; use smaller batches, shorter sequences or a smaller model"
+    if isinstance(error, RuntimeError):
+        return f"{type(error).__name__}: {text} (--debug shows where)"
+    return text
 
 
 def build_parser(command: str = "") -> argparse.ArgumentParser:

@@ -9,13 +9,13 @@ import torch
 from datasets import Dataset, DatasetDict
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 import hf_ssm
 from hf_ssm.models.registry import HEADS
 from hf_ssm.training import folder
-from hf_ssm.training.settings import RunSettings, family_of, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.loading import read_config, reading
+from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
 
 SEED = 0
@@ -73,10 +73,7 @@ def load_config(checkpoint: str) -> Any:
             f"{checkpoint!r} holds a PEFT adapter without its model: load both, merge them (`merge_and_unload`), save "
             "the result, and give its folder"
         )
-    config = AutoConfig.from_pretrained(checkpoint)
-    if family_of(config) is None:
-        raise ValueError(f"{checkpoint!r} is a {config.model_type!r} model, not one of hf_ssm")
-    return config
+    return read_config(checkpoint)
 
 
 def load_model(checkpoint: str, config: Any) -> PreTrainedModel:
@@ -84,10 +81,8 @@ def load_model(checkpoint: str, config: Any) -> PreTrainedModel:
     name = (config.architectures or [f"{type(config).__name__.removesuffix('Config')}Model"])[0]
     if name not in hf_ssm.__all__:
         raise ValueError(f"{checkpoint!r} holds a {name}, which hf_ssm does not have")
-    try:
+    with reading(f"the weights of {checkpoint!r}"):
         model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True)
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"the weights of {checkpoint!r} cannot be read: {error}") from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ValueError(f"{checkpoint!r} is not a complete {name}: it lacks {', '.join(missing[:3])}")

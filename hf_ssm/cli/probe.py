@@ -71,6 +71,11 @@ def run_probe(args: argparse.Namespace) -> None:
     config = _checked_config(args)
     settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
+    with launch.locked(args.output):
+        _run_probe(args, config, settings)
+
+
+def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> None:
     is_continued = any(args.output.glob(f"{RESULTS_NAME}*"))
     launch.on_main(lambda: check_output(args.output, args.overwrite_output or is_continued, _OUTPUT_REMEDY))
     probe = MaskingProbe(

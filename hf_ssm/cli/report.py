@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from hf_ssm import plotting
@@ -25,7 +27,7 @@ from hf_ssm.cli.checkpoints import (
 )
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
-from hf_ssm.training.folder import LOG_NAME, check_output
+from hf_ssm.training.folder import LOG_NAME, check_output, locked
 from hf_ssm.utils.files import staged_files
 
 
@@ -45,6 +47,11 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     """`hf-ssm report`: print the theory report of a checkpoint, and write it to a folder and the card."""
+    with nullcontext() if args.output is None else locked(args.output):
+        _run_report(args)
+
+
+def _run_report(args: argparse.Namespace) -> None:
     _check_options(args)
     config = load_config(args.checkpoint)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)
@@ -80,7 +87,7 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.update_card and not Path(args.checkpoint).is_dir():
         raise ValueError(
             f"--update-card needs a local folder, which {args.checkpoint!r} is not: leave it out, or download the "
-            f"checkpoint first (`hf download {args.checkpoint} --local-dir DIR`)"
+            f"checkpoint first (`hf download {shlex.quote(args.checkpoint)} --local-dir DIR`)"
         )
     if args.update_card:
         check_section(args.checkpoint)
@@ -91,10 +98,14 @@ def _check_options(args: argparse.Namespace) -> None:
 def _movement(checkpoint: str) -> dict[str, float]:
     """Change of the parameters from the log of the run; empty without a log."""
     path = file_of(checkpoint, LOG_NAME)
-    if path is not None:
-        return changes_in_log(json.loads(path.read_text(encoding="utf-8")))
-    path = file_of(checkpoint, "trainer_state.json")
-    return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8"))["log_history"])
+    path = file_of(checkpoint, "trainer_state.json") if path is None else path
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return changes_in_log(content if isinstance(content, list) else content["log_history"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is not the log of a run: {error}; remove or repair it") from error
 
 
 def _write(report: TheoryReport, output: Path) -> list[Path]:

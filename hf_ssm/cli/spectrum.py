@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from hf_ssm.cli.checkpoints import (
 )
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
-from hf_ssm.training.folder import check_output
+from hf_ssm.training.folder import check_output, locked
 from hf_ssm.training.inputs import RunData, load_data
 from hf_ssm.utils.files import staged_files
 
@@ -62,6 +63,11 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
 
 def run_spectrum(args: argparse.Namespace) -> None:
     """`hf-ssm spectrum`: band edges of the spectrum of the data, and the α that they recommend."""
+    with nullcontext() if args.output is None else locked(args.output):
+        _run_spectrum(args)
+
+
+def _run_spectrum(args: argparse.Namespace) -> None:
     _check_options(args)
     planned = {name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None}
     config = S4Config(**planned) if args.model is None else load_config(args.model)

@@ -72,11 +72,12 @@ def run_train(args: argparse.Namespace) -> None:
         folder.last_checkpoint(args.output)
     settings = _settings(args)
     launch.begin(settings)
-    launch.on_main(lambda: _check(args))
-    result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
-    launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
-    if args.push_to_hub and launch.is_main():
-        print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
+    with launch.locked(args.output):
+        launch.on_main(lambda: _check(args))
+        result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
+        launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
+        if args.push_to_hub and launch.is_main():
+            print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -189,17 +190,22 @@ def run_demo(args: argparse.Namespace) -> None:
     """`hf-ssm demo`: train on generated data, and load the result in a new process."""
     settings = resolve(DEMO_SETTINGS)
     launch.begin(settings)
-    launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
-    print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
-    result = run.train(settings, args.output, overwrite=args.overwrite_output)
-    if not launch.is_main():
-        return
-    _finish(settings, result, args.output, None)
+    with launch.locked(args.output):
+        launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
+        print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
+        result = run.train(settings, args.output, overwrite=args.overwrite_output)
+        if launch.is_main():
+            _finish(settings, result, args.output, None)
+            _prove_demo(args.output, result)
+
+
+def _prove_demo(output: Path, result: RunResult) -> None:
+    """Load the result in a new process, and say how to go on."""
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    reload.prove_export(args.output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
+    reload.prove_export(output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
     print("A new process without hf_ssm loaded the folder by the Auto classes; its logits are equal, bit for bit.")
     print(
-        f"Next: read {args.output}/README.md, or train on your own table with columns sequence and label:\n"
+        f"Next: read {output}/README.md, or train on your own table with columns sequence and label:\n"
         "  hf-ssm train --dataset my.csv --output runs/mine"
     )

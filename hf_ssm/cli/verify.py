@@ -1,6 +1,7 @@
 """`hf-ssm verify` and `hf-ssm push`."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from hf_ssm.hub.pushing import push_folder
@@ -21,7 +22,8 @@ def run_verify(args: argparse.Namespace) -> None:
     absent = f", {len(found.absent)} not downloaded" if found.absent else ""
     print(f"{args.source}: {found.checked} files checked{against}{absent}, {len(found.problems) or 'no'} problems")
     if found.problems and found.commit:
-        print(f"To download it again: hf download --force-download --revision {found.commit} {args.source}")
+        command = ["hf", "download", "--force-download", "--revision", found.commit, args.source]
+        print(f"To download it again: {shlex.join(command)}")
     if found.problems:
         raise SystemExit(1)
 

@@ -1,11 +1,42 @@
 """Reading files that may be gzipped, with one-line errors."""
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+# Decompressed data beyond both limits are refused. Texts and tables rarely compress to less than a fiftieth; gzip
+# itself reaches a thousandth.
+_MAX_BYTES = 256 * 1024**2
+_MAX_RATIO = 100
+
+
+class _Decompressed(io.RawIOBase):
+    """The bytes of a gzip file, up to the larger of `_MAX_BYTES` and `_MAX_RATIO` times the size of the file."""
+
+    def __init__(self, path: Path):
+        self._file = gzip.open(path)  # noqa: SIM115 - closed by `close`
+        self._left = max(_MAX_BYTES, _MAX_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(
+                f"it decompresses to more than {_MAX_BYTES // 1024**2} MiB and more than {_MAX_RATIO} times its size; "
+                "if these are the data, decompress the file first (gunzip)."
+            )
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 @contextmanager
@@ -14,14 +45,17 @@ def opened(path: Path, mode: str = "rt") -> Iterator[IO[Any]]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read, or the `with` block raised a `ValueError`.
+        ValueError: The file cannot be read, decompresses to more than `_MAX_BYTES` and more than `_MAX_RATIO` times its
+            size, or is nested too deeply, or the `with` block raised a `ValueError`.
     """
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with opener(path, mode, encoding=None if "b" in mode else "utf-8-sig") as file:
-            yield file
+        source: Any = _Decompressed(path) if path.suffix.lower() == ".gz" else path.open("rb", buffering=0)
+        with io.BufferedReader(source) as binary:
+            yield binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise FileNotFoundError(f"source={str(path)!r}: there is no such file; check the path.") from error
+    except RecursionError as error:  # of json
+        raise ValueError(f"source={str(path)!r} cannot be read: its lists or objects are nested too deeply.") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"source={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
 

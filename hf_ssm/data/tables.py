@@ -28,10 +28,11 @@ SPLIT_COLUMN = "split"
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
-# int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column.
+# int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column. The
+# parts of a form begin with different characters, so that the time to match is linear in the length of a cell.
 _NUMBERS = (
     (int, re.compile(r"[+-]?[0-9]{1,18}")),
-    (float, re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?")),
+    (float, re.compile(r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?")),
 )
 
 
@@ -198,9 +199,9 @@ def _dataset(columns: Columns, source: str) -> Dataset:
     for name, values in columns.items():
         try:
             Dataset.from_dict({name: values})
-        except (ValueError, TypeError, OverflowError) as error:  # Arrow's conversion errors
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # Arrow's conversion errors
             raise ValueError(
-                f"source={source!r}: the column {name!r} has values of different types ({error}); give all of its "
-                "values one type, or remove it."
+                f"source={source!r}: the column {name!r} has values of different types, or lists that are nested too "
+                f"deeply ({error}); give all of its values one type, or remove it."
             ) from error
     return Dataset.from_dict(columns)

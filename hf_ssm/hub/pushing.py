@@ -6,6 +6,7 @@ installed package writes.
 
 import logging
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -115,7 +116,8 @@ def push_folder(
     files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
     _check_contents(files, token)
     check_can_push(repo_id, HfApi(token=token))
-    options = "".join([f" --revision {revision}" if revision else "", " --private" if private else ""])
+    options = [*(("--revision", revision) if revision else ()), *(("--private",) if private else ())]
+    command = shlex.join(["hf-ssm", "push", str(folder), repo_id, *options])
     with tempfile.TemporaryDirectory() as scratch:
         staged = Path(scratch, "model")
         stage(files, staged, linked=is_weights)
@@ -128,7 +130,7 @@ def push_folder(
             revision=revision,
             message=message,
             token=token,
-            hint=f"{str(folder)!r} is complete: repeat with `hf-ssm push {folder} {repo_id}{options}`",
+            hint=f"{str(folder)!r} is complete: repeat with `{command}`",
         )
     return str(done.repo_url)
 

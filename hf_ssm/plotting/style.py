@@ -62,6 +62,9 @@ _RC_PARAMS: dict[str, Any] = {
     "savefig.dpi": 200,
     # Element ids of SVG files are random otherwise.
     "svg.hashsalt": "hf_ssm",
+    # Titles are names of files, which `literal` makes safe for matplotlib's own parser, but not for TeX.
+    "text.parse_math": True,
+    "text.usetex": False,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
 }

@@ -1,7 +1,7 @@
 """Training: the Trainer, the rescaled initialisation, the τ regulariser, optimizer groups."""
 
-from hf_ssm.training.losses import tau_loss
+from hf_ssm.training.losses import TauLogger, tau_loss
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 
-__all__ = ["SSMTrainer", "SSMTrainingArguments", "rescale_init_", "tau_loss"]
+__all__ = ["SSMTrainer", "SSMTrainingArguments", "TauLogger", "rescale_init_", "tau_loss"]

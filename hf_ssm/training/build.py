@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict, List
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ssm.data.signals import row_lengths, signal_rows
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
+from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.settings import RunSettings, check_choice, config_class, family_of
 from hf_ssm.training.tasks import TASKS
 
@@ -24,7 +25,8 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
     """
     auto_class = TASKS[settings.task].auto_class
     if resume_from is not None:
-        model = auto_class.from_pretrained(resume_from)
+        with reading(f"the weights of {str(resume_from)!r}"):
+            model = auto_class.from_pretrained(resume_from, config=read_config(resume_from))
     elif settings.model["checkpoint"] is not None:
         model = _load_for_fine_tuning(settings, data)
     else:
@@ -122,16 +124,15 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
 
 def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
     checkpoint = settings.model["checkpoint"]
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = read_config(checkpoint)
     family = family_of(config)
-    if family is None:
-        raise ValueError(f"--model {checkpoint!r} is a {config.model_type!r} model, not one of hf_ssm")
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
     known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name, value in settings.config_fields.items():
         check_choice("key", name, known, "model")
-        setattr(config, name, value)
+        with reading(f"model.{name}={value!r}"):
+            setattr(config, name, value)
     config.check()
     if data.classes is not None:
         for name, names in _class_names(data.classes).items():
@@ -139,9 +140,10 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     elif data.label_kind is not None:
         config.num_labels = _num_outputs(data.splits, pooled=config.pooling is not None)
     # A head for other classes is initialised anew; any other change of shape is a mistake in the settings.
-    model, info = TASKS[settings.task].auto_class.from_pretrained(
-        checkpoint, config=config, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    with reading(f"the weights of {checkpoint!r}"):
+        model, info = TASKS[settings.task].auto_class.from_pretrained(
+            checkpoint, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
     changed = [str(entry[0]) for entry in info["mismatched_keys"]]
     wrong = [name for name in changed if not name.startswith("classifier.")]
     if wrong:

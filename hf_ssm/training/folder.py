@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from filelock import FileLock, Timeout
+from safetensors import safe_open
 from transformers.utils import logging
 
 from hf_ssm.models.bundle import HEADER
@@ -21,18 +23,53 @@ logger = logging.get_logger(__name__)
 SETTINGS_NAME = "train_config.yaml"
 LOG_NAME = "training_log.json"
 PICTURE_NAME = "training_log.png"
+FINGERPRINT_NAME = "data_fingerprint.json"
 RESPONSE_NAME = "frequency_response.json"
 RESPONSE_PICTURE_NAME = "frequency_response.png"
 
 _TRAINER_STATE = "trainer_state.json"
+_WEIGHTS = frozenset({"model.safetensors", "model.safetensors.index.json"})
+# A name that a push leaves out (`hf_ssm.hub.committing.IGNORED`), also where a killed run left the file behind.
+_LOCK_NAME = "_run.lock"
 
 # Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
-    *(SETTINGS_NAME, LOG_NAME, PICTURE_NAME, RESPONSE_NAME, RESPONSE_PICTURE_NAME),
+    *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, PICTURE_NAME, RESPONSE_NAME, RESPONSE_PICTURE_NAME),
     *("README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors", "training_args.bin"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"),
 )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create `folder` if absent, and hold it against other runs until the block ends.
+
+    The operating system frees the folder of a process that is killed. New folders that are empty at the end are
+    deleted.
+
+    Raises:
+        OSError: The folder is a file or is not writable, or another run holds it.
+    """
+    _check_writable(folder)
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK_NAME)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise BlockingIOError(
+            f"--output {str(folder)!r} is in use by another run: wait for its end, or choose another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        # Before the release: afterwards the file may be that of the next run.
+        (folder / _LOCK_NAME).unlink(missing_ok=True)
+        lock.release()
+        for path in absent:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def check_output(
@@ -41,10 +78,14 @@ def check_output(
     remedy: str = "choose another folder, continue its run (--resume), or replace it (--overwrite-output)",
 ) -> None:
     """Raise an `OSError` for a folder that is a file, is not writable, or is not empty without `overwrite`."""
+    if folder.is_dir() and any(path.name != _LOCK_NAME for path in folder.iterdir()) and not overwrite:
+        raise FileExistsError(f"--output {str(folder)!r} is not empty: {remedy}")
+    _check_writable(folder)
+
+
+def _check_writable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--output {str(folder)!r} is a file: give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(f"--output {str(folder)!r} is not empty: {remedy}")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise PermissionError(f"--output {str(folder)!r}: {str(existing)!r} is not writable; choose another folder")
@@ -64,13 +105,16 @@ def clear_output(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The newest complete checkpoint in `folder`; a `ValueError` if there is none."""
+    """The newest whole checkpoint in `folder`; a `ValueError` that names the bad files if there is none."""
     steps = _checkpoints(folder)
+    problems = {}
     for step in sorted(steps, reverse=True):
-        if _is_complete(steps[step]):
+        problem = checkpoint_problem(steps[step])
+        if problem is None:
             return steps[step]
-    names = ", ".join(path.name for path in steps.values())
-    held = f"only incomplete checkpoints ({names})" if steps else "no checkpoint"
+        problems[steps[step].name] = problem
+    found = "; ".join(f"{name} {problem}" for name, problem in problems.items())
+    held = f"only incomplete checkpoints ({found})" if steps else "no checkpoint"
     raise ValueError(
         f"--resume: {str(folder)!r} contains {held}: give the --output of the interrupted run, or start a new run "
         "without --resume"
@@ -80,8 +124,9 @@ def last_checkpoint(folder: Path) -> Path:
 def discard_incomplete(folder: Path) -> None:
     """Delete incomplete checkpoints, truncated code and temporary files, which an interrupted save leaves behind."""
     for checkpoint in _checkpoints(folder).values():
-        if not _is_complete(checkpoint):
-            logger.warning(f"{str(checkpoint)!r} is incomplete (its save was interrupted) and is deleted.")
+        problem = checkpoint_problem(checkpoint)
+        if problem is not None:
+            logger.warning(f"{str(checkpoint)!r} {problem}: it is deleted, and the run continues from the one before.")
             shutil.rmtree(checkpoint)
     for path in folder.glob("*.py"):
         if path.stat().st_size <= len(HEADER.encode()) and _is_exported_code(path):
@@ -105,22 +150,43 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for path, match in found.items() if match and path.is_dir()}
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    """Whether the state of the Trainer, which is written last, exists and no file is truncated."""
-    if not (checkpoint / _TRAINER_STATE).is_file():
-        return False
-    try:
-        for path in checkpoint.iterdir():
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".safetensors":
-                with safe_open(path, "pt"):  # reads the header and compares the size of the file with it
-                    pass
-            elif path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
-                return False
-    except (OSError, ValueError, SafetensorError):
-        return False
-    return True
+def checkpoint_problem(checkpoint: Path) -> str | None:
+    """What keeps a run from resuming from `checkpoint`, such as "lacks optimizer.pt"; None for a whole checkpoint."""
+    names = {path.name for path in checkpoint.iterdir()}
+    # DeepSpeed writes `latest` and a folder in place of optimizer and schedule, FSDP a folder or optimizer.bin. Each
+    # process of a distributed run writes random numbers of its own.
+    sharded = "latest" in names or any(name.startswith("optimizer") and name != "optimizer.pt" for name in names)
+    needed = [_TRAINER_STATE, "config.json"]
+    needed += [] if sharded else ["optimizer.pt"]
+    needed += [] if "latest" in names else ["scheduler.pt"]
+    needed += [] if any(re.fullmatch(r"rng_state_\d+\.pth", name) for name in names) else ["rng_state.pth"]
+    needed += _WEIGHTS.intersection(names) or ["model.safetensors"]
+    for path in sorted(checkpoint.iterdir()):
+        try:
+            needed += _check_file(path)
+        # Whatever the parsers of these formats raise for damaged content.
+        except Exception as error:
+            return f"is incomplete: {path.name} is damaged ({' '.join(str(error).split()) or type(error).__name__})"
+    missing = [name for name in dict.fromkeys(needed) if name not in names]
+    return f"is incomplete: it lacks {', '.join(missing)}" if missing else None
+
+
+def _check_file(path: Path) -> list[str]:
+    """Read a file of a checkpoint to its end; return the names of the files of which it is an index."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == _TRAINER_STATE and path.parent.name != f"checkpoint-{content['global_step']}":
+            raise ValueError(f"it is the state of step {content['global_step']}")
+        return sorted(set(content["weight_map"].values())) if path.name.endswith(".index.json") else []
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt"):  # reads the header and compares the size of the file with it
+            pass
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+        if member is not None:
+            raise ValueError(f"wrong checksum of {member}")
+    return []
 
 
 def _is_exported_code(path: Path) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 from transformers import (
-    AutoTokenizer,
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
@@ -21,6 +20,7 @@ from hf_ssm.data.labels import label_kind
 from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer
+from hf_ssm.training.loading import read_tokenizer
 from hf_ssm.training.settings import RunSettings, suggestion
 from hf_ssm.training.tasks import TASKS
 
@@ -124,7 +124,7 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
         )
     else:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = read_tokenizer(name)
         except ValueError as error:  # its message is about sentencepiece
             raise ValueError(
                 f"{name!r} has no tokenizer that can be loaded, and the data are texts: choose a model that was "

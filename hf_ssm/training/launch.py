@@ -1,13 +1,16 @@
 """Coordination of the processes of a run started by `accelerate launch`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
+from hf_ssm.training import folder
 from hf_ssm.training.settings import RunSettings
 
 T = TypeVar("T")
@@ -41,6 +44,14 @@ def on_main(function: Callable[[], object]) -> None:
         raise error
     if failed:
         raise SystemExit(2)
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """`folder.locked` in the main process, for all processes."""
+    with ExitStack() as stack:
+        on_main(lambda: stack.enter_context(folder.locked(output)))
+        yield
 
 
 def main_first(function: Callable[[], T]) -> T:

@@ -1,13 +1,15 @@
 """The τ regulariser as a loss for transformers' own Trainer (Liu & Li 2024, Algorithm 2)."""
 
+import weakref
 from typing import Any
 
 from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.utils.checks import check_model, check_type
 
-__all__ = ["TauLoss", "tau_loss"]
+__all__ = ["TauLogger", "TauLoss", "tau_loss"]
 
 
 class TauLoss:
@@ -69,3 +71,55 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     if not factor >= 0:
         raise ValueError(f"`weight` must not be negative, got {weight}.")
     return TauLoss(model, factor)
+
+
+class TauLogger(TrainerCallback):
+    """Logs τ of each layer with transformers' own `Trainer`; `SSMTrainer` does without it.
+
+    ```python
+    Trainer(model, args, train_dataset=data, callbacks=[TauLogger(model)])
+    ```
+
+    Each entry of `log_history` with a training loss gets `tau_layer_<i>`, the mean over the batches in training mode
+    since the entry before, and `tau`, their sum. In distributed training these are the batches of the main process.
+    With `compute_loss_func=tau_loss(model)`, τ is computed once for both.
+
+    Args:
+        model: A model of hf_ssm, the one that is trained.
+
+    Source: Liu & Li 2024, eq. (6).
+    """
+
+    def __init__(self, model: Any):
+        self._sums: Tensor | None = None
+        self._count = 0
+        owner = weakref.proxy(self)  # a model outlives its callbacks
+        self._hooks = [
+            model.register_forward_pre_hook(_request_tau, with_kwargs=True),
+            model.register_forward_hook(lambda module, args, outputs: owner._record(module, outputs)),
+        ]
+
+    def _record(self, model: Any, outputs: Any) -> None:
+        if model.training:
+            tau = outputs.tau.detach()
+            self._sums = tau if self._sums is None else self._sums + tau
+            self._count += 1
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Add the means to the last entry of the log."""
+        if self._sums is not None and "loss" in (kwargs.get("logs") or {}):
+            means = (self._sums / self._count).tolist()
+            found = {"tau": sum(means), **{f"tau_layer_{i}": value for i, value in enumerate(means)}}
+            state.log_history[-1].update(found)
+            self._sums, self._count = None, 0
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Remove the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _request_tau(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    return args, {**kwargs, "output_tau": True, "return_dict": True} if model.training else kwargs

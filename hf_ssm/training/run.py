@@ -1,12 +1,15 @@
 """A training run, from resolved settings to a trained model and its measurements."""
 
 import dataclasses
+import json
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from accelerate import PartialState
+from datasets import Dataset, DatasetDict
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
@@ -15,12 +18,14 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.utils import logging
 
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
+from hf_ssm.data.signals import fingerprint
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model
 from hf_ssm.training.inputs import RunData, build_collator, load_data
@@ -29,6 +34,8 @@ from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import staged_files, write_text_atomically
+
+logger = logging.get_logger(__name__)
 
 _PROBE_ROWS = 64
 
@@ -97,6 +104,7 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     Raises:
         ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
         OSError: A file cannot be read or written.
+        FloatingPointError: A loss is not finite.
     """
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
@@ -106,11 +114,14 @@ def train(settings: RunSettings, output: Path, resume: bool = False, overwrite: 
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
     data = loaded.splits
+    if checkpoint is not None:
+        launch.on_main(lambda: _check_same_data(output, data))
+        _warn_of_other_random_numbers(checkpoint)
     model = build_model(settings, loaded, checkpoint)
     trainer = _build_trainer(settings, output, model, loaded)
     movement = ParameterMovement(checkpoint)
     trainer.add_callback(movement)
-    launch.on_main(lambda: _make_folder(settings, output, clear=overwrite and not resume))
+    launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
     first_rows = data["train"].select(range(min(_PROBE_ROWS, len(data["train"]))))
@@ -146,18 +157,56 @@ def _responses_before_and_after(
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
     """Responses of the long convolutions with the parameters before and after training."""
     has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
-    diverged = not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
-    if diverged or not has_any or movement.since_step:
+    if not has_any or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)
     return before, frequency_responses(model)
 
 
-def _make_folder(settings: RunSettings, output: Path, *, clear: bool) -> None:
+def _make_folder(settings: RunSettings, data: DatasetDict, output: Path, *, clear: bool) -> None:
     if clear:
         folder.clear_output(output)
     write_text_atomically(output / folder.SETTINGS_NAME, settings.to_yaml())
+    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(_fingerprints(data), indent=1) + "\n")
+
+
+def _fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:
+    """Number of rows, and hash of the rows in their order, of each split."""
+    return {name: {"rows": len(split), "hash": fingerprint(split)} for name, split in data.items()}
+
+
+def _check_same_data(output: Path, data: DatasetDict) -> None:
+    """Refuse to resume on other data: splits are cut anew, so that test rows may have been trained on."""
+    path = output / folder.FINGERPRINT_NAME
+    if not path.is_file():
+        logger.warning(f"{str(path)!r} is missing: whether the data are those the run began with is unknown.")
+        return
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        then = {name: (int(split["rows"]), str(split["hash"])) for name, split in stored.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"--resume: {str(path)!r} is damaged ({error}): restore it, or start a new run") from error
+    now = {name: (split["rows"], split["hash"]) for name, split in _fingerprints(data).items()}
+    for name in dict.fromkeys([*then, *now]):
+        if then.get(name) != now.get(name):
+            counts = [f"{found[name][0]} rows" if name in found else "no rows" for found in (then, now)]
+            how = f"{counts[0]} then, {counts[1]} now" if counts[0] != counts[1] else "other rows, or another order"
+            raise ValueError(
+                f"--resume: the {name} split is not that of the beginning of the run ({how}), so rows of the test "
+                "split may have been trained on: restore the data, or start a new run in another --output"
+            )
+
+
+def _warn_of_other_random_numbers(checkpoint: Path) -> None:
+    """The Trainer restores random numbers only for the number of processes that saved them."""
+    processes = PartialState()
+    rank = f"_{processes.process_index}" if processes.num_processes > 1 else ""
+    if not (checkpoint / f"rng_state{rank}.pth").is_file():
+        logger.warning(
+            f"{str(checkpoint)!r} has no rng_state{rank}.pth, as it was saved by another number of processes: the run "
+            "continues with other random numbers (dropout) than without the interruption."
+        )
 
 
 def _build_trainer(
@@ -211,6 +260,11 @@ def _train_and_measure_tau(
 def _evaluate(trainer: SSMTrainer, split: Dataset, name: str) -> dict[str, float]:
     """Metrics and loss of a split, without the Trainer's timings."""
     found = trainer.evaluate(split, metric_key_prefix=name)
+    if not math.isfinite(found.get(f"{name}_loss", 0.0)):
+        raise FloatingPointError(
+            f"the loss of the {name} split is {found[f'{name}_loss']}: the model has diverged; start a new run with a "
+            f"lower training.learning_rate (it was {trainer.args.learning_rate:g})"
+        )
     prefix, timings = f"{name}_", ("runtime", "per_second", "time")
     return {
         key.removeprefix(prefix): float(value)

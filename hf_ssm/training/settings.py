@@ -89,6 +89,8 @@ def parse_value(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ValueError(f"cannot read the value {text[:40]!r} ...: it is nested too deeply") from error
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:

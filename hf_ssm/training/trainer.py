@@ -63,6 +63,8 @@ class SSMTrainer(PushingTrainer):
       model; never for weights that were loaded, nor for a resumed run, nor twice.
     - Step sizes, state matrices and trainable Sobolev orders have their own learning rates. No weight decay applies to
       them (state matrices: only `dynamics_weight_decay`), nor to norms, biases and feed-throughs.
+    - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
+      False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
@@ -104,7 +106,7 @@ class SSMTrainer(PushingTrainer):
     def _restore_rescaled_flag(self, checkpoint: str | bool | None) -> None:
         folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint
         if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
-            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder).rescaled
+            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
 
     def _rescale_if_configured(self, model: Any) -> None:
         def any_module_has(name: str) -> bool:
@@ -168,6 +170,30 @@ class SSMTrainer(PushingTrainer):
             )
         optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As in transformers; stops at a loss that is not finite."""
+        loss = super().training_step(*args, **kwargs)
+        # With this filter the Trainer reads the loss back in every step anyway; without it, `log` does.
+        if self.args.logging_nan_inf_filter and not torch.isfinite(loss):
+            raise self._divergence(f"the loss of step {self.state.global_step + 1} is {loss.item()}")
+        return loss
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
+        # The local part of a parameter sharded by FSDP2.
+        weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self._ssm.parameters())
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+            raise self._divergence(f"weights are not finite after step {self.state.global_step}")
+        super().save_model(output_dir, _internal_call)
+
+    def _divergence(self, what: str) -> FloatingPointError:
+        last = get_last_checkpoint(self.args.output_dir) if Path(str(self.args.output_dir)).is_dir() else None
+        kept = "there is no checkpoint yet" if last is None else f"{last!r} is the last checkpoint with finite weights"
+        return FloatingPointError(
+            f"training diverged: {what}; {kept}: start a new run with a lower learning_rate (it was "
+            f"{self.args.learning_rate:g}), or look for extreme values in the data"
+        )
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -215,6 +241,8 @@ class SSMTrainer(PushingTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in transformers, with the parts of the training loss."""
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise self._divergence(f"the loss up to step {self.state.global_step} is {logs['loss']}")
         if "loss" in logs and "sums" in self._parts:
             sums = self.accelerator.reduce(self._parts.pop("sums"), "mean")
             task_loss, *tau = (sums[1:] / sums[0]).tolist()

@@ -12,7 +12,7 @@ from hf_ssm.data import SignalFeatureExtractor, label_names, load_sequences, loa
 from hf_ssm.data.features import SignalCollator, fit_extractor
 from hf_ssm.data.images import pixel_feature
 from hf_ssm.data.labels import classes_in, label_kind, read_labels
-from hf_ssm.data.signals import is_signal, row_keys, row_lengths, signal_inputs, signal_rows
+from hf_ssm.data.signals import fingerprint, is_signal, row_keys, row_lengths, signal_inputs, signal_rows
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
@@ -295,3 +295,29 @@ def test_one_label_too_few():
     data = DatasetDict(train=Dataset.from_dict({"sequence": ["ACGT", "ACGT"], "label": [[0, 1, 0, 1], [0, 1, 0]]}))
     with pytest.raises(ValueError, match="split 'train', row 2: 3 labels for 4 tokens"):
         align_labels(tokenize(data, tokenizer), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("rows", "feature"),
+    [
+        ([[1, 2], [3], [4, 5, 6]], List(Value("int32"))),
+        ([0, 1, 1], Value("int64")),
+        ([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[7.0, 8.0]]], List(List(Value("float32"), length=2))),
+        (np.arange(12, dtype=np.uint8).reshape(3, 2, 2), Array2D((2, 2), "uint8")),
+    ],
+)
+def test_the_fingerprint_is_that_of_rows_and_order(rows, feature):
+    def of(values):
+        return fingerprint(Dataset.from_dict({"x": list(values)}, features=Features({"x": feature})))
+
+    whole = Dataset.from_dict({"x": list(rows)}, features=Features({"x": feature}))
+    assert of(rows) == fingerprint(whole) == fingerprint(whole.select([0, 1, 2]).with_format("numpy"))
+    others = [of(rows[::-1]), of(rows[:2]), of(rows[1:]), fingerprint(whole.rename_column("x", "y"))]
+    assert len({of(rows), *others}) == 5
+    assert fingerprint(whole.select([2, 1, 0])) == of(rows[::-1])
+
+
+def test_the_fingerprint_tells_where_rows_end():
+    assert (
+        len({fingerprint(Dataset.from_dict({"x": rows})) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]])}) == 3
+    )

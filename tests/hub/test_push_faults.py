@@ -1,5 +1,6 @@
 """Faults of the Hub, the network and the login: transient ones are retried, the others give one line."""
 
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,15 @@ def test_permanent_fault_leaves_the_old_commit(hub, folder, waits):
         pushing.push_folder(folder, NAME)
     assert titles(hub) == ["initial commit", "Files"]
     assert len(waits) == 5
+
+
+def test_the_command_to_repeat_is_quoted_for_the_shell(hub, folder):
+    hub.fail(*REQUESTS["commit"], status=503, times=99)
+    odd = folder.rename(folder.parent / "ada's $HOME; run")
+    with pytest.raises(OSError, match="repeat with") as caught:
+        pushing.push_folder(odd, NAME, revision="next", private=True)
+    command = str(caught.value).partition("repeat with `")[2].partition("`")[0]
+    assert shlex.split(command) == ["hf-ssm", "push", str(odd), NAME, "--revision", "next", "--private"]
 
 
 @pytest.mark.parametrize("request_", ["upload", "commit"])

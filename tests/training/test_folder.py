@@ -1,12 +1,15 @@
 """The output folder: which checkpoint is complete, what is deleted, and a log that is valid JSON."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from hf_ssm import S4Config
+from hf_ssm.hub.committing import folder_files
 from hf_ssm.models.bundle import HEADER, bundle
 from hf_ssm.training import folder
 from hf_ssm.utils.files import TEMPORARY_PREFIX, staged_files, write_text_atomically
@@ -17,11 +20,14 @@ def checkpoint(parent, name, complete=True):
     path = parent / name
     path.mkdir()
     save_file({"weight": torch.zeros(4)}, path / "model.safetensors")
-    torch.save({"state": torch.zeros(4)}, path / "optimizer.pt")
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.zeros(4)}, path / file)
     (path / "config.json").write_text('{"model_type": "hf_ssm_s4"}')
     (path / "modeling_s4.py").write_text(HEADER)
     if complete:
-        (path / "trainer_state.json").write_text('{"global_step": 1}')
+        (path / "trainer_state.json").write_text(
+            json.dumps({"global_step": int(name.rpartition("-")[2]) if name[-1].isdigit() else 0})
+        )
     return path
 
 
@@ -32,22 +38,65 @@ def test_last_checkpoint_is_the_complete_one_of_most_steps(tmp_path):
     assert folder.last_checkpoint(tmp_path).name == "checkpoint-100"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "config.json", "trainer_state.json"])
-@pytest.mark.parametrize("size", [0, -1])
-def test_checkpoint_with_a_truncated_file_is_incomplete_and_deleted(tmp_path, name, size):
+FILES = ["model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+
+
+def flip_a_byte(content):
+    """Another byte where a file of torch holds data, not padding."""
+    place = content.index(b"state") if b"state" in content else len(content) // 2
+    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
+def test_a_damaged_checkpoint_is_named_once_and_the_one_before_is_taken(tmp_path, caplog, name, damage):
     checkpoint(tmp_path, "checkpoint-1")
     file = checkpoint(tmp_path, "checkpoint-2") / name
-    file.write_bytes(file.read_bytes()[:size])
+    content = file.read_bytes()
+    file.unlink()
+    changes = {"empty": lambda: b"", "truncated": lambda: content[:-1], "flipped": lambda: flip_a_byte(content)}
+    if damage != "missing":
+        if damage == "flipped" and name == "model.safetensors":
+            pytest.skip("weights have no checksum")
+        file.write_bytes(changes[damage]())
     assert folder.last_checkpoint(tmp_path).name == "checkpoint-1"
     folder.discard_incomplete(tmp_path)
+    what = "it lacks" if damage == "missing" else ""
+    assert len(caplog.messages) == 1 and f"checkpoint-2' is incomplete: {what}" in caplog.messages[0]
+    assert name in caplog.messages[0] and "\n" not in caplog.messages[0]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_the_state_of_another_step_and_a_missing_shard_are_noticed(tmp_path):
+    path = checkpoint(tmp_path, "checkpoint-2")
+    (path / "trainer_state.json").write_text('{"global_step": 1}')
+    assert "trainer_state.json is damaged (it is the state of step 1)" in folder.checkpoint_problem(path)
+    (path / "trainer_state.json").write_text("{}")
+    assert "trainer_state.json is damaged ('global_step')" in folder.checkpoint_problem(path)
+    (path / "trainer_state.json").write_text('{"global_step": 2}')
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert folder.checkpoint_problem(path).endswith("it lacks model-00002-of-00002.safetensors")
+
+
+def test_checkpoints_of_several_processes_are_whole(tmp_path):
+    path = checkpoint(tmp_path, "checkpoint-2")
+    (path / "rng_state.pth").rename(path / "rng_state_0.pth")
+    assert folder.checkpoint_problem(path) is None
+    (path / "optimizer.pt").rename(path / "optimizer.bin")
+    assert folder.checkpoint_problem(path) is None
 
 
 def test_no_complete_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="contains no checkpoint"):
         folder.last_checkpoint(tmp_path / "absent")
     checkpoint(tmp_path, "checkpoint-200", complete=False)
-    with pytest.raises(ValueError, match=r"only incomplete checkpoints \(checkpoint-200\)"):
+    (checkpoint(tmp_path, "checkpoint-100") / "optimizer.pt").write_bytes(b"PK")
+    names = (
+        r"only incomplete checkpoints \(checkpoint-200 .* lacks trainer_state.json; checkpoint-100 .*optimizer.pt is"
+    )
+    with pytest.raises(ValueError, match=names):
         folder.last_checkpoint(tmp_path)
 
 
@@ -87,6 +136,47 @@ def test_folder_that_is_not_writable_is_refused_before_any_work(tmp_path):
         folder.check_output(tmp_path / "file" / "run", overwrite=False)
     folder.check_output(tmp_path / "deep" / "run", overwrite=False)
     assert not (tmp_path / "deep").exists()
+
+
+HOLD = """
+import sys, time
+from filelock import FileLock
+
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_is_held_against_other_processes_until_they_end_or_are_killed(tmp_path):
+    output = tmp_path / "run"
+    output.mkdir()
+    other = subprocess.Popen([sys.executable, "-c", HOLD, output / folder._LOCK_NAME], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(BlockingIOError, match=r"run' is in use by another run: wait"), folder.locked(output):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    # The file that the killed process left behind is neither in the way nor pushed.
+    folder.check_output(output, overwrite=False)
+    assert folder_files(output) == {}
+    with folder.locked(output):
+        folder.check_output(output, overwrite=False)
+        with pytest.raises(BlockingIOError), folder.locked(output):
+            pass
+    assert list(output.iterdir()) == []
+
+
+def test_a_new_folder_is_deleted_if_nothing_was_written(tmp_path):
+    with pytest.raises(RuntimeError), folder.locked(tmp_path / "a" / "b"):
+        raise RuntimeError
+    assert not (tmp_path / "a").exists()
+    with folder.locked(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "file").write_text("")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
 
 
 def test_files_appear_together_or_not_at_all(tmp_path):

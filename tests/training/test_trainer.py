@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
@@ -351,3 +351,59 @@ def test_lora_models_train_with_tau(make_model, tmp_path: Path) -> None:
     trainer = SSMTrainer(model, arguments(tmp_path), train_dataset=data("ForSequenceClassification"))
     trainer.train()
     assert trainer.state.log_history[0]["tau"] > 0
+
+
+class Poison(TrainerCallback):
+    """Makes a weight NaN after a step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self.step:
+            with torch.no_grad():
+                next(kwargs["model"].parameters()).fill_(torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"the loss of step 3 is nan; there is no checkpoint yet: .*learning_rate \(it was 0.1\)"),
+        ({"logging_nan_inf_filter": False, "logging_steps": 4}, "the loss up to step 4 is nan"),
+        ({"save_strategy": "steps", "save_steps": 1}, r"not finite after step 2; '.*/checkpoint-1' is the last"),
+    ],
+)
+def test_training_stops_at_the_first_loss_that_is_not_finite(make_model, tmp_path: Path, changes, message) -> None:
+    head = "ForSequenceClassification"
+    trainer = SSMTrainer(
+        make_model("S4", head),
+        arguments(tmp_path, max_steps=6, **changes),
+        train_dataset=data(head),
+        callbacks=[Poison(2)],
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    kept = ["checkpoint-1"] if "save_steps" in changes else []
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == kept
+    with pytest.raises(FloatingPointError, match="weights are not finite"):
+        trainer.save_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("regularised", [False, True])
+def test_a_plain_trainer_logs_tau(make_model, tmp_path: Path, regularised: bool) -> None:
+    head = "ForSequenceClassification"
+    model, dataset = make_model("S4", head, tau_weight=0.1), data(head)
+    expected = model(torch.tensor(dataset["input_ids"]), output_tau=True).tau.tolist()
+    loss = {"compute_loss_func": tau_loss(model)} if regularised else {}
+    settings = arguments(tmp_path, learning_rate=0.0, eval_strategy="steps", dynamics_learning_rate=0.0)
+    trainer = Trainer(
+        model, settings, train_dataset=dataset, eval_dataset=dataset, callbacks=[hf_ssm.TauLogger(model)], **loss
+    )
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    for entry in logged:
+        assert [entry["tau_layer_0"], entry["tau_layer_1"]] == pytest.approx(expected, rel=1e-5)
+        assert entry["tau"] == pytest.approx(sum(expected), rel=1e-5)
+    assert model.train()(torch.tensor(dataset["input_ids"])).tau is None or regularised

@@ -1,0 +1,52 @@
+"""Reading of configurations and tokenizers, without their code, and with one-line errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_ssm.models.registry import FAMILIES
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn the errors that parsers of other libraries raise for malformed content into a `ValueError` with `what`.
+
+    `ValueError`, `OSError` and `ImportError` pass.
+    """
+    try:
+        yield
+    except StrictDataclassError as error:  # a value of the wrong type
+        raise ValueError(f"{what} cannot be read: {error}") from error
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_config(checkpoint: Any) -> Any:
+    """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
+    what = f"the config.json of {str(checkpoint)!r}"
+    with reading(what):
+        model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+        classes = {entry.config_class.model_type: entry.config_class for entry in FAMILIES.values()}
+        if model_type not in classes:
+            raise ValueError(f"{str(checkpoint)!r} is a {model_type!r} model, not one of hf_ssm")
+        # Not AutoConfig, which asks whether to run the code of a repository.
+        return classes[model_type].from_pretrained(checkpoint)
+
+
+def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub repository; one that needs code of its own is refused."""
+    with reading(f"the tokenizer of {name!r}"):
+        try:
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise OSError(
+                f"the tokenizer of {name!r} needs code of its repository, which hf-ssm does not run: choose another, "
+                "or load it in Python with trust_remote_code=True and save it as a tokenizer.json"
+            ) from error
