@@ -321,7 +321,7 @@ def _of_another_library(folder):
     [
         (_cut_off, r"is damaged or contains foreign code: model\.safetensors: is damaged"),
         (_of_another_library, "is not a model of hf_ssm: push it with `hf upload`"),
-        (lambda folder: configured(folder, architectures=["Other"]), r"has the `architectures` \['Other'\]"),
+        (lambda folder: configured(folder, architectures=["Other"]), r"one model class of hf_ssm, got \['Other'\]"),
         (lambda folder: (folder / "README.md").write_text("---\ntags: [a\n---\n"), r"README\.md has invalid metadata"),
     ],
 )

@@ -43,7 +43,7 @@ def find_documents(
         ValueError: Wrong shapes; `cu_seq_lens_q` that do not cover the rows, or with a cache; `seq_idx` with a cache
             that was filled without; padding inside a document; any of them while exporting.
     """
-    given = {name: value for name in _NAMES if (value := arguments.get(name)) is not None}
+    given = {name: arguments[name] for name in _NAMES if arguments.get(name) is not None}
     tensor = next((tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.dim() > 1), None)
     # Without inputs, the model raises its own error.
     if not given or tensor is None or tensor.numel() == 0:
