@@ -24,6 +24,8 @@ _LAZY = {
     "build_dna_tokenizer": "hf_ssm.tokenization",
     "build_listops_tokenizer": "hf_ssm.tokenization",
     "build_word_tokenizer": "hf_ssm.tokenization",
+    "deep_lift": "hf_ssm.probes",
+    "deep_lift_rules": "hf_ssm.probes",
     "rescale_init_": "hf_ssm.training",
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",

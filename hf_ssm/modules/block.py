@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.norms import build_norm
+from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
 
@@ -43,6 +43,7 @@ class Block(GradientCheckpointingLayer):
         self.norm_first = config.norm_first
         self.use_residual = config.use_residual
         self.residual_in_fp32 = config.residual_in_fp32
+        self.norm_type = config.norm_type
         self.norm1 = build_norm(config)
         self.mixer = mixer(config, layer_idx)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -98,7 +99,7 @@ class Block(GradientCheckpointingLayer):
     def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
             hidden_states = hidden_states.to(weight.dtype)
-        return norm(hidden_states, mask)
+        return normalized(norm, hidden_states, mask, self.norm_type)
 
     def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
         update = self.dropout(update)

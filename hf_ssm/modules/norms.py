@@ -5,13 +5,11 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 from torch import Tensor, nn
 
-__all__ = ["LayerNorm", "MaskedBatchNorm", "NoNorm", "RMSNorm", "build_norm"]
+__all__ = ["MaskedBatchNorm", "build_norm", "normalized"]
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps."""
-
-    parameter_quantity = "norm"
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None or not self.training:
@@ -21,34 +19,25 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return output
 
 
-class LayerNorm(nn.LayerNorm):
-    """Layer norm that takes (and does not need) the mask."""
-
-    parameter_quantity = "norm"
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(hidden_states)
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMS norm that takes (and does not need) the mask."""
-
-    parameter_quantity = "norm"
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(hidden_states)
-
-
-class NoNorm(nn.Module):
-    """Identity with the interface of a norm."""
-
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        return hidden_states
-
-
 def build_norm(config) -> nn.Module:
-    """The norm of a configuration, called with `(B, L, D)` and the mask."""
+    """The norm of a configuration, for `normalized`.
+
+    All but the batch norm are torch's own classes, which libraries for attributions and quantisation look up.
+    """
     if config.norm_type == "none":
-        return NoNorm()
-    kind = {"batch": MaskedBatchNorm, "layer": LayerNorm, "rms": RMSNorm}[config.norm_type]
+        return nn.Identity()
+    kind = {"batch": MaskedBatchNorm, "layer": nn.LayerNorm, "rms": nn.RMSNorm}[config.norm_type]
     return kind(config.hidden_size, eps=config.layer_norm_epsilon)
+
+
+def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm_type: str) -> Tensor:
+    """The norm of `(B, L, D)`; only batch norm needs the mask.
+
+    Args:
+        norm: A result of `build_norm`, or a wrapper around it.
+        hidden_states: `(B, L, D)`.
+        mask: `(B, L)` or `None`, true at tokens.
+        norm_type: That of the configuration.
+    """
+    output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)
+    return output

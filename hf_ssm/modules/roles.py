@@ -106,16 +106,17 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
     """The role of each parameter by its name in `model.named_parameters()`.
 
     A module describes its parameters by a method `parameter_roles()`, which returns roles by relative name, or by an
-    attribute `parameter_quantity`, the quantity of all parameters below it that no inner module describes. Parameters
-    that PEFT adds are `"adapter"`; those that nothing describes are `"other"`. The copies that PEFT keeps of replaced
-    modules (`original_module`), which the model does not use, are left out.
+    attribute `parameter_quantity`, the quantity of all parameters below it that no inner module describes. Norms of
+    torch are `"norm"`. Parameters that PEFT adds are `"adapter"`; those that nothing describes are `"other"`. The
+    copies that PEFT keeps of replaced modules (`original_module`), which the model does not use, are left out.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
     """
     found: dict[int, ParameterRole] = {}
     for module in model.modules():
-        quantity = getattr(module, "parameter_quantity", None)
+        is_norm = isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d))
+        quantity = "norm" if is_norm else getattr(module, "parameter_quantity", None)
         if isinstance(quantity, str):
             found |= {id(parameter): ParameterRole(quantity) for parameter in module.parameters()}
         for name in getattr(module, "adapter_layer_names", ()):

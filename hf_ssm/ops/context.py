@@ -1,8 +1,9 @@
 """The circumstances of a call: autocast, tracing, function transforms; and the namespace of custom operators."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ __all__ = [
     "in_function_transform",
     "is_plain_call",
     "no_autocast",
+    "plain_operations",
 ]
+
+_plain: ContextVar[bool] = ContextVar("hf_ssm_plain_operations", default=False)
 
 # torch knows one operator of a name, and a process may load several checkpoints that contain copies of this code.
 _COPY = "" if __name__ == "hf_ssm.ops.context" else f"_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}"
@@ -32,7 +36,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func` or forward-mode differentiation is active.
+    """Whether a transform of `torch.func`, forward-mode differentiation or `plain_operations` is active.
 
     Tensors of a transform have no memory. Custom operators refuse them, and lose tangents without an error.
     """
@@ -43,7 +47,17 @@ def in_function_transform() -> bool:
 @torch.compiler.assume_constant_result
 def _transform_is_active() -> bool:
     # There is no public way to find out.
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or _plain.get()
+
+
+@contextmanager
+def plain_operations() -> Iterator[None]:
+    """Run plain functions of torch in place of all operators with kernels or derivatives of their own."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 def has_readable_values(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +24,17 @@ from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
 from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.norms import build_norm
+from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import has_readable_values
+from hf_ssm.ops.context import has_readable_values, in_function_transform
 from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_path
+
+# Functions by which libraries for attributions visit the modules of a model, to attach rules to known classes.
+_ATTACHES_RULES = frozenset(
+    (module, "_register_hooks") for module in ("captum.attr._core.deep_lift", "tangermeme.deep_lift_shap")
+)
 
 
 @dataclass
@@ -272,6 +278,22 @@ class SSMModel(SSMPreTrainedModel):
     def _run_documents(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents) -> list[Tensor]:
         return self._run(hidden_states, mask, documents=documents)[0]
 
+    def apply(self, fn: Callable[[nn.Module], Any]) -> Any:
+        """As in torch; warns where captum or tangermeme attach DeepLIFT's rules, of which modules need others.
+
+        Warns:
+            UserWarning: The attributions would not add up.
+        """
+        place = getattr(fn, "__module__", None), getattr(fn, "__name__", None)
+        if place in _ATTACHES_RULES and not in_function_transform():
+            warnings.warn(
+                "DeepLIFT's rules of captum and tangermeme do not cover the gates, activations and scans of "
+                f"{type(self).__name__}, so that attributions would not add up: call them within "
+                "`hf_ssm.deep_lift_rules(model)`, or use IntegratedGradients.",
+                stacklevel=2,
+            )
+        return super().apply(fn)
+
     def _run(
         self,
         hidden_states: Tensor,
@@ -291,7 +313,9 @@ class SSMModel(SSMPreTrainedModel):
             taus.append(tau)
         # End of a residual stream in float32.
         hidden_states = hidden_states.to(dtype)
-        all_hidden_states[-1] = hidden_states if self.norm is None else self.norm(hidden_states, mask)
+        if self.norm is not None:
+            hidden_states = normalized(self.norm, hidden_states, mask, self.config.norm_type)
+        all_hidden_states[-1] = hidden_states
         return all_hidden_states, taus
 
     def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:

@@ -17,7 +17,6 @@ from transformers.activations import SiLUActivation
 
 from hf_ssm.models.selective.mixer_selective import OutputProjection, SelectiveMixer, has_standard_forward
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.norms import LayerNorm, NoNorm, RMSNorm
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
@@ -30,7 +29,7 @@ __all__ = ["step_of_blocks"]
 # For larger batches, matrix products read the weights less often than the kernel does.
 _MAX_BATCH = 8
 
-_NORMS = {NoNorm: "none", LayerNorm: "layer", RMSNorm: "rms"}
+_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
 
 # Classes of the modules of a block, of its mixer and of its scan.
 _BLOCK_PARTS = {"norm1": tuple(_NORMS), "dropout": (nn.Dropout,)}

@@ -1,0 +1,206 @@
+"""DeepLIFT's rules for models of hf_ssm, as gradients that captum and tangermeme can use.
+
+Both libraries run a model on a batch whose first half holds inputs and whose second half holds their baselines, and
+take gradients; they attach the rules that replace derivatives to modules of known classes. Gates, activations inside
+operators and the scan are no such modules. Here the rules belong to torch's functions instead.
+
+Legend: `B` batch, `L` length, `D` hidden size.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hf_ssm.ops.context import plain_operations
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["deep_lift", "deep_lift_rules"]
+
+_ELEMENTWISE = frozenset(
+    [
+        *("celu", "cos", "elu", "erf", "exp", "exp2", "expm1", "gelu", "hardsigmoid", "hardswish", "hardtanh"),
+        *("leaky_relu", "log", "log1p", "log2", "logsigmoid", "mish", "reciprocal", "relu", "relu6", "rsqrt", "selu"),
+        *("sigmoid", "silu", "sin", "softplus", "sqrt", "square", "tanh", "abs", "clamp"),
+    ]
+)
+_PRODUCTS = frozenset(["__matmul__", "__mul__", "__rmul__", "bmm", "matmul", "mul", "multiply"])
+_POWERS = frozenset(["__pow__", "pow"])
+_QUOTIENTS = frozenset(["__truediv__", "div", "divide", "true_divide"])
+
+
+class _Secant(torch.autograd.Function):
+    """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        y = function(x)
+        ctx.save_for_backward(x, y)
+        ctx.function = function
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, y = ctx.saved_tensors
+        (x, x0), (y, y0) = x.chunk(2), y.chunk(2)
+        with torch.enable_grad():
+            middle = ((x + x0) / 2).detach().requires_grad_()
+            (slope,) = torch.autograd.grad(ctx.function(middle).sum(), middle)
+        # Where both are close, the derivative between them is more precise: the errors are of the order of the third
+        # power of the precision at this distance.
+        apart = (x - x0).abs() > torch.finfo(x.dtype).eps ** (1 / 3) * (1 + x.abs())
+        slope = torch.where(apart, (y - y0) / torch.where(apart, x - x0, 1), slope)
+        return grad * torch.cat([slope, slope]), None
+
+
+class _Product(torch.autograd.Function):
+    """A bilinear function with the derivatives at the mean of both halves: Δ(ab) = Δa (b + b₀)/2 + Δb (a + a₀)/2."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.function = function
+        return function(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        means = [sum(t.chunk(2)) / 2 for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            both = [torch.cat([mean, mean]).requires_grad_() for mean in means]
+            grads = torch.autograd.grad(ctx.function(*both), both, grad)
+        return *grads, None
+
+
+class _Rules(TorchFunctionMode):
+    """Replaces derivatives of functions of torch of what depends on the inputs, the only tensors with gradients."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        varying = [t for t in args if isinstance(t, Tensor) and t.requires_grad]
+        if not varying or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _ELEMENTWISE or name in _POWERS:
+            if name in _POWERS and (len(varying) > 1 or args[0] is not varying[0]):
+                raise ValueError("DeepLIFT's rules do not cover powers with an exponent that depends on the inputs.")
+            return _Secant.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+        if name in _PRODUCTS and len(varying) == 2:
+            return _Product.apply(*args, partial(func, **kwargs))
+        decomposed = getattr(self, f"_{name}", self._div if name in _QUOTIENTS else None)
+        if decomposed is None:
+            return func(*args, **kwargs)
+        with self:
+            return decomposed(*args, **kwargs)
+
+    @staticmethod
+    def _div(a: Any, b: Any) -> Tensor:
+        return a * b.reciprocal() if isinstance(b, Tensor) and b.requires_grad else torch.mul(a, 1 / b)
+
+    @staticmethod
+    def _addcmul(total: Tensor, a: Tensor, b: Tensor, *, value: float = 1.0) -> Tensor:
+        return total + (a * b if value == 1 else value * (a * b))
+
+    @staticmethod
+    def _glu(x: Tensor, dim: int = -1) -> Tensor:
+        value, gate = x.chunk(2, dim)
+        return value * gate.sigmoid()
+
+    @staticmethod
+    def _layer_norm(
+        x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        axes = tuple(range(-len(shape), 0))
+        centred = x - x.mean(axes, keepdim=True)
+        output = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
+        output = output if weight is None else output * weight
+        return output if bias is None else output + bias
+
+    @staticmethod
+    def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        axes = tuple(range(-len(shape), 0))
+        added = torch.finfo(x.dtype).eps if eps is None else eps
+        output = x * (x.square().mean(axes, keepdim=True) + added).rsqrt()
+        return output if weight is None else output * weight
+
+
+@contextmanager
+def deep_lift_rules(model: nn.Module) -> Iterator[None]:
+    """Within the context, gradients of `model` are DeepLIFT's multipliers between both halves of the batch.
+
+    For captum's `DeepLift` and `DeepLiftShap` and tangermeme's `deep_lift_shap`, called within the context. Elementwise
+    functions have the rescale rule; products of two factors that depend on the input (gates, GLU, B, C and Δ of a
+    selective scan) the derivatives at the mean of both halves; norms are composed of both. All of them add up, and so
+    do the attributions: for every family, their sum is the difference of the outputs.
+
+    Operators run as plain functions of torch (a loop over positions for a selective scan), and parameters have no
+    gradients in the meantime.
+
+    Args:
+        model: The model, or a module around it that maps embeddings or one-hot sequences to outputs.
+
+    Source: Shrikumar et al. 2017 (DeepLIFT), Sections 3.2 and 3.5.1; the rule of products is that of the Shapley value
+    of two factors.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        with plain_operations(), _Rules():
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def deep_lift(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    baselines: Tensor,
+    model: nn.Module,
+    *,
+    tolerance: float = 1e-3,
+) -> Tensor:
+    """DeepLIFT attributions, without captum or tangermeme.
+
+    Args:
+        function: Maps `(2 B, ...)` to one number for each row, `(2 B,)`, by calling `model`, such as
+            `lambda x: model(inputs_embeds=x).logits[:, 0]`.
+        inputs: `(B, ...)`, such as embeddings `(B, L, D)`.
+        baselines: The same shape.
+        model: The model, which is in evaluation mode meanwhile.
+        tolerance: Largest difference between the sum of the attributions of a row and the difference of its outputs,
+            relative to the largest such difference, without a warning.
+
+    Returns:
+        The shape of `inputs`; the sum of a row is `function(inputs) - function(baselines)`.
+
+    Raises:
+        ValueError: Inputs and baselines have different shapes.
+
+    Warns:
+        UserWarning: The sums differ: `function` uses operations without a rule.
+    """
+    if inputs.shape != baselines.shape:
+        raise ValueError(
+            f"`baselines` has the shape {tuple(baselines.shape)}, but `inputs` is {tuple(inputs.shape)}: give one "
+            "baseline for each input."
+        )
+    leaf = inputs.detach().clone().requires_grad_()
+    with evaluating(model), torch.enable_grad(), deep_lift_rules(model):
+        outputs, baseline_outputs = function(torch.cat([leaf, baselines.detach()])).chunk(2)
+        (multipliers,) = torch.autograd.grad(outputs.sum(), leaf)
+    attributions = (leaf.detach() - baselines) * multipliers
+    difference = (outputs - baseline_outputs).detach()
+    missed = (attributions.flatten(1).sum(1) - difference).abs().max() / difference.abs().max()
+    if missed > tolerance:
+        warnings.warn(
+            f"The attributions miss {missed:.1%} of the difference of the outputs: `function` contains operations that "
+            "DeepLIFT's rules do not cover. Use captum's IntegratedGradients.",
+            stacklevel=2,
+        )
+    return attributions

@@ -1,0 +1,90 @@
+"""Models in int8 (torchao) and half precision: the dynamics stay float32, and outputs stay within stated errors."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import TorchAoConfig
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "s4d": ("S4", {}),
+    "s4": ("S4", {"kernel_type": "s4"}),
+    "hyena": ("Hyena", {}),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba-complex": ("SelectiveSSM", {"complex_state": True, "residual_in_fp32": True}),
+    # Without norms, its outputs would be tiny or huge.
+    "plain": ("SelectiveSSM", {"block": "plain", "norm_type": "layer"}),
+}
+ALL = pytest.mark.parametrize("variant", VARIANTS)
+IDS = torch.tensor([[1, 5, 3, 7, 2, 9, 11, 4, 4, 0], [8, 0, 6, 10, 3, 3, 1, 2, 9, 5]])
+
+
+@pytest.fixture
+def make(make_model):
+    def made(variant: str) -> Any:
+        torch.manual_seed(0)
+        family, arguments = VARIANTS[variant]
+        # Wide enough for the errors of single weights to average out.
+        return make_model(family, "ForCausalLM", **{"hidden_size": 64, "initializer_range": 0.02, **arguments})
+
+    return made
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference of the logits, relative to the largest logit."""
+    return ((found.float() - expected).abs().max() / expected.abs().max()).item()
+
+
+def check_pieces(model: Any, logits: Tensor, expected: Tensor, tolerance: float) -> None:
+    """A cache gives the logits of the whole sequence."""
+    first = model(IDS[:, :4], use_cache=True)
+    rest = model(IDS[:, 4:], past_key_values=first.past_key_values).logits
+    assert ((rest - logits[:, 4:]).abs().max() / expected.abs().max()).item() < tolerance
+
+
+@ALL
+@pytest.mark.parametrize(("kind", "tolerance"), [("Int8WeightOnly", 0.05), ("Int8DynamicActivationInt8Weight", 0.08)])
+def test_int8(make, variant: str, kind: str, tolerance: float) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    model = make(variant)
+    dynamics = {
+        name for name, part in model.named_parameters() if "filter" in name or "A_" in name or "dt_bias" in name
+    }
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False).logits
+        quantization.quantize_(model, getattr(quantization, f"{kind}Config")())
+        logits = model(IDS, use_cache=False).logits
+        assert 0 < error(logits, expected) < tolerance
+        # The scales of dynamic activations are those of the positions of a piece.
+        check_pieces(model, logits, expected, 1e-5 if kind == "Int8WeightOnly" else tolerance)
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    quantised = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    for name, parameter in model.named_parameters():
+        plain = type(parameter) is nn.Parameter
+        assert plain == (name.removesuffix(".weight") not in quantised or name.endswith(".bias")), name
+        assert name not in dynamics or parameter.dtype == torch.float32
+
+
+@ALL
+def test_int8_through_from_pretrained(make, tmp_path, variant: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    model = make(variant)
+    model.save_pretrained(tmp_path)
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    loaded = type(model).from_pretrained(tmp_path, quantization_config=config)
+    with torch.no_grad():
+        assert 0 < error(loaded(IDS).logits, model(IDS).logits) < 0.05
+
+
+@ALL
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.06), (torch.float16, 0.01)])
+def test_half_precision(make, tmp_path, variant: str, dtype: torch.dtype, tolerance: float) -> None:
+    model = make(variant)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+    with torch.no_grad():
+        expected, logits = model(IDS, use_cache=False).logits, loaded(IDS, use_cache=False).logits
+        assert logits.dtype == dtype
+        assert 0 < error(logits, expected) < tolerance
+        check_pieces(loaded, logits, expected, tolerance)

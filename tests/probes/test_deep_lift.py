@@ -1,0 +1,127 @@
+"""DeepLIFT attributions add up to the difference of the outputs: by hf_ssm, captum and tangermeme."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hf_ssm
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "s4d": ("S4", {}),
+    "s4, two-sided": ("S4", {"kernel_type": "s4", "bidirectional": True, "norm_type": "rms", "output_glu": False}),
+    "s4d, batch norm": ("S4", {"norm_type": "batch", "norm_first": False}),
+    "hyena": ("Hyena", {}),
+    "hyena, order 3": ("Hyena", {"hyena_order": 3, "norm_type": "rms"}),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba, complex, two-sided": ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
+    "mamba, Sobolev": ("SelectiveSSM", {"sobolev_order": -0.3, "norm_type": "layer"}),
+    "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
+}
+ALL = pytest.mark.parametrize("variant", VARIANTS)
+
+
+class OneHot(nn.Module):
+    """A classifier that reads one-hot sequences, `(B, 4, L)`."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        embeds = sequences.mT @ self.model.get_input_embeddings().weight[:4]
+        return self.model(inputs_embeds=embeds).logits
+
+
+@pytest.fixture
+def make(make_model):
+    def made(variant: str) -> OneHot:
+        family, arguments = VARIANTS[variant]
+        return OneHot(make_model(family, "ForSequenceClassification", **arguments)).double().eval()
+
+    return made
+
+
+def sequences(*shape: int) -> Tensor:
+    return nn.functional.one_hot(torch.randint(0, 4, (*shape, 11)), 4).mT.double()
+
+
+def difference(model: nn.Module, inputs: Tensor, baselines: Tensor, target: int = 0) -> Tensor:
+    with torch.no_grad():
+        return (model(inputs) - model(baselines))[:, target]
+
+
+@ALL
+def test_the_sum_is_the_difference_of_the_outputs(make, variant: str) -> None:
+    model, inputs, baselines = make(variant), sequences(3), torch.rand(3, 4, 11, dtype=torch.float64)
+    # A row that is its own baseline, and one that differs from it by very little.
+    baselines[0], baselines[1] = inputs[0], inputs[1] + 1e-9
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    found = hf_ssm.deep_lift(lambda x: model(x)[:, 0], inputs, baselines, model)
+    torch.testing.assert_close(found.sum((1, 2)), difference(model, inputs, baselines), rtol=1e-9, atol=1e-12)
+    assert found[0].abs().max() == 0 < found[2].abs().max()
+    assert [parameter.requires_grad for parameter in model.parameters()] == before
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+def test_the_logits_within_the_context_are_those_outside(make_model, make_batch, family: str) -> None:
+    model, batch = make_model(family, "ForSequenceClassification"), make_batch("ForSequenceClassification")
+    expected = model(**batch).logits
+    with hf_ssm.deep_lift_rules(model):
+        torch.testing.assert_close(model(**batch).logits, expected)
+
+
+def test_the_rules_are_those_of_the_paper() -> None:
+    x, x0 = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, -1.0]])
+    found = hf_ssm.deep_lift(lambda x: x[:, 0] * x[:, 1], x, x0, nn.Identity())
+    # Δa (b + b₀) / 2 and Δb (a + a₀) / 2.
+    torch.testing.assert_close(found, torch.tensor([[1.0, 6.0]]))
+    found = hf_ssm.deep_lift(lambda x: x.relu().sum(1), x, x0, nn.Identity())
+    torch.testing.assert_close(found, torch.tensor([[1.0, 3.0]]))
+
+
+def test_functions_without_a_rule_are_reported() -> None:
+    x, x0 = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, -1.0]])
+    with pytest.warns(UserWarning, match="do not cover"):
+        hf_ssm.deep_lift(lambda x: x.logsumexp(1), x, x0, nn.Identity())
+    with pytest.raises(ValueError, match="depends on the inputs"):
+        hf_ssm.deep_lift(lambda x: x[:, 0] ** x[:, 1], x.abs(), x0.abs(), nn.Identity())
+    with pytest.raises(ValueError, match="`baselines` has the shape"):
+        hf_ssm.deep_lift(lambda x: x.sum(1), x, x0[:, :1], nn.Identity())
+
+
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks:UserWarning")
+@ALL
+def test_captum(make, variant: str) -> None:
+    attr = pytest.importorskip("captum.attr", reason="captum is not installed")
+    model, inputs, baselines = make(variant), sequences(3).requires_grad_(), sequences(3)
+    expected = hf_ssm.deep_lift(lambda x: model(x)[:, 1], inputs, baselines, model)
+    with hf_ssm.deep_lift_rules(model):
+        found = attr.DeepLift(model).attribute(inputs, baselines, target=1)
+    torch.testing.assert_close(found.detach(), expected)
+    torch.testing.assert_close(found.detach().sum((1, 2)), difference(model, inputs, baselines, 1))
+    with pytest.warns(UserWarning, match="deep_lift_rules"):
+        attr.DeepLift(model).attribute(inputs, baselines, target=1)
+    # The alternative needs no rules.
+    _, delta = attr.IntegratedGradients(model).attribute(
+        inputs, baselines, target=1, n_steps=200, return_convergence_delta=True
+    )
+    assert delta.abs().max() < 1e-2 * difference(model, inputs, baselines, 1).abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Convergence deltas:RuntimeWarning")
+@ALL
+def test_tangermeme(make, variant: str) -> None:
+    module = pytest.importorskip("tangermeme.deep_lift_shap", reason="tangermeme is not installed")
+    model, inputs, references = make(variant), sequences(2), sequences(2, 3)
+    options = {"references": references, "target": 1, "device": "cpu", "hypothetical": True, "raw_outputs": True}
+    with hf_ssm.deep_lift_rules(model), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multipliers = module.deep_lift_shap(model, inputs, **options).double()
+    found = (multipliers * (inputs.unsqueeze(1) - references)).sum((2, 3))
+    expected = torch.stack([difference(model, inputs, references[:, number], 1) for number in range(3)], dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    with pytest.warns(UserWarning, match="deep_lift_rules"):
+        module.deep_lift_shap(model, inputs, **options)
