@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.blocks import first_positions
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
@@ -267,7 +269,12 @@ class SequenceOperator(nn.Module):
         order = order[channels] if order.dim() else order
         step = step[channels] if isinstance(step, Tensor) else step
         taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        taps = taps[..., : inputs.shape[1] + 1].to(inputs).expand(inputs.shape[-1], -1)
+        if is_exporting():
+            # A slice would compare the length with that of the grid.
+            taps = first_positions(nn.functional.pad(taps, (0, inputs.shape[1])), -1, inputs.shape[1] + 1)
+        else:
+            taps = taps[..., : inputs.shape[1] + 1]
+        taps = taps.to(inputs).expand(inputs.shape[-1], -1)
         filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
         return filtered if mask is None else filtered * mask.unsqueeze(-1)
 

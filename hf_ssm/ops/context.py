@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NAMESPACE", "in_function_transform", "is_plain_call", "no_autocast", "refuse_second_derivative"]
+__all__ = [
+    "NAMESPACE",
+    "in_function_transform",
+    "is_exporting",
+    "is_plain_call",
+    "no_autocast",
+    "refuse_second_derivative",
+]
 
 # torch knows one operator of a name, and a process may load several checkpoints that contain copies of this code.
 _COPY = "" if __name__ == "hf_ssm.ops.context" else f"_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}"
@@ -20,6 +27,14 @@ def no_autocast(device: torch.device) -> AbstractContextManager:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` or `torch.jit.trace` records a program that has to run without this package.
+
+    Its operations are those of PyTorch, real-valued, and of any batch size and length.
+    """
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def in_function_transform() -> bool:

@@ -22,6 +22,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import is_exporting
 
 
 @dataclass
@@ -68,6 +69,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
+    # The states of a layer stay on its device.
+    _skip_keys_device_placement = ["past_key_values"]
     # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
@@ -197,9 +200,11 @@ class SSMModel(SSMPreTrainedModel):
                 outside the vocabulary; NaN in `input_values`; a mask with an empty row or padding between tokens.
         """
         check_extra_arguments(self, kwargs)
-        past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
+        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
+        continues = isinstance(past_key_values, SSMCache) and not is_exporting()
+        past = past_key_values.get_seq_length() if continues else 0  # type: ignore[union-attr]
         hidden_states = self._embed(input_ids, inputs_embeds, input_values, past)
-        cache = self._find_cache(past_key_values, use_cache, output_tau, len(hidden_states))
+        cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -208,7 +213,8 @@ class SSMModel(SSMPreTrainedModel):
         if cache is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
         else:
-            cache.claim(self)
+            if not cache.belongs_to(self):
+                cache.claim(self)
             all_hidden_states, taus = forward_with_cache(self._run_states, hidden_states, mask, cache), []
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.utils.hints import closest_name
 
 # Arguments that transformers and its Trainer pass to `forward`, and that these models need not read.
@@ -71,12 +72,13 @@ def check_mask(
             f"(batch, length){f', after {past} positions in the cache' if past else ''}."
         )
     mask = attention_mask[:, -length:]
-    if mask.numel() == 1 and mask.device.type == "cpu" and not torch.compiler.is_compiling() and mask.item():
+    reads_values = mask.device.type == "cpu" and not torch.compiler.is_compiling() and not is_exporting()
+    if reads_values and mask.numel() == 1 and mask.item():
         # Decoding of one sequence, where each operation counts.
         return None
     mask = mask.to(device=hidden_states.device, dtype=torch.bool)
     # On a GPU the checks would wait for the device.
-    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+    if not reads_values:
         return mask
     if mask.all():
         return None
