@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.context import is_exporting, no_autocast
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -92,7 +92,11 @@ class LongConvolution(SequenceOperator):
             dtype = torch.float64 if self._needs_float64 else torch.float32
             step = self._time_step(torch.empty(0, dtype=dtype))
             kernel = self.filter(length, dtype)
-            if self.D is not None:
+            if self.D is not None and is_exporting():
+                at_lag_0 = (torch.arange(length, device=kernel.device) == 0).to(kernel.dtype)
+                ahead = kernel[0] + self.D.to(kernel.dtype).unsqueeze(-1) * at_lag_0
+                kernel = torch.stack([ahead, *kernel[1:].unbind(0)])
+            elif self.D is not None:
                 # In place, to avoid a copy of a long kernel.
                 kernel[0, :, 0] += self.D.to(kernel.dtype)
             order = self._order(kernel)
@@ -149,7 +153,7 @@ class LongConvolution(SequenceOperator):
                 if self.rescaling is not None:
                     self.rescaling.append(value.detach())
                     kernels = kernels * self._rescale_(value.detach(), channels)
-            backward = kernels[1] if len(kernels) == 2 else None
+            backward = kernels[1] if kernels.shape[0] == 2 else None
             if documents is None:
                 return long_conv(inputs, kernels[0], backward).to(dtype), value
             return documents.map(lambda batch, _: long_conv(batch, kernels[0], backward), inputs).to(dtype), value
@@ -260,13 +264,16 @@ class LongConvolution(SequenceOperator):
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
+            if is_exporting():
+                return self._continue_exported(inputs, state, group)
             # With gradients, a stored recurrence would belong to the graph of an earlier call.
             recurrence: Recurrence | None = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
                 recurrence = self.filter(slice(group, None, self.groups), self.D, method="recurrence")
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
-            before = state.get(name)
+            before = state.get(name, is_complex=recurrence.b_bar.is_complex())
+            before = None if before is None else before.to(recurrence.b_bar.dtype)
             if before is None and inputs.shape[1] > 1:
                 # A prompt is read by the convolution, so that logits do not depend on whether there is a cache.
                 state.tensors[name] = recurrence.advance(inputs)
@@ -274,9 +281,24 @@ class LongConvolution(SequenceOperator):
             if inputs.shape[1] > 1:
                 output, state.tensors[name] = recurrence.scan(inputs, before)
                 return output
-            before = recurrence.initial_state(len(inputs)) if before is None else before
+            before = recurrence.initial_state(inputs.shape[0]) if before is None else before
             single, state.tensors[name] = recurrence.step(inputs[:, 0], before)
             return single.unsqueeze(1)
+
+    def _continue_exported(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
+        name, system = f"long_conv_{group}", self.filter.exported_system(0, slice(group, None, self.groups), self.D)
+        before = state.get(name)
+        if before is None:
+            state.put(name, system.advance(inputs))
+            return long_conv(inputs, self._taps(group, inputs.shape[1]))
+        if type(inputs.shape[1]) is not int or inputs.shape[1] != 1:
+            raise ValueError(
+                "An exported program that continues from a cache of state space filters reads one token: give "
+                "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
+            )
+        output, after = system.step(inputs[:, 0], before)
+        state.put(name, after)
+        return output.unsqueeze(1)
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self.kernels(length)[0, group :: self.groups]

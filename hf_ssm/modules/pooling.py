@@ -34,4 +34,4 @@ def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Docume
     length = mask.shape[1]
     steps = torch.arange(length, device=mask.device)
     index = (mask.int() * (steps + 1 if how == "last" else length - steps)).argmax(dim=1)
-    return hidden_states[torch.arange(len(index), device=index.device), index]
+    return hidden_states[torch.arange(index.shape[0], device=index.device), index]

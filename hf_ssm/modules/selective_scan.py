@@ -24,7 +24,7 @@ from hf_ssm.modules.operator import (
 )
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import has_readable_values, no_autocast
+from hf_ssm.ops.context import has_readable_values, is_exporting, no_autocast
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -206,11 +206,12 @@ class SelectiveScan(SequenceOperator):
             rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
                 return selective_scan(scanned, step, A, B, C, *rest), value
-            before = state.get("scan")
-            if inputs.shape[1] == 1 and before is not None:
-                output, state.tensors["scan"] = self._step(scanned, step, A, B, C, before, gate)
+            before = state.get("scan", is_complex=A.is_complex())
+            if inputs.shape[1] == 1 and before is not None and not is_exporting():
+                output, after = self._step(scanned, step, A, B, C, before, gate)
             else:
-                output, state.tensors["scan"] = selective_scan(scanned, step, A, B, C, *rest, before, True)
+                output, after = selective_scan(scanned, step, A, B, C, *rest, before, True)
+            state.put("scan", after)
             return output, value
 
     def _scan(

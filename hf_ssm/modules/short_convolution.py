@@ -43,5 +43,6 @@ class ShortConvolution(nn.Conv1d):
         if state is None:
             return short_conv(inputs, weight, self.bias, self.bidirectional, activation, mask)
         memory = state.get("short_conv")
-        output, state.tensors["short_conv"] = short_conv_extend(inputs, memory, weight, self.bias, activation, mask)
+        output, after = short_conv_extend(inputs, memory, weight, self.bias, activation, mask)
+        state.put("short_conv", after)
         return output

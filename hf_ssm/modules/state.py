@@ -10,22 +10,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
-__all__ = ["LayerState"]
+__all__ = ["LayerState", "as_real"]
+
+
+def as_real(state: Tensor) -> Tensor:
+    """A recurrent state with the real parts before the imaginary parts along the last dimension."""
+    return torch.cat([state.real, state.imag], dim=-1) if state.is_complex() else state
 
 
 class LayerState:
     """The state of one layer; its mixer fills it.
 
     Attributes:
-        tensors: Recurrent states by name, each with the batch as first dimension.
+        tensors: Recurrent states by name, each with the batch as first dimension. In a state that an exported program
+            has returned, or that was read from a file, complex states are real, with the real parts before the
+            imaginary parts along the last dimension.
         streams: Running long convolutions by name.
         constants: Costly values that depend on the weights only; never with gradients.
         last_position_only: Whether the layer returns the output of the last position of each piece only. It is neither
             copied nor passed on by `rows`.
     """
 
+    # Not in `vars()`, which transformers' exporters take for the state.
+    __slots__ = ("__dict__", "constants")
     last_position_only = False
 
     def __init__(self) -> None:
@@ -33,13 +43,21 @@ class LayerState:
         self.streams: dict[str, StreamingConvolution] = {}
         self.constants: dict[str, Any] = {}
 
-    def get(self, name: str) -> Tensor | None:
-        """A recurrent state, `None` before the first token."""
+    def get(self, name: str, *, is_complex: bool = False) -> Tensor | None:
+        """A recurrent state, complex if asked for; `None` before the first token."""
         value = self.tensors.get(name)
-        if value is not None and value.is_inference() and not torch.is_inference_mode_enabled():
+        if value is None:
+            return None
+        if is_complex and not value.is_complex():
+            return torch.complex(*value.chunk(2, dim=-1))
+        if value.is_inference() and not torch.is_inference_mode_enabled():
             # Tensors made in inference mode cannot enter a graph.
             return value.clone()
         return value
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Store a recurrent state; while a program is exported, a complex one as a real one."""
+        self.tensors[name] = as_real(value) if is_exporting() else value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LayerState":
         """An independent copy, without gradients."""
@@ -51,13 +69,40 @@ class LayerState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the constants, which are computed again when they are needed."""
-        return {**self.__dict__, "constants": {}}
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.constants = {}
 
     def reset(self) -> None:
         """Remove everything."""
         self.tensors.clear()
         self.streams.clear()
         self.constants.clear()
+
+    def detach_(self) -> None:
+        """Cut the state off the autograd graph of the tokens it was computed from."""
+        self.tensors = {name: value.detach() for name, value in self.tensors.items()}
+        for stream in self.streams.values():
+            stream.detach_()
+
+    def convert_(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        """Move the state, and convert it to float32 or float64, or to complex numbers of such parts."""
+        # Not named `to`, which accelerate calls on all arguments of offloaded modules.
+
+        def converted(value: Tensor) -> Tensor:
+            return value.to(device, dtype.to_complex() if dtype is not None and value.is_complex() else dtype)
+
+        before = self.tensors
+        self.tensors = {name: converted(value) for name, value in before.items()}
+        if any(self.tensors[name].device != value.device for name, value in before.items()):
+            self.constants.clear()
+        for name, stream in self.streams.items():
+            if (history := stream.history) is not None:
+                moved = converted(history)
+                if moved is not history:
+                    self.streams[name] = type(stream).from_history(moved, stream.longest)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order; a row may appear more than once."""

@@ -11,6 +11,8 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
+While a program is exported (`is_exporting`), the implementations `export` and `torch` run, whatever the choice.
+
 `set_backend` changes the choice of the process. `use_backend` overrides it for a `with` block, in the current thread
 or asyncio task only.
 """
@@ -26,6 +28,8 @@ from logging import getLogger
 from typing import Any, NamedTuple
 
 import torch
+
+from hf_ssm.ops.context import is_exporting
 
 __all__ = ["CHOICES", "Compiled", "Implementation", "Operation", "current", "is_enabled", "set_backend", "use_backend"]
 
@@ -60,6 +64,7 @@ class Backend(NamedTuple):
 
 # In order of preference.
 BACKENDS = {
+    "export": Backend(()),
     "hub": Backend(("auto", "numba"), device="cuda"),
     "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
     "reference": Backend(("reference",)),
@@ -139,6 +144,8 @@ def current() -> str:
 
 def is_enabled(name: str) -> bool:
     """Whether a backend is installed and admitted by the current choice."""
+    if is_exporting():
+        return name in ("export", "torch")
     return _INSTALLED[name] and current() in BACKENDS[name].choices
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "differentiable_gradients",
     "has_readable_values",
     "in_function_transform",
+    "is_exporting",
     "is_plain_call",
     "no_autocast",
     "plain_operations",
@@ -33,6 +34,14 @@ def no_autocast(device: torch.device) -> AbstractContextManager:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` or `torch.jit.trace` records a program that has to run without this package.
+
+    Its operations are those of PyTorch, real-valued, and of any batch size and length.
+    """
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def in_function_transform() -> bool:
@@ -62,7 +71,9 @@ def plain_operations() -> Iterator[None]:
 
 def has_readable_values(tensor: Tensor) -> bool:
     """Whether a check may read values: on a CPU (elsewhere it would wait for the device), outside transforms."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not in_function_transform()
+    if torch.compiler.is_compiling() or is_exporting():
+        return False
+    return tensor.device.type == "cpu" and not in_function_transform()
 
 
 def is_plain_call(*tensors: Tensor | None) -> bool:

@@ -16,7 +16,9 @@ import math
 
 import torch
 
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.long_conv import long_conv, next_fast_len
+from hf_ssm.ops.long_conv.dft import dft_tables
 from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
@@ -128,7 +130,14 @@ def zero_phase_taps(
     beta, step, device, dtype = _sobolev_columns(order, dt)
     # The transform of the weight minus one, which is exactly zero for order 0.
     excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step)))
-    taps = torch.fft.irfft(excess, n=n_grid)[..., : n_grid // 2 + 1]
+    if is_exporting():
+        rows = max(count for count in range(1, math.isqrt(n_grid) + 1) if n_grid % count == 0)
+        tables = dft_tables(rows, n_grid // rows, excess.dtype, device)
+        # Of a symmetric spectrum the inverse transform is the transform over the number of points.
+        symmetric = torch.cat([excess, excess[..., 1:].flip(-1)], dim=-1)
+        taps = tables.transform(symmetric)[0].mT.flatten(-2)[..., : n_grid // 2 + 1] / n_grid
+    else:
+        taps = torch.fft.irfft(excess, n=n_grid)[..., : n_grid // 2 + 1]
     return (taps + _unit_impulse(taps.shape[-1], device)).to(dtype)
 
 
@@ -139,7 +148,14 @@ def _unit_impulse(length: int, device: torch.device) -> torch.Tensor:
 def _binomial_series(order: torch.Tensor, ratio: torch.Tensor, length: int) -> torch.Tensor:
     """Coefficients of `z^1, ..., z^(length - 1)` of `(1 - ratio z)^order`."""
     k = torch.arange(1, length, device=order.device, dtype=torch.float64)
-    return torch.cumprod(ratio * (k - 1 - order) / k, dim=-1)
+    factors = ratio * (k - 1 - order) / k
+    if not is_exporting():
+        return torch.cumprod(factors, dim=-1)
+    # Sums of logarithms: ONNX has cumulative products in its latest versions only.
+    zero = factors == 0
+    size = torch.exp(torch.cumsum(torch.log(torch.where(zero, 1.0, factors.abs())), dim=-1))
+    sign = 1 - 2 * torch.cumsum((factors < 0).to(torch.float64), dim=-1).remainder(2)
+    return torch.where(torch.cumsum(zero.to(torch.float64), dim=-1) > 0, 0.0, sign * size)
 
 
 def causal_taps(
@@ -181,17 +197,24 @@ def causal_taps(
     else:
         gain = torch.full_like(step, 1 / (2 * math.pi)) if frequency == "normalized" else 1 / step
         ratio = gain / (1 + gain)
-    series = _binomial_series(beta, ratio, length)
-    if frequency == "bilinear" and length > 1:
-        other = _binomial_series(-beta, -torch.ones_like(ratio), length)
+    # torch.export would take a series of one coefficient for a constant.
+    count = length + 1 if is_exporting() else length
+    series = _binomial_series(beta, ratio, count)
+    if frequency == "bilinear" and count > 1:
+        other = _binomial_series(-beta, -torch.ones_like(ratio), count)
         series = series + other + _series_product(series, other)
-    series = torch.nn.functional.pad(series, (1, 0)) + _unit_impulse(length, device)
-    return (torch.exp(beta * torch.log1p(gain)) * series).to(dtype)
+    series = torch.nn.functional.pad(series, (1, 0)) + _unit_impulse(count, device)
+    return (torch.exp(beta * torch.log1p(gain)) * series[..., :length]).to(dtype)
 
 
 def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Coefficients of `z^1, ...` of the product of two series that start at `z^1`, cut to their length."""
     count = x.shape[-1]
+    if is_exporting():
+        x, y = torch.broadcast_tensors(x, y)
+        flat = x.reshape(-1, count), y.reshape(-1, count)
+        full = long_conv(flat[0].T.unsqueeze(0), flat[1])[0].T.view(x.shape)
+        return torch.nn.functional.pad(full, (1, 0))[..., :count]
     n = next_fast_len(2 * count)
     full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
     return torch.nn.functional.pad(full[..., : count - 1], (1, 0))

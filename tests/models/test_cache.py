@@ -1,43 +1,123 @@
-"""Rows of a cache with different numbers of tokens."""
+"""The cache as a value: gradients through pieces, `detach_`, `to`, files."""
+
+import copy
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-LENGTHS = (8, 5, 2)
+from hf_ssm import SSMCache
+
+VARIANTS = {
+    "s4d": ("S4", {}),
+    "s4": ("S4", {"kernel_type": "s4"}),
+    "s4d-sobolev": ("S4", {"sobolev_order": 0.5}),
+    "hyena": ("Hyena", {}),
+    "hyena-sinusoid": ("Hyena", {"filter_type": "sinusoid", "hyena_order": 3}),
+    "mamba": ("SelectiveSSM", {}),
+    "plain-complex": ("SelectiveSSM", {"block": "plain", "complex_state": True}),
+}
 
 
-@pytest.fixture(params=["Hyena", "S4", "SelectiveSSM"])
-def model(make_model, request):
-    return make_model(request.param, "ForCausalLM")
+@pytest.fixture
+def make(make_model) -> Any:
+    def make_variant(name: str, **flags: Any) -> Any:
+        family, own = VARIANTS[name]
+        return make_model(family, "ForCausalLM", num_hidden_layers=1, **own, **flags)
+
+    return make_variant
+
+
+def loss_and_gradients(model: Any, ids: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The logits of the pieces, and gradients of a loss that weights all of them."""
+    cache, logits = None, []
+    for piece in ids.split(sizes, dim=1):
+        output = model(piece, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logits.append(output.logits)
+    whole = torch.cat(logits, dim=1)
+    weights = torch.linspace(-1, 1, whole.numel(), dtype=whole.dtype).view_as(whole)
+    return whole.detach(), list(torch.autograd.grad((whole * weights).sum(), list(model.parameters())))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_pieces_of_any_sizes_equal_one_pass(make, name, dtype, tolerance):
+    model = make(name).to(dtype)
+
+    @settings(max_examples=4)
+    @given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+    def check(sizes: list[int]) -> None:
+        ids = torch.randint(0, 12, (2, sum(sizes)), generator=torch.Generator().manual_seed(0))
+        values, gradients = loss_and_gradients(model, ids, sizes)
+        expected, expected_gradients = loss_and_gradients(model, ids, [sum(sizes)])
+        torch.testing.assert_close(values, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+        # Relative to the largest gradient: the frequencies of sinusoids have sums of large terms that cancel.
+        scale = max(gradient.abs().max().item() for gradient in expected_gradients)
+        torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=tolerance * scale)
+
+    check()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_detach_ends_the_gradients(make, name):
+    model = make(name)
+    embeds = torch.randn(2, 6, 8, requires_grad=True)
+    cache = model(inputs_embeds=embeds, use_cache=True).past_key_values
+    assert cache.detach_() is cache
+    loss = model(torch.randint(0, 12, (2, 3)), past_key_values=cache).logits.sum()
+    assert torch.autograd.grad(loss, embeds, allow_unused=True) == (None,)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize(
-    ("rearrange", "rows"),
-    [
-        (lambda cache: cache.batch_select_indices(torch.tensor([2, 0, 1, 0])), [2, 0, 1, 0]),
-        (lambda cache: cache.reorder_cache(torch.tensor([1, 2, 0])), [1, 2, 0]),
-        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
-    ],
-    ids=["select", "reorder", "repeat"],
-)
-def test_rearranged_rows_continue_as_those_they_were(model, rearrange, rows, side):
-    read = [torch.randint(0, 12, (length,)) for length in LENGTHS]
-    ids, mask = torch.zeros(3, 10, dtype=torch.long), torch.zeros(3, 10, dtype=torch.long)
-    for row, tokens in enumerate(read):
-        where = slice(0, len(tokens)) if side == "right" else slice(10 - len(tokens), 10)
-        ids[row, where], mask[row, where] = tokens, 1
-    cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
-    rearrange(cache)
-    assert cache.tokens_seen.tolist() == [LENGTHS[row] for row in rows]
-    # The first row ends one token earlier than the others.
-    more, kept = torch.randint(0, 12, (len(rows), 4)), torch.ones(len(rows), 4, dtype=torch.long)
-    kept[0, 3] = 0
-    found = model(more, attention_mask=kept, past_key_values=cache).logits
-    for number, row in enumerate(rows):
-        count = int(kept[number].sum())
-        whole = torch.cat([read[row], more[number, :count]]).unsqueeze(0)
-        torch.testing.assert_close(found[number, :count], model(whole).logits[0, -count:], rtol=1e-5, atol=1e-5)
-    assert cache.tokens_seen.tolist() == [LENGTHS[row] + int(own.sum()) for row, own in zip(rows, kept, strict=True)]
-    assert cache.get_seq_length() == 14
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_saved_cache_continues(make, name, tmp_path):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 15))
+    mask = torch.ones(2, 10)
+    mask[0, :3] = 0
+    cache = model(ids[:, :10], attention_mask=mask, use_cache=True).past_key_values
+    cache.save(tmp_path / "cache.safetensors", model)
+    loaded = SSMCache.load(tmp_path / "cache.safetensors", model)
+    assert loaded.get_seq_length() == 10
+    assert torch.equal(loaded.tokens_seen, cache.tokens_seen)
+    expected = model(ids[:, 10:], past_key_values=copy.deepcopy(cache)).logits
+    torch.testing.assert_close(model(ids[:, 10:], past_key_values=loaded).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_cache_of_another_model_is_refused(make, tmp_path):
+    model, file = make("mamba"), tmp_path / "cache.safetensors"
+    cache = model(torch.randint(0, 12, (2, 5)), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="filled by another model"):
+        cache.save(file, make("mamba"))
+    with pytest.raises(ValueError, match="the cache is empty"):
+        SSMCache(model.config).save(file, model)
+    cache.save(file, model)
+    with pytest.raises(ValueError, match="by this one with other weights"):
+        SSMCache.load(file, make("s4d"))
+    model.model.layers[0].mixer.scan.x_proj.weight.mul_(2)
+    with pytest.raises(ValueError, match="by this one with other weights"):
+        SSMCache.load(file, model)
+    file.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"cache.safetensors' is not a safetensors file"):
+        SSMCache.load(file, model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+def test_to_converts_the_states(make, name):
+    model = make(name)
+    ids = torch.randint(0, 12, (2, 14))
+    cache = model(ids[:, :10], use_cache=True).past_key_values
+    assert cache.to(torch.float32) is cache
+    assert {value.dtype for value in cache.named_tensors().values()} <= {torch.float32, torch.int64}
+    found = model(ids[:, 10:], past_key_values=copy.deepcopy(cache)).logits
+    torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
+    model.double()
+    found = model(ids[:, 10:], past_key_values=cache.to("cpu", torch.float64)).logits
+    torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"`dtype` must be torch.float32 or torch.float64"):
+        cache.to(torch.float16)

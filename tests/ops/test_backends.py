@@ -82,7 +82,7 @@ def test_compiled_modules_of_another_interface_are_not_used(monkeypatch):
 
 
 def test_an_unknown_backend_of_an_operation_is_an_error():
-    with pytest.raises(ValueError, match="backends must be among hub, numba, reference, torch, got cuda"):
+    with pytest.raises(ValueError, match="backends must be among export, hub, numba, reference, torch, got cuda"):
         Operation(cuda=named("cuda"))
 
 

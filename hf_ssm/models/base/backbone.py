@@ -27,7 +27,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import has_readable_values, in_function_transform
+from hf_ssm.ops.context import has_readable_values, in_function_transform, is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_path
 
@@ -86,6 +86,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
+    # The states of a layer stay on its device.
+    _skip_keys_device_placement = ["past_key_values"]
     # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
@@ -232,12 +234,14 @@ class SSMModel(SSMPreTrainedModel):
                 outside the vocabulary; NaN in `input_values`; a mask with an empty row or padding between tokens.
         """
         check_extra_arguments(self, kwargs)
-        past = past_key_values.get_seq_length() if isinstance(past_key_values, SSMCache) else 0
+        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
+        continues = isinstance(past_key_values, SSMCache) and not is_exporting()
+        past = past_key_values.get_seq_length() if continues else 0  # type: ignore[union-attr]
         if documents is None:
             packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
             documents = find_documents(attention_mask, past_key_values, packing, input_ids, inputs_embeds, input_values)
         hidden_states = self._embed(input_ids, inputs_embeds, input_values, past_key_values, documents)
-        cache = self._find_cache(past_key_values, use_cache, output_tau, len(hidden_states))
+        cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         mask = None
         if documents is None:
             mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
@@ -247,7 +251,8 @@ class SSMModel(SSMPreTrainedModel):
             hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is not None:
-            cache.claim(self)
+            if not cache.belongs_to(self):
+                cache.claim(self)
             all_hidden_states = self._read(hidden_states, mask, documents, cache)
             if seq_idx is not None:
                 cache.remember_document(seq_idx, attention_mask)
@@ -388,7 +393,7 @@ class SSMModel(SSMPreTrainedModel):
             raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
         longest = self.config.longest_input
         if longest is not None:
-            past = cache.history if isinstance(cache, SSMCache) else 0
+            past = cache.history if isinstance(cache, SSMCache) and not is_exporting() else 0
             count = past + inputs.shape[1] if documents is None else documents.longest_after(past)
             if count > longest:
                 before = " with those in the cache" if past else ""

@@ -4,17 +4,25 @@ Legend: `B` batch, `L` length.
 """
 
 import copy
+import hashlib
+import json
+import os
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils import _pytree
 from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import has_readable_values
+from hf_ssm.modules.state import LayerState, as_real
+from hf_ssm.ops.context import has_readable_values, is_exporting
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.utils.checks import check_type
 
 
@@ -46,30 +54,50 @@ class SSMCacheLayer(LayerState):
         )
 
 
+def _register_as_pytree(cls: Any) -> Any:
+    """Let `torch.export` take a cache apart into tensors, as transformers does with its own caches."""
+    # torch has no public name for this module; transformers registers its outputs here too.
+    _pytree.register_pytree_node(
+        cls,
+        cls.flatten,
+        cls.unflatten,
+        serialized_type_name=f"{cls.__module__}:{cls.__qualname__}",
+        flatten_with_keys_fn=cls.flatten_with_keys,
+    )
+    return cls
+
+
+@_register_as_pytree
 class SSMCache(Cache):
     """What a causal model of hf_ssm remembers of the tokens it has read.
 
     `model(..., use_cache=True)` returns one as `past_key_values`; pass it back with the tokens that follow. It is
     changed in place; `copy.deepcopy` keeps the present state, without gradients. It belongs to the model that filled
-    it, with the weights of that time: after they have changed, start a new one. It can be pickled; the reader has to
-    know which model it belongs to.
+    it, with the weights of that time: after they have changed, start a new one. `save` and `load` keep it in a file,
+    with a check that it belongs to the model. It can be pickled; the reader has to know which model it belongs to.
+
+    With gradients enabled, the states belong to the graph of the tokens they were computed from, so that a loss over a
+    later piece has gradients at earlier ones; `detach_` ends that (truncated backpropagation through time).
 
     Args:
         config: The configuration of the model.
     """
+
+    # Not in `vars()`, which transformers' exporters take for the state.
+    __slots__ = ("_owner",)
 
     def __init__(self, config: SSMConfig):
         # Of any class: with remote code, transformers loads the module of the configuration a second time.
         check_type("config", config, PreTrainedConfig, "a configuration of hf_ssm, such as `model.config`")
         layers: list[Any] = [SSMCacheLayer() for _ in range(config.num_hidden_layers)]
         super().__init__(layers=layers)
-        # Positions read, padding included, and tokens read by each row, `(B,)`.
-        self.length = 0
+        # Positions read, padding included (a tensor in exported programs), and tokens read by each row, `(B,)`.
+        self.length: int | Tensor = 0
         self.tokens_seen: Tensor | None = None
-        # Positions that the states remember: fewer than `length` after packed rows, whose earlier documents are over.
-        self.history = 0
         # `seq_idx` at the last position read, `(B,)`, if it was given.
         self.document_ids: Tensor | None = None
+        # The precision of the states in exported programs: that of the weights, float32 at least.
+        self.dtype = torch.float32
         # The model that filled it: its states and constants are meaningless for another one.
         self._owner: weakref.ref[nn.Module] | None = None
 
@@ -84,9 +112,14 @@ class SSMCache(Cache):
     def claim(self, model: nn.Module) -> None:
         """Record that this model fills it."""
         self._owner = weakref.ref(model)
+        self.dtype = torch.promote_types(cast(Any, model).dtype, torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_owner": None}
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._owner = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
         copied = copy.copy(self)
@@ -101,7 +134,7 @@ class SSMCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions read so far, padding included."""
-        return self.length
+        return int(self.length)
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """-1: the cache itself has no limit."""
@@ -109,17 +142,17 @@ class SSMCache(Cache):
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether anything was read."""
-        return self.length > 0
+        return self.tokens_seen is not None
 
     @property
     def batch_size(self) -> int:
         """Number of rows, or -1 before the first use."""
-        return -1 if self.tokens_seen is None else len(self.tokens_seen)
+        return -1 if self.tokens_seen is None else self.tokens_seen.shape[0]
 
     @property
     def is_initialized(self) -> bool:
         """Whether anything was read."""
-        return self.length > 0
+        return self.tokens_seen is not None
 
     def advance(self, length: int, tokens: Tensor | int) -> None:
         """Count positions and tokens as read.
@@ -129,9 +162,15 @@ class SSMCache(Cache):
             tokens: Tokens of each row, `(B,)`, or of all rows.
         """
         before: Any = 0 if self.tokens_seen is None else self.tokens_seen
+        if is_exporting() and isinstance(tokens, Tensor) and not isinstance(self.length, Tensor):
+            self.length = tokens.new_zeros(())
         self.tokens_seen = before + tokens
-        self.length += length
-        self.history += length
+        self.length = self.length + length
+
+    @property
+    def history(self) -> int:
+        """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
+        return max((stream.length for layer in self.states for stream in layer.streams.values()), default=0)
 
     def remember_document(self, seq_idx: Tensor, attention_mask: Tensor | None) -> None:
         """Keep the `seq_idx`, `(B, L)`, of the last token of each row, for the piece that follows."""
@@ -147,16 +186,180 @@ class SSMCache(Cache):
     def empty_copy(self) -> "SSMCache":
         """An empty cache for the same model."""
         copied = copy.copy(self)
+        copied._owner = self._owner
         layers: list[Any] = [type(layer)() for layer in self.states]
         copied.layers = layers
-        copied.length, copied.history, copied.tokens_seen, copied.document_ids = 0, 0, None, None
+        copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
         return copied
+
+    def detach_(self) -> "SSMCache":
+        """Cut the states off the autograd graph, in place: gradients of later pieces end here.
+
+        A streaming convolution (Hyena, Sobolev filters) still has gradients of its kernel at all inputs seen.
+
+        Returns:
+            The cache itself.
+        """
+        for layer in self.states:
+            layer.detach_()
+        return self
+
+    def to(
+        self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
+    ) -> "SSMCache":
+        """Move the states to a device, or convert them to another precision, in place.
+
+        The precision of a computation is that of the model: the next tokens are read with the states converted back,
+        and leave states in the model's own precision. So `to(torch.float32)` halves the memory of a cache that is kept
+        (states of S4 are float64), and `to(torch.float64)` follows `model.double()`.
+
+        Args:
+            device: Where to; a dtype may be given in its place. Default: the states stay where they are.
+            dtype: `torch.float32` or `torch.float64`. Default: as it is.
+
+        Returns:
+            The cache itself.
+
+        Raises:
+            ValueError: Another dtype.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"`dtype` must be torch.float32 or torch.float64, got {dtype}.")
+        target = None if device is None else torch.device(device)
+        for layer in self.states:
+            layer.convert_(target, dtype)
+        if self.tokens_seen is not None:
+            self.tokens_seen = self.tokens_seen.to(target)
+        return self
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Everything it holds as real tensors by name; nothing before the first use.
+
+        `layers.N.tensors.NAME` are recurrent states `(B, ...)`, complex ones with the real before the imaginary parts
+        along the last dimension; `layers.N.streams.NAME` all inputs of a streaming convolution, `(B, P, D)`; `length`
+        is the number of positions read, padding included; `tokens_seen` `(B,)` the number of tokens of each row, and
+        `document_ids` `(B,)` its last `seq_idx`, if that was given.
+        """
+        if self.tokens_seen is None:
+            return {}
+        found: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.states):
+            found |= {f"layers.{index}.tensors.{name}": as_real(value) for name, value in layer.tensors.items()}
+            for name, stream in layer.streams.items():
+                if stream.history is not None:
+                    found[f"layers.{index}.streams.{name}"] = stream.history
+        if self.document_ids is not None:
+            found["document_ids"] = self.document_ids
+        return found | {"length": torch.as_tensor(self.length), "tokens_seen": self.tokens_seen}
+
+    def _limits(self) -> dict[str, int | None]:
+        """The greatest length of each streaming convolution, by name."""
+        return {
+            f"layers.{index}.streams.{name}": stream.longest
+            for index, layer in enumerate(self.states)
+            for name, stream in layer.streams.items()
+        }
+
+    @classmethod
+    def _from_tensors(cls, count: int, tensors: dict[str, Any], limits: dict[str, int | None]) -> "SSMCache":
+        """The cache of `count` layers that holds what `named_tensors` and `_limits` returned."""
+        cache = cls.__new__(cls)
+        cache.__setstate__({})
+        layers: list[Any] = [SSMCacheLayer() for _ in range(count)]
+        Cache.__init__(cache, layers=layers)
+        cache.length, cache.tokens_seen = tensors.get("length", 0), tensors.get("tokens_seen")
+        cache.document_ids = tensors.get("document_ids")
+        cache.dtype = torch.float32
+        for path, value in tensors.items():
+            if path.startswith("layers."):
+                _, index, kind, name = path.split(".", 3)
+                state = layers[int(index)]
+                if kind == "streams":
+                    value = StreamingConvolution.from_history(value, limits.get(path))
+                getattr(state, kind)[name] = value
+        return cache
+
+    def flatten(self) -> tuple[list[Tensor], Any]:
+        """The form in which `torch.export` takes and returns a cache: `named_tensors`, in the precision of the weights.
+
+        Returns:
+            The tensors, and what else `unflatten` needs.
+        """
+        tensors = {
+            name: value.to(self.dtype) if value.dtype == torch.float64 else value
+            for name, value in self.named_tensors().items()
+        }
+        return list(tensors.values()), [len(self), list(tensors), self._limits()]
+
+    def flatten_with_keys(self) -> tuple[list[tuple[Any, Tensor]], Any]:
+        """As `flatten`, with the name of each tensor."""
+        values, context = self.flatten()
+        return [(_pytree.MappingKey(name), value) for name, value in zip(context[1], values, strict=True)], context
+
+    @classmethod
+    def unflatten(cls, values: Any, context: Any) -> "SSMCache":
+        """The cache of what `flatten` returned; it belongs to no model yet."""
+        count, names, limits = context
+        return cls._from_tensors(count, dict(zip(names, values, strict=True)), limits)
+
+    def save(self, file: str | os.PathLike[str], model: nn.Module) -> None:
+        """Write the states to a safetensors file.
+
+        Args:
+            file: Path of the file.
+            model: The model they belong to, with or without its head.
+
+        Raises:
+            ValueError: The cache is empty, or belongs to another model.
+        """
+        backbone: Any = getattr(model, "base_model", model)
+        tensors = self.named_tensors()
+        if not tensors or not self.may_belong_to(backbone):
+            raise ValueError("the cache is empty, or was filled by another model: give the model that filled it.")
+        metadata = {"hf_ssm_cache": _fingerprint(backbone), "limits": json.dumps(self._limits())}
+        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, file, metadata)
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str], model: nn.Module) -> "SSMCache":
+        """Read a cache that `save` wrote, on the device of the model.
+
+        Args:
+            file: Path of the file.
+            model: The model that filled it, with or without its head.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged or no cache, or the cache was filled by another model or other weights.
+        """
+        backbone: Any = getattr(model, "base_model", model)
+        try:
+            with safe_open(file, framework="pt", device=str(backbone.device)) as opened:
+                metadata = opened.metadata() or {}
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{os.fspath(file)!r} is not a safetensors file: {error}") from error
+        count = len(backbone.layers)
+        known = re.compile(r"layers\.(\d+)\.(tensors|streams)\.\w+|length|tokens_seen|document_ids")
+        found = [known.fullmatch(name) for name in tensors]
+        whole = all(found) and {"length", "tokens_seen"} <= tensors.keys() and "limits" in metadata
+        if not whole or not all(match is None or match[1] is None or int(match[1]) < count for match in found):
+            raise ValueError(f"{os.fspath(file)!r} is not a cache for a model of {count} layers.")
+        if metadata.get("hf_ssm_cache") != _fingerprint(backbone):
+            raise ValueError(
+                f"{os.fspath(file)!r} was filled by another model, or by this one with other weights: load the model "
+                "that filled it, or read the tokens again."
+            )
+        cache = cls._from_tensors(count, tensors, json.loads(metadata["limits"]))
+        cache.length = int(tensors["length"])
+        cache.claim(backbone)
+        return cache
 
     def reset(self) -> None:
         """Remove everything; the cache can then serve any model with as many layers."""
         super().reset()
-        self.length, self.history, self.tokens_seen, self.document_ids = 0, 0, None, None
-        self._owner = None
+        self.length, self.tokens_seen, self.document_ids, self._owner = 0, None, None, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
@@ -173,7 +376,7 @@ class SSMCache(Cache):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         if self.tokens_seen is not None:
-            rows = torch.arange(len(self.tokens_seen), device=self.tokens_seen.device)
+            rows = torch.arange(self.tokens_seen.shape[0], device=self.tokens_seen.device)
             self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def rows(self, rows: Tensor) -> list[LayerState]:
@@ -186,6 +389,15 @@ class SSMCache(Cache):
         for index, layer in enumerate(self.states):
             layer.assemble([states[index] for _, states in groups])
             layer.select(order)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A number for the weights of a model: changes if one is added, or changes in shape or in its first values."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        first = parameter.detach().flatten()[:8].double().tolist()
+        digest.update(repr((name, tuple(parameter.shape), first)).encode())
+    return digest.hexdigest()
 
 
 # All layers of a model with their states: hidden states, mask and states to the hidden states of every layer.
@@ -215,6 +427,11 @@ def forward_with_cache(run: RunLayers, hidden_states: Tensor, mask: Tensor | Non
     tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
     if mask is None:
         outputs = run(hidden_states, None, cache.states)
+    elif cache.tokens_seen is not None and is_exporting():
+        raise ValueError(
+            "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
+            "first piece."
+        )
     elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
         outputs = _right_aligned(run, hidden_states, mask, cache)
     else:

@@ -61,7 +61,7 @@ def _find(
     batch, length = shape = inputs.shape[0], inputs.shape[1]
     name, value = next(iter(given.items()))
     values = value.detach().cpu()
-    has_history = cache is not None and cache.length > 0
+    has_history = cache is not None and cache.is_initialized
     if name.startswith("cu_seq_lens"):
         other = given.get("cu_seq_lens_k")
         if other is not None and not torch.equal(values, other.detach().cpu()):
@@ -79,7 +79,7 @@ def _find(
     if attention_mask is None:
         places = torch.cartesian_prod(torch.arange(batch), torch.arange(length))
     else:
-        check_mask_shape(attention_mask, shape, 0 if cache is None else cache.length)
+        check_mask_shape(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
         places = attention_mask[:, -length:].detach().cpu().bool().nonzero()
     rows, columns = places.unbind(1)
     marks = marks[rows, columns]
@@ -161,7 +161,7 @@ def forward_packed_with_cache(
         As `forward_packed`.
     """
     batch, length, _ = hidden_states.shape
-    device, before = hidden_states.device, (cache.length, cache.tokens_seen)
+    device, before = hidden_states.device, (cache.get_seq_length(), cache.tokens_seen)
     is_last = torch.ones(len(documents), dtype=torch.bool)
     is_last[:-1] = documents.rows.diff() != 0
     goes_on = documents.continued
@@ -202,9 +202,9 @@ def forward_packed_with_cache(
     counts, keeps = counts.to(seen.device), keeps_state.to(seen.device)
     cache.length = before[0] + length
     cache.tokens_seen = torch.where(keeps, seen + counts, counts)
-    cache.history = int(cache.tokens_seen.max())
+    longest = int(cache.tokens_seen.max())
     for layer in cache.states:
-        layer.keep_last(cache.history)
+        layer.keep_last(longest)
     return _joined(parts)
 
 

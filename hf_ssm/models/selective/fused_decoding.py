@@ -66,7 +66,10 @@ def step_of_blocks(
     Returns:
         The output of each block, `(B, 1, H)`, the last after the norm; `None` if the blocks must be called.
     """
-    if mask is not None or not states or hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
+    # A compiled or exported program would be one of this batch size only.
+    if torch.compiler.is_compiling() or mask is not None or not states:
+        return None
+    if hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
         return None
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not is_enabled("numba"):
         return None

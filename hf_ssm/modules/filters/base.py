@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.lti.exported import ExportedSystem
 from hf_ssm.ops.lti.recurrence import Recurrence
 
 __all__ = ["LongFilter"]
@@ -92,6 +93,23 @@ class LongFilter(nn.Module):
         Args:
             channels: Which channels.
             skip: Feed-through of all channels, `(C,)`, or `None`.
+        """
+        raise TypeError(f"{type(self).__name__} has no recurrence")
+
+    def exported_system(
+        self,
+        direction: int = 0,
+        channels: slice = slice(None),
+        skip: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> ExportedSystem:
+        """The model of some channels in the form that exported programs compute with, where there is a recurrence.
+
+        Args:
+            direction: Which of the directions.
+            channels: Which channels.
+            skip: Feed-through of all channels, `(C,)`, or `None`.
+            dtype: Precision of the results, or that of the parameters if it is higher.
         """
         raise TypeError(f"{type(self).__name__} has no recurrence")
 

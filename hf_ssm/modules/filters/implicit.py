@@ -14,6 +14,8 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.blocks import first_positions
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
@@ -122,7 +124,7 @@ class ImplicitFilter(LongFilter):
                 f"The input has {length} positions, but the implicit filter is defined on "
                 f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
             )
-        if length <= _POSITIONS:
+        if is_exporting() or length <= _POSITIONS:
             return self._taps(0, length, dtype)
         # The same pieces with and without gradients, so that results are bit-identical.
         bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
@@ -155,7 +157,12 @@ class ImplicitFilter(LongFilter):
         """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
         if not self.has_stored_positions:
             return self._computed_positions(start, stop, like)
-        positions, time = (part[start:stop].to(like.dtype) for part in (self.positions, self.time))
+        if is_exporting():
+            # A slice would compare the length with that of the buffers.
+            parts = [first_positions(part, 0, stop) for part in (self.positions, self.time)]
+        else:
+            parts = [part[start:stop] for part in (self.positions, self.time)]
+        positions, time = (part.to(like.dtype) for part in parts)
         return positions, time.unsqueeze(-1)
 
     def _computed_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
 
 __all__ = ["SinusoidFilter"]
@@ -60,7 +61,7 @@ class SinusoidFilter(LongFilter):
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
-        if torch.is_grad_enabled() or len(c1) * length <= _TAPS:
+        if is_exporting() or torch.is_grad_enabled() or len(c1) * length <= _TAPS:
             kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
         else:
             kernel = c1.new_empty(len(c1), length)

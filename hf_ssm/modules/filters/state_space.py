@@ -13,8 +13,10 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_parameter
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
+from hf_ssm.ops.lti.exported import ExportedSystem, exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
@@ -116,6 +118,9 @@ class StateSpaceFilter(LongFilter):
         return flat, self.time_step(dtype).repeat(self.directions)
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        if is_exporting():
+            systems = (self.exported_system(direction, dtype=dtype) for direction in range(self.directions))
+            return torch.stack([system.kernel(length) for system in systems])
         model, dt = self._rows(dtype)
         a, b, c = model["a"], model["b"], model["c"]
         if self.low_rank:
@@ -164,6 +169,25 @@ class StateSpaceFilter(LongFilter):
             parts = model["a"], model["p"], model["b"], model["c"]
             return dplr_recurrence(*parts, step, self.discretization, skip)
         return diagonal_recurrence(model["a"], model["b"], model["c"], step, self.discretization, skip)
+
+    def exported_system(
+        self,
+        direction: int = 0,
+        channels: slice = slice(None),
+        skip: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> ExportedSystem:
+        return exported_system(
+            a_real=-self._in_precision(self.log_A_real[channels], torch.float64).exp(),
+            a_imag=self.A_imag[channels],
+            b=self.B[channels],
+            c=self.C[direction, channels],
+            p=self.P[channels] if self.low_rank else None,
+            dt=self.time_step(torch.float64)[channels],
+            discretization=self.discretization,
+            skip=None if skip is None else skip[channels],
+            dtype=torch.promote_types(self.C.dtype, dtype),
+        )
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

@@ -4,18 +4,20 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 
 - `reference.py`: the sum at each position;
 - `fft.py`: blockwise FFTs with a backward of their own (PyTorch), with transposed copies by `numba.py` where possible;
+- `dft.py`: transforms by matrix products, for exported programs;
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.
 """
 
 from torch import Tensor
 
 from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.long_conv.dft import long_conv_dft
 from hf_ssm.ops.long_conv.fft import long_conv_fft, next_fast_len
 from hf_ssm.ops.long_conv.reference import check_long_conv, long_conv_reference
 
 __all__ = ["long_conv", "long_conv_reference", "next_fast_len"]
 
-_LONG_CONV = Operation(torch=long_conv_fft, reference=long_conv_reference)
+_LONG_CONV = Operation(export=long_conv_dft, torch=long_conv_fft, reference=long_conv_reference)
 
 
 def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:

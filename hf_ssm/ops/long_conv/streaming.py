@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import long_conv, next_fast_len
 
 __all__ = ["StreamingConvolution"]
@@ -90,7 +91,8 @@ class StreamingConvolution:
             ValueError: Shapes do not fit, the chunk is empty, or there are more positions than `longest`.
         """
         self._check_chunk(u)
-        self._widen(u.dtype)
+        if not is_exporting():
+            self._widen(u.dtype)
         before = self.length
         try:
             outputs = self._extend(u, taps)
@@ -101,12 +103,30 @@ class StreamingConvolution:
         return outputs.to(u.dtype)
 
     def _extend(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
+        if is_exporting():
+            return self._extend_exported(u, taps)
         length = u.shape[1]
         if torch.is_grad_enabled() and self._wants_gradient(u, taps):
             return self._extend_with_graph(u, taps)
         if length > (_DIRECT_TOKENS if self.length else 1) and length * _LONG_CHUNK_SHARE >= self.length:
             return self._extend_at_once(u, taps)
         return self._extend_in_windows(u, taps)
+
+    @property
+    def history(self) -> torch.Tensor | None:
+        """All inputs seen, `(B, length, D)`; `None` before the first chunk."""
+        return None if self._history is None else self._history[:, : self.length]
+
+    @classmethod
+    def from_history(cls, history: torch.Tensor, longest: int | None = None) -> "StreamingConvolution":
+        """The stream that has seen these inputs, `(B, L, D)`; they are not copied."""
+        stream = cls(longest)
+        stream._history, stream.length, stream._dtype = history, history.shape[1], history.dtype
+        return stream
+
+    def detach_(self) -> None:
+        """Cut the stream off the autograd graph of its inputs."""
+        self.__dict__.update(self.__getstate__())
 
     def select(self, index: torch.Tensor) -> None:
         """Keep, reorder or repeat rows of the batch, as in a beam search; copies all inputs seen.
@@ -211,6 +231,18 @@ class StreamingConvolution:
         # Without spare capacity: the next chunk without gradients allocates, and does not write to the graph.
         self._history = torch.cat([*seen, u.to(self._dtype)], dim=1)
         self.length, self._pending = first + u.shape[1], None
+        return long_conv(self._history, kernel)[:, first:]
+
+    def _extend_exported(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
+        """The state of an exported program is all inputs."""
+        first = self.length
+        kernel = taps(first + u.shape[1])
+        dtype = torch.promote_types(self._dtype, u.dtype)
+        seen = [] if self._history is None else [self._history]
+        self._history = torch.cat([*seen, u.to(dtype)], dim=1)
+        self.length = first + u.shape[1]
+        if type(u.shape[1]) is int and u.shape[1] == 1:
+            return (self._history * kernel.flip(-1).T).sum(1, keepdim=True)
         return long_conv(self._history, kernel)[:, first:]
 
     def _extend_at_once(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:

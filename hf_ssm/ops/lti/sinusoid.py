@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from hf_ssm.ops.context import is_exporting
+
 __all__ = ["sinusoid_kernel", "sinusoid_response", "sinusoid_ssm"]
 
 
@@ -42,12 +44,12 @@ def sinusoid_kernel(
     _check_window(window)
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length!r}")
-    t = torch.arange(min(window, length), device=a1.device, dtype=a1.dtype)
+    t = torch.arange(length if is_exporting() else min(window, length), device=a1.device, dtype=a1.dtype)
     phase = 2 * math.pi / window * t
     taps = c1.unsqueeze(-1) * torch.cos(a1.unsqueeze(-1) * phase) + c2.unsqueeze(-1) * torch.sin(
         a2.unsqueeze(-1) * phase
     )
-    return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+    return taps * (t < window) if is_exporting() else torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
 
 
 def sinusoid_ssm(

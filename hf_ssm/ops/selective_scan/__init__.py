@@ -10,6 +10,7 @@ Of complex states one of each conjugate pair is stored, and the sum is `2 Re Σ_
 
 - `reference.py`: the loop over positions, and the scan as a matrix;
 - `chunked.py`: PyTorch, in chunks whose states the backward recomputes;
+- `levels.py`: nested blocks, for exported programs;
 - `numba*.py`: compiled kernels for CPUs;
 - `hub.py`: mamba_ssm's CUDA kernel;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba model.
@@ -26,6 +27,7 @@ from hf_ssm.ops.backends import Compiled, Implementation, Operation
 from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_tensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 from hf_ssm.ops.selective_scan.hub import hub_scan, hub_selective_scan, supports_hub_scan
+from hf_ssm.ops.selective_scan.levels import scan_by_levels
 from hf_ssm.ops.selective_scan.reference import loop_scan, scan_matrix, selective_scan_reference
 from hf_ssm.ops.selective_scan.step import selective_scan_step
 
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _SELECTIVE_SCAN = Operation(
+    export=scan_by_levels,
     hub=Implementation(hub_scan, supports_hub_scan),
     numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba", "supports_scan"),
     torch=chunked_scan,

@@ -63,7 +63,7 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
         meaning = f"({axes}, channels), at least 1 of each after the batch"
         raise ValueError(f"u must have shape {meaning}, got {tuple(args.u.shape)}")
     *lead, channels = args.u.shape
-    if args.A.dim() != 2 or len(args.A) != channels:
+    if args.A.dim() != 2 or args.A.shape[0] != channels:
         raise ValueError(f"A must have shape (channels, states) with channels = {channels}, got {tuple(args.A.shape)}")
     states, per_channel, shared = args.A.shape[1], (*lead, channels), (*lead, 1)
     # A bias of one number is valid for a step size of one number only; otherwise it is likely a mistake.

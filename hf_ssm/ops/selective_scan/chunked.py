@@ -97,10 +97,10 @@ def _threads() -> int:
 
 def _scan_row_blocks(state: Tensor) -> list[slice]:
     """Slices of the batch to process one after the other: the whole batch on an accelerator."""
-    rows = len(state)
+    rows = state.shape[0]
     if state.device.type == "cpu":
         rows = max(1, _NUMBERS_PER_THREAD * _threads() // max(1, state[:1].numel()))
-    return [slice(start, start + rows) for start in range(0, len(state), max(1, rows))]
+    return [slice(start, start + rows) for start in range(0, state.shape[0], max(1, rows))]
 
 
 def _scan_chunks(length: int) -> list[slice]:
@@ -214,7 +214,7 @@ def _to_real_rows(t: Tensor) -> Tensor:
 def chunked_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
-    state = A.new_zeros(len(u), *A.shape) if state is None else state
+    state = A.new_zeros(u.shape[0], *A.shape) if state is None else state
     d = step_sizes(delta, delta_bias, delta_softplus)
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.short_conv.pytorch import convolve_padded, short_conv_torch
 from hf_ssm.ops.short_conv.reference import check_short_conv, short_conv_reference, zero_masked_positions
 
@@ -94,7 +95,7 @@ def short_conv_extend(
     if state is not None and state.shape != expected:
         raise ValueError(f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}")
     # Channels are innermost, as everywhere; a state is a view of such a tensor.
-    recent = slice(max(0, length - left), None)
+    recent = slice(0 if is_exporting() else max(0, length - left), None)
     new = zero_masked_positions(u[:, recent], None if mask is None else mask[:, recent])
     if state is None:
         y = short_conv(u, weight, bias, activation=activation, mask=mask)

@@ -241,5 +241,5 @@ def _joined(caches: Sequence[SSMCache], repeated: int) -> SSMCache:
     joined.layers = layers
     for index, layer in enumerate(joined.states):
         layer.assemble([states[index] for states in parts])
-    joined.tokens_seen = torch.full((sum(map(len, rows)),), joined.length)
+    joined.tokens_seen = torch.full((sum(map(len, rows)),), joined.get_seq_length())
     return joined

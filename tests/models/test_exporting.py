@@ -1,0 +1,114 @@
+"""`torch.export` of whole models with dynamic batch and length: the values of sizes that were not traced."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from transformers.exporters import DynamoConfig, DynamoExporter
+
+# torch's exporter traces through deprecated constructions of its own.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
+]
+
+slow = pytest.mark.slow
+DEFAULT = [
+    ("S4", "ForCausalLM", {"sobolev_order": 0.7}),
+    ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
+    ("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}),
+]
+GRID = [
+    *(("S4", "ForCausalLM", flags) for flags in ({}, {"kernel_type": "s4"}, {"discretization": "bilinear"})),
+    ("S4", "ForCausalLM", {"kernel_type": "s4", "discretization": "bilinear"}),
+    ("S4", "ForCausalLM", {"sobolev_order": 0.7, "sobolev_frequency": "bilinear", "sobolev_trainable": True}),
+    ("S4", "ForTokenClassification", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
+    *(("Hyena", "ForCausalLM", {"filter_type": kind}) for kind in ("implicit", "sinusoid", "s4d", "s4")),
+    ("Hyena", "ForCausalLM", {"hyena_order": 3, "filter_positions": "stored"}),
+    ("SelectiveSSM", "ForCausalLM", {}),
+    ("SelectiveSSM", "ForCausalLM", {"complex_state": True}),
+    ("SelectiveSSM", "ForCausalLM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
+    ("SelectiveSSM", "ForCausalLM", {"block": "plain", "fixed_step": True}),
+    ("SelectiveSSM", "ForSequenceClassification", {"bidirectional": True}),
+    *(
+        (family, head, {})
+        for family in ("S4", "Hyena", "SelectiveSSM")
+        for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForSignalRegression")
+    ),
+]
+
+
+def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, Any]:
+    inputs = make_batch(head, batch, length)
+    inputs.pop("labels", None)
+    mask = torch.ones(batch, length, dtype=torch.long)
+    if length > 1:
+        mask[0, 0] = 0
+    return inputs | {"attention_mask": mask} | ({"use_cache": False} if head in ("ForCausalLM", "Model") else {})
+
+
+def shapes_of(inputs: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    batch, length = Dim("batch"), Dim("length") if longest is None else Dim("length", max=longest)
+    return {name: {0: batch, 1: length} if torch.is_tensor(value) else None for name, value in inputs.items()}
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor, mask: torch.Tensor) -> None:
+    if expected.dim() == 3:
+        found, expected = found[mask.bool()], expected[mask.bool()]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * (1 + expected.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "flags"), [*DEFAULT, *(pytest.param(*case, marks=slow) for case in GRID)], ids=str
+)
+def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
+    model = make_model(family, head, num_hidden_layers=1, **flags)
+    inputs = inputs_of(make_batch, head, 3, 12)
+    shapes = shapes_of(inputs, model.config.longest_input)
+    program = torch.export.export(model, (), inputs, dynamic_shapes=shapes)
+    # A program that any process can load holds operators of PyTorch only.
+    assert not [node.target for node in program.graph.nodes if "hf_ssm" in str(node.target)]
+    module = program.module()
+    for batch, length in ((1, 1), (2, 2), (5, 33), (2, 64)):
+        inputs = inputs_of(make_batch, head, batch, length)
+        with torch.no_grad():
+            assert_same(module(**inputs)[0], model(**inputs)[0], inputs["attention_mask"])
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        ("SelectiveSSM", {"complex_state": True, "state_size": 4}),
+        pytest.param("S4", {}, marks=slow),
+        pytest.param("S4", {"kernel_type": "s4"}, marks=slow),
+        pytest.param("S4", {"sobolev_order": 0.7}, marks=slow),
+        pytest.param("Hyena", {}, marks=slow),
+        pytest.param("SelectiveSSM", {}, marks=slow),
+    ],
+    ids=str,
+)
+def test_a_step_takes_and_returns_the_states_as_tensors(make_model, family, flags):
+    """Prompt and step exported by transformers' own exporter, for the prompts of other sizes."""
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, **flags)
+    prompt = torch.randint(0, 12, (3, 9))
+    config = DynamoConfig(dynamic=True)
+    exported = DynamoExporter().export_for_generation(model, {"input_ids": prompt}, config)
+    prefill, decode = (exported.components[name].program.module() for name in ("prefill", "decode"))
+    ids = torch.randint(0, 12, (2, 23))
+    expected = model(ids, use_cache=False).logits
+    empty = type(model(ids).past_key_values)(model.config)
+    with torch.no_grad():
+        first = prefill(input_ids=ids[:, :20], past_key_values=empty)
+        found, cache = [first.logits[:, -1:]], first.past_key_values
+        for position in range(20, 23):
+            step = decode(input_ids=ids[:, position : position + 1], past_key_values=cache)
+            found, cache = [*found, step.logits], step.past_key_values
+        # The cache of a program continues in the model.
+        more = model(ids[:, :5], past_key_values=copy.deepcopy(cache)).logits
+    assert cache.get_seq_length() == 23
+    torch.testing.assert_close(torch.cat(found, dim=1), expected[:, 19:], rtol=1e-4, atol=1e-4)
+    whole = model(torch.cat([ids, ids[:, :5]], dim=1), use_cache=False).logits[:, 23:]
+    torch.testing.assert_close(more, whole, rtol=1e-4, atol=1e-4)
