@@ -47,6 +47,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "classifier. No code of the checkpoint is run.",
         "convert",
     ),
+    "export": (
+        "export a checkpoint as a program of ONNX or torch.export: any batch size and length, without this package. "
+        "With --with-cache, a prompt and a step for generation.",
+        "export",
+    ),
     "push": (
         "push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
         "command changes nothing.",

@@ -6,6 +6,7 @@ from typing import Any
 _LAZY = {
     "check_folder": "verifying",
     "export": "exporting",
+    "export_program": "programs",
     "push": "pushing",
     "push_folder": "pushing",
     "verify": "verifying",

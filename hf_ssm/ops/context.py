@@ -31,6 +31,8 @@ NAMESPACE = f"hf_ssm{_COPY}"
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
     """Disables autocast, for computations with a precision of their own: kernels, scans and τ."""
+    if is_exporting() and not torch.is_autocast_enabled(device.type):
+        return nullcontext()
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

@@ -447,7 +447,9 @@ def _right_aligned(run: RunLayers, hidden_states: Tensor, mask: Tensor, cache: S
     behind = behind * mask.any(dim=1, keepdim=True)
     if has_readable_values(behind) and not behind.any():
         return run(hidden_states, mask, cache.states)
-    forth, back = (steps - behind) % length, (steps + behind) % length
+    forth, back = steps - behind, steps + behind
+    # Not the remainder by the length, which ONNX exporters do not know.
+    forth, back = torch.where(forth < 0, forth + length, forth), torch.where(back < length, back, back - length)
     outputs = run(_permuted(hidden_states, forth), mask.gather(1, forth), cache.states)
     return [_permuted(output, back) for output in outputs]
 

@@ -60,11 +60,11 @@ def dft_tables(rows: int, columns: int, dtype: torch.dtype, device: torch.device
     """The tables of a transform of `rows * columns` points, rounded once to `dtype`."""
     a, b = (torch.arange(count, device=device, dtype=torch.float64) for count in (rows, columns))
     turns = (
-        torch.outer(a, a).remainder(rows) / rows,
+        torch.outer(a, a) / rows,
         torch.outer(a, b) / (rows * columns),
-        torch.outer(b, b).remainder(columns) / columns,
+        torch.outer(b, b) / columns,
     )
-    angles = [2 * math.pi * turn for turn in turns]
+    angles = [2 * math.pi * (turn - torch.floor(turn)) for turn in turns]
     return DFTTables(*((torch.cos(angle).to(dtype), torch.sin(angle).to(dtype)) for angle in angles))
 
 

@@ -1,0 +1,118 @@
+"""Programs of other runtimes: the command `hf-ssm export`, and the values of ONNX Runtime."""
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.exporters import ExportedModel
+
+from hf_ssm import SSMCache
+from hf_ssm.cli import main
+from hf_ssm.hub import export_program
+
+# transformers' and torch's exporters use deprecated constructions of their own.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
+]
+_MISSING = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
+needs_onnx = pytest.mark.skipif(bool(_MISSING), reason=f"{', '.join(_MISSING)} not installed: pip install '.[export]'")
+slow = pytest.mark.slow
+
+HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
+GRID = [
+    *((family, head, {}) for family in ("S4", "Hyena", "SelectiveSSM") for head in HEADS),
+    *(("S4", "ForCausalLM", {"kernel_type": "s4", "discretization": rule}) for rule in ("zoh", "bilinear")),
+    ("S4", "ForCausalLM", {"sobolev_order": 0.7, "sobolev_frequency": "bilinear", "sobolev_trainable": True}),
+    ("S4", "ForTokenClassification", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
+    *(("Hyena", "ForCausalLM", {"filter_type": kind}) for kind in ("sinusoid", "s4d", "s4")),
+    ("SelectiveSSM", "ForCausalLM", {"complex_state": True}),
+    ("SelectiveSSM", "ForCausalLM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    # torch's exporter logs thousands of records, which pytest would keep.
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, Any]:
+    inputs = make_batch(head, batch, length)
+    inputs.pop("labels", None)
+    mask = torch.ones(batch, length, dtype=torch.long)
+    if length > 1:
+        mask[0, 0] = 0
+    return inputs | {"attention_mask": mask}
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("family", "head", "flags"),
+    [
+        ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
+        *(pytest.param(*case, marks=slow) for case in GRID),
+    ],
+    ids=str,
+)
+def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, flags):
+    model = make_model(family, head, num_hidden_layers=1, **flags)
+    model.save_pretrained(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "program")]) == 0
+    program = ExportedModel.from_pretrained(tmp_path / "program")
+    for batch, length in ((1, 1), (2, 2), (5, 33), (2, 64)):
+        inputs = inputs_of(make_batch, head, batch, length)
+        with torch.no_grad():
+            expected, found = model(**inputs)[0], program(**inputs)[0]
+        if expected.dim() == 3:
+            mask = inputs["attention_mask"].bool()
+            expected, found = expected[mask], found[mask]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        ("S4", {}),
+        ("S4", {"kernel_type": "s4"}),
+        ("S4", {"sobolev_order": 0.7}),
+        ("Hyena", {}),
+        ("SelectiveSSM", {}),
+        ("SelectiveSSM", {"complex_state": True}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_prompt_and_step(make_model, tmp_path, family, flags, format):
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1, **flags)
+    export_program(model, tmp_path / "program", format=format, with_cache=True)
+    runners = ExportedModel.from_pretrained(tmp_path / "program").runners
+    ids = torch.randint(0, 12, (2, 23))
+    output = runners["prefill"](input_ids=ids[:, :20], past_key_values=SSMCache(model.config))
+    found = [output.logits]
+    for position in range(20, 23):
+        token = ids[:, position : position + 1]
+        output = runners["decode"](input_ids=token, past_key_values=output.past_key_values)
+        found.append(output.logits)
+    torch.testing.assert_close(torch.cat(found, 1), model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_bad_arguments(make_model, tmp_path: Path):
+    model = make_model("S4", "ForSequenceClassification")
+    with pytest.raises(ValueError, match="`format` must be one of onnx, torch, got 'tflite'"):
+        export_program(model, tmp_path / "new", format="tflite")
+    with pytest.raises(ValueError, match="`with_cache` needs a causal language model"):
+        export_program(model, tmp_path / "new", format="torch", with_cache=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export_program(model, tmp_path, format="torch")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        export_program(model, tmp_path / "file", format="torch")
