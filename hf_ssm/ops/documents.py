@@ -33,9 +33,16 @@ class _Rearrange(torch.autograd.Function):
     def forward(tokens: Tensor, index: Tensor, inverse: Tensor, is_source: Tensor, is_target: Tensor) -> Tensor:
         return tokens.index_select(0, index)
 
+    generate_vmap_rule = True
+
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        return _Rearrange.apply(tangent, *ctx.saved_tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,7 @@
 """The layout of documents that share rows."""
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_equal_lengths_need_no_padding_and_a_long_document_does_not_widen_short_
     assert int(mixed.mask.sum()) == 1062
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_gradients_reach_tokens_once_and_padding_never() -> None:
     documents = documents_of([[20, 17, 1], [2, 18]], 40)
     packed = torch.randn(2, 40, 3, dtype=torch.float64, requires_grad=True)
@@ -65,6 +67,11 @@ def test_gradients_reach_tokens_once_and_padding_never() -> None:
 
     assert torch.autograd.gradcheck(round_trip, (packed,))
     assert torch.autograd.gradgradcheck(round_trip, (packed,))
+    tangent = torch.randn_like(packed)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(packed.detach(), tangent)
+        found = torch.autograd.forward_ad.unpack_dual(round_trip(dual)).tangent
+    torch.testing.assert_close(found, packed.detach().cos() * tangent * is_token)
     (gradient,) = torch.autograd.grad(documents.arrange(packed).sum(), packed)
     assert torch.equal(gradient, is_token.expand_as(packed))
 
