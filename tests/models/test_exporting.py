@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 
 slow = pytest.mark.slow
@@ -112,3 +113,12 @@ def test_a_step_takes_and_returns_the_states_as_tensors(make_model, family, flag
     torch.testing.assert_close(torch.cat(found, dim=1), expected[:, 19:], rtol=1e-4, atol=1e-4)
     whole = model(torch.cat([ids, ids[:, :5]], dim=1), use_cache=False).logits[:, 23:]
     torch.testing.assert_close(more, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["S4", "Hyena"])
+def test_jit_trace_takes_other_sizes(make_model, family):
+    model = make_model(family, "ForSequenceClassification", num_hidden_layers=1, return_dict=False)
+    traced = torch.jit.trace(model, (torch.randint(0, 12, (3, 12)),), strict=False, check_trace=False)
+    ids = torch.randint(0, 12, (2, 33))
+    with torch.no_grad():
+        torch.testing.assert_close(traced(ids)[0], model(ids)[0], rtol=1e-4, atol=1e-5)

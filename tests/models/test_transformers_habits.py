@@ -8,6 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import set_seed
 
+from hf_ssm import build_byte_tokenizer
+
 FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 PAIRS = [(family, head) for family in FAMILIES for head in HEADS]
@@ -124,6 +126,22 @@ def test_generate_from_embeddings_with_and_without_the_ids_of_the_prompt(make_mo
     assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=4, do_sample=False), expected[:, 5:])
     both = model.generate(prompt, inputs_embeds=embeds, max_new_tokens=4, do_sample=False)
     assert torch.equal(both, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generate_takes_the_tokenizer_and_stops_at_strings(make_model, family: str, use_cache: bool) -> None:
+    tokenizer = build_byte_tokenizer()
+    model = make_model(family, "ForCausalLM", vocab_size=len(tokenizer))
+    others = [token for token in range(len(tokenizer)) if token not in range(ord("a"), ord("z") + 1)]
+    arguments = {"max_new_tokens": 20, "do_sample": False, "use_cache": use_cache, "suppress_tokens": others}
+    prompt = tokenizer("state space: ", return_tensors="pt")
+    whole = model.generate(**prompt, **arguments)
+    assert torch.equal(model.generate(**prompt, **arguments, tokenizer=tokenizer), whole)
+    generated = tokenizer.decode(whole[0, prompt["input_ids"].shape[1] :])
+    stopped = model.generate(**prompt, **arguments, tokenizer=tokenizer, stop_strings=[generated[2:4]])
+    end = generated.index(generated[2:4]) + 2
+    assert tokenizer.decode(stopped[0]) == "state space: " + generated[:end]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

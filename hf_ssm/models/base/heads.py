@@ -226,6 +226,8 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
+        # `generate` passes the tokenizer on, which its stop strings need.
+        kwargs.pop("tokenizer", None)
         continues = isinstance(kwargs.get("past_key_values"), SSMCache) and not kwargs.get("is_first_iteration")
         if continues and inputs_embeds is None and not args:
             # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
