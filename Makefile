@@ -2,6 +2,7 @@
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test         runs the tests without those marked as slow
 #   make test-all     runs all tests
+#   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
 #   make bench        compares speed with other implementations, and counts instructions (minutes)
@@ -9,6 +10,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_LOWEST ?= .venv-lowest
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
 PYTEST_ARGS ?=
@@ -17,12 +19,14 @@ WORKERS ?= auto
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CONSTRAINTS ?= constraints.txt
+EXTRAS ?= test,lint,plots
 
 # One thread in each process: more compete for the cores and wait for each other.
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-all conformance lint bench clean
+.PHONY: demo test test-all test-lowest conformance lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
@@ -32,6 +36,15 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
+
+# Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures.
+LOWEST_TESTS = tests/test_lowest.py tests/hub tests/training tests/tokenization tests/data tests/metrics tests/plotting \
+	tests/models/test_save_and_load.py tests/models/test_generation.py tests/models/test_bundle.py \
+	tests/models/test_new_family.py tests/models/test_transformers_habits.py tests/ops/cpu
+
+test-lowest:
+	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots
+	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"
 conformance: $(STAMP)
@@ -49,12 +62,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
 
 clean:
-	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(VENV_LOWEST)" build dist .mypy_cache .pytest_cache .ruff_cache
 
 # The stamp is written last: an interrupted installation is repeated at the next call.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "The pinned packages need Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint,plots]"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch "$(STAMP)"
