@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
 
@@ -133,4 +133,7 @@ def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     for name, inputs in examples.items():
         exported = exporter.export(model, inputs, configs[name])
         components[name] = exported.components["model"]
+        if isinstance(exported.program, ExportedProgram):
+            # torch stores the examples as a pickle, and refuses to read the class of the cache from one.
+            exported.program.example_inputs = None
     return ExportedModel(components, exporter.export_format, config=model.config)

@@ -95,7 +95,7 @@ class LongConvolution(SequenceOperator):
             if self.D is not None and is_exporting():
                 at_lag_0 = (torch.arange(length, device=kernel.device) == 0).to(kernel.dtype)
                 ahead = kernel[0] + self.D.to(kernel.dtype).unsqueeze(-1) * at_lag_0
-                kernel = torch.stack([ahead, *kernel[1:].unbind(0)])
+                kernel = torch.stack([ahead, *(kernel[direction] for direction in range(1, self.directions))])
             elif self.D is not None:
                 # In place, to avoid a copy of a long kernel.
                 kernel[0, :, 0] += self.D.to(kernel.dtype)

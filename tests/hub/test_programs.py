@@ -76,17 +76,16 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=needs_onnx)])
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=[needs_onnx, slow])])
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
         ("S4", {}),
-        ("S4", {"kernel_type": "s4"}),
-        ("S4", {"sobolev_order": 0.7}),
-        ("Hyena", {}),
-        ("SelectiveSSM", {}),
-        ("SelectiveSSM", {"complex_state": True}),
+        pytest.param("S4", {"kernel_type": "s4"}, marks=slow),
+        pytest.param("S4", {"sobolev_order": 0.7}, marks=slow),
+        pytest.param("Hyena", {}, marks=slow),
+        pytest.param("SelectiveSSM", {}, marks=slow),
+        pytest.param("SelectiveSSM", {"complex_state": True}, marks=slow),
     ],
     ids=str,
 )

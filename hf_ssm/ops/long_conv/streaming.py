@@ -114,8 +114,11 @@ class StreamingConvolution:
 
     @property
     def history(self) -> torch.Tensor | None:
-        """All inputs seen, `(B, length, D)`; `None` before the first chunk."""
-        return None if self._history is None else self._history[:, : self.length]
+        """All inputs seen, `(B, length, D)`, the same tensor until the next chunk; `None` before the first chunk."""
+        if self._history is not None and self._history.shape[1] != self.length:
+            # torch.export tells the inputs of a program apart by identity.
+            self._history = self._history[:, : self.length].clone()
+        return self._history
 
     @classmethod
     def from_history(cls, history: torch.Tensor, longest: int | None = None) -> "StreamingConvolution":
