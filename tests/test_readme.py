@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+import hf_ssm
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -28,9 +30,19 @@ def test_quick_start(tmp_path, monkeypatch):
     assert model.config.rescaled is True
 
 
-def test_generation():
-    code = README.read_text(encoding="utf-8").split("```python\n")[2].split("```")[0]
-    names: dict = {}
+def run_section(heading: str) -> dict:
+    """Run the first Python code after a heading, and return what it has defined."""
+    code = README.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("```python\n")[1].split("```")[0]
+    names: dict = {"hf_ssm": hf_ssm}
     exec(compile(code, str(README), "exec"), names)
+    return names
+
+
+def test_packed_rows():
+    assert run_section("Packed rows")["loss"].isfinite()
+
+
+def test_generation():
+    names = run_section("Generate")
     assert names["more"].shape == (2, 80)
     assert (names["more"][:, :50] == names["first"].sequences).all()

@@ -103,6 +103,24 @@ def test_lora_on_every_linear_layer_by_default(maker, tmp_path, variant: str) ->
     check_merged_and_loaded(make, tuned, tmp_path, 1e-9)
 
 
+@pytest.mark.parametrize("variant", ["s4d", "hyena", "mamba", "plain"])
+@pytest.mark.parametrize(
+    ("head", "task_type"),
+    [
+        ("ForSequenceClassification", None),
+        ("ForSequenceClassification", "SEQ_CLS"),
+        ("ForTokenClassification", "TOKEN_CLS"),
+        ("ForSignalRegression", None),
+    ],
+)
+def test_the_default_targets_leave_heads_out(maker, variant: str, head: str, task_type: str | None) -> None:
+    model = maker(variant, head)()
+    blocks = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".layers." in name}
+    tuned = adapted(model, task_type=task_type)
+    layers = {name.split(".lora_")[0] for name, _ in tuned.named_parameters() if "lora_" in name}
+    assert {name.removeprefix("base_model.model.") for name in layers} == blocks
+
+
 @pytest.mark.parametrize("variant", ["s4d", "s4", "s4d-sobolev", "hyena", "hyena-sinusoid", "mamba"])
 def test_copies_of_whole_operators(maker, tmp_path, variant: str) -> None:
     make = maker(variant)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ssm
@@ -46,6 +48,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 RESCALED = ("S4D, two-sided", "S4D, l1 norm", "Hyena of order 3", "selective, two-sided")
 CHECKPOINTED = "Hyena, sinusoid"
 ACCUMULATED = "S4D, gradient by statistics"
+PACKED = ("S4D, gradient by statistics", "Hyena, sinusoid", "selective")
+SHARDED = ("S4D, gradient by statistics", "S4", "Hyena of order 3", "selective, two-sided")
 
 
 def build(name: str, seed: int = 0) -> Any:
@@ -72,6 +76,13 @@ def batches() -> list[dict[str, Tensor]]:
             mask[row, where] = 1
         found.append({"input_ids": ids, "attention_mask": mask})
     return found
+
+
+def packed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of a batch as documents of one row."""
+    mask = batch["attention_mask"].bool()
+    numbers = torch.arange(len(mask)).unsqueeze(1).expand(mask.shape)
+    return {"input_ids": batch["input_ids"][mask].unsqueeze(0), "seq_idx": numbers[mask].unsqueeze(0)}
 
 
 def whole_batch() -> dict[str, Tensor]:
@@ -110,7 +121,17 @@ def step(
             (loss / len(steps)).backward()
         taus.append(outputs.tau.detach())
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    # Of a sharded model, each process has a part.
+    gradients = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in gradients.items()}
     return {"tau": torch.stack(taus), **gradients}
+
+
+def shard(model: Any) -> Any:
+    """Shard the parameters of each layer, and those that are left, over all processes."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def rescaled(name: str, batch: dict[str, Tensor], seed: int = 0) -> Found:
@@ -128,6 +149,13 @@ def run(rank: int, world: int) -> dict[str, Found]:
         found[name] = step(build(name).double(), [batch], share(world), wrap)
     for name in RESCALED:
         found[f"{name}, rescaled"] = rescaled(name, batch, seed=rank)
+    for name in PACKED:
+        found[f"{name}, packed"] = step(build(name).double(), [packed(batch)], share(world), wrap)
+        mixed = packed(batch) if rank == 0 else batch
+        found[f"{name}, packed beside padded"] = step(build(name).double(), [mixed], share(world), wrap)
+    for name in SHARDED:
+        found[f"{name}, sharded"] = step(build(name).double(), [batch], share(world), shard)
+    found["selective, packed and sharded"] = step(build("selective").double(), [packed(batch)], share(world), shard)
     one_row = {name: value[:1] for name, value in batch.items()}
     found["one row each, rescaled"] = rescaled("S4D", one_row)
     found["float32"] = step(build("S4D"), [batch], share(world), wrap)

@@ -81,6 +81,19 @@ def test_tau_and_gradients_in_float32(both) -> None:
     check([part["float32"] for part in both], expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", worker.PACKED)
+@pytest.mark.parametrize("layout", ["packed", "packed beside padded"])
+def test_packed_rows_with_other_numbers_of_documents_in_each_process(both, name: str, layout: str) -> None:
+    expected = worker.step(worker.build(name).double(), [worker.whole_batch()], worker.share(1))
+    check([part[f"{name}, {layout}"] for part in both], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("key", [*(f"{name}, sharded" for name in worker.SHARDED), "selective, packed and sharded"])
+def test_sharded_parameters(both, key: str) -> None:
+    name = key.removesuffix(" and sharded").removesuffix(", packed").removesuffix(", sharded")
+    check([part[key] for part in both], both[0][name], rtol=0, atol=1e-10)
+
+
 def test_the_statistics_of_one_process_alone_would_be_others(both) -> None:
     """So that the tests above could fail."""
     local = worker.step(worker.build("S4D").double(), [worker.batches()[0]], worker.share(1))["tau"]

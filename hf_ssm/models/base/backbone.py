@@ -98,9 +98,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
         self.expect(config)
         config.check()
-        # PEFT's default targets of a model type, where the caller has imported it: all linear layers but the head.
-        targets = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
-        targets.setdefault(config.model_type, "all-linear")
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
 
@@ -188,6 +185,12 @@ class SSMModel(SSMPreTrainedModel):
             Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = build_norm(config) if config.has_final_norm else None
+        # PEFT's default targets of a model type, where the caller has imported it: all linear layers of the blocks.
+        # With "all-linear", PEFT adapts heads that it does not know too.
+        targets = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+        linear = {name for name, part in self.layers.named_modules() if isinstance(part, nn.Linear)}
+        names = {name.rpartition(".")[2] for name in linear}
+        targets[config.model_type] = sorted(names.union(targets.get(config.model_type, ())))
         self.gradient_checkpointing = False
         self.post_init()
 
