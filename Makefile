@@ -1,7 +1,8 @@
 # Each target installs what it needs; the requirements are python3 (3.11 or later) and make.
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test         runs the tests without those marked as slow
-#   make test-all     runs all tests
+#   make test-all     runs all tests but those of `make test-grid`
+#   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
@@ -26,16 +27,19 @@ EXTRAS ?= test,lint,plots
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-all test-lowest conformance lint bench clean
+.PHONY: demo test test-all test-grid test-lowest conformance lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not grid" $(PYTEST_ARGS)
 
 test-all: $(STAMP)
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -m "not grid" $(PYTEST_ARGS)
+
+test-grid: $(STAMP)
+	$(PYTEST) -m grid $(PYTEST_ARGS)
 
 # Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures.
 LOWEST_TESTS = tests/test_lowest.py tests/hub tests/training tests/tokenization tests/data tests/metrics tests/plotting \
@@ -44,7 +48,7 @@ LOWEST_TESTS = tests/test_lowest.py tests/hub tests/training tests/tokenization 
 
 test-lowest:
 	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots
-	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(LOWEST_TESTS) $(PYTEST_ARGS)
+	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not grid" $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"
 conformance: $(STAMP)

@@ -113,8 +113,9 @@ def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
     batch = Dim("batch")
-    # All inputs of streaming convolutions, `(batch, positions, channels)`, grow.
-    positions = Dim("positions")
+    # All inputs of streaming convolutions, `(batch, positions, channels)`, grow, up to one position before the last.
+    longest = model.config.longest_input
+    positions = Dim("positions") if longest is None else Dim("positions", max=longest - 1)
     shapes = [
         {} if name.endswith("length") else {0: batch, 1: positions} if ".streams." in name else {0: batch}
         for name in cache.named_tensors()

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 _MISSING = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(_MISSING), reason=f"{', '.join(_MISSING)} not installed: pip install '.[export]'")
-slow = pytest.mark.slow
+slow, grid = pytest.mark.slow, pytest.mark.grid
 
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 GRID = [
@@ -57,7 +57,8 @@ def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, 
     ("family", "head", "flags"),
     [
         ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
-        *(pytest.param(*case, marks=slow) for case in GRID),
+        pytest.param("S4", "ForCausalLM", {"kernel_type": "s4"}, marks=slow),
+        *(pytest.param(*case, marks=grid) for case in GRID),
     ],
     ids=str,
 )
@@ -76,16 +77,16 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=[needs_onnx, slow])])
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=[needs_onnx, grid])])
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
-        ("S4", {}),
-        pytest.param("S4", {"kernel_type": "s4"}, marks=slow),
-        pytest.param("S4", {"sobolev_order": 0.7}, marks=slow),
-        pytest.param("Hyena", {}, marks=slow),
-        pytest.param("SelectiveSSM", {}, marks=slow),
-        pytest.param("SelectiveSSM", {"complex_state": True}, marks=slow),
+        ("Hyena", {}),
+        pytest.param("S4", {}, marks=slow),
+        pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
+        pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),
+        pytest.param("SelectiveSSM", {}, marks=grid),
+        pytest.param("SelectiveSSM", {"complex_state": True}, marks=grid),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
 
-slow = pytest.mark.slow
+slow, grid = pytest.mark.slow, pytest.mark.grid
 DEFAULT = [
     ("S4", "ForCausalLM", {"sobolev_order": 0.7}),
     ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
@@ -63,7 +63,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, mask: torch.Tensor)
 
 
 @pytest.mark.parametrize(
-    ("family", "head", "flags"), [*DEFAULT, *(pytest.param(*case, marks=slow) for case in GRID)], ids=str
+    ("family", "head", "flags"), [*DEFAULT, *(pytest.param(*case, marks=grid) for case in GRID)], ids=str
 )
 def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
     model = make_model(family, head, num_hidden_layers=1, **flags)
@@ -82,12 +82,12 @@ def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
-        ("SelectiveSSM", {"complex_state": True, "state_size": 4}),
+        ("Hyena", {}),
+        pytest.param("SelectiveSSM", {"complex_state": True, "state_size": 4}, marks=slow),
         pytest.param("S4", {}, marks=slow),
-        pytest.param("S4", {"kernel_type": "s4"}, marks=slow),
-        pytest.param("S4", {"sobolev_order": 0.7}, marks=slow),
-        pytest.param("Hyena", {}, marks=slow),
-        pytest.param("SelectiveSSM", {}, marks=slow),
+        pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
+        pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),
+        pytest.param("SelectiveSSM", {}, marks=grid),
     ],
     ids=str,
 )
