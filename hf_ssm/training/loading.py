@@ -34,8 +34,11 @@ def read_config(checkpoint: Any) -> Any:
         classes = {entry.config_class.model_type: entry.config_class for entry in FAMILIES.values()}
         if model_type not in classes:
             raise ValueError(f"{str(checkpoint)!r} is a {model_type!r} model, not one of hf_ssm")
-        # Not AutoConfig, which asks whether to run the code of a repository.
-        return classes[model_type].from_pretrained(checkpoint)
+        try:
+            # Not AutoConfig, which asks whether to run the code of a repository.
+            return classes[model_type].from_pretrained(checkpoint)
+        except ValueError as error:
+            raise ValueError(f"{what} cannot be read: {error}") from error
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:

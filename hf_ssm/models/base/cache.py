@@ -170,7 +170,9 @@ class SSMCache(Cache):
     @property
     def history(self) -> int:
         """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
-        return max((stream.length for layer in self.states for stream in layer.streams.values()), default=0)
+        streams = (stream for layer in self.states for stream in layer.streams.values())
+        # Streams of the probes hold differences of other inputs, and no length of their own.
+        return max((getattr(stream, "length", int(self.length)) for stream in streams), default=0)
 
     def remember_document(self, seq_idx: Tensor, attention_mask: Tensor | None) -> None:
         """Keep the `seq_idx`, `(B, L)`, of the last token of each row, for the piece that follows."""
