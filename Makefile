@@ -42,9 +42,9 @@ test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)
 
 # Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures.
-LOWEST_TESTS = tests/test_lowest.py tests/hub tests/training tests/tokenization tests/data tests/metrics tests/plotting \
-	tests/models/test_save_and_load.py tests/models/test_generation.py tests/models/test_bundle.py \
-	tests/models/test_new_family.py tests/models/test_transformers_habits.py tests/ops/cpu
+LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \
+	tests/models/test_packing.py tests/training/test_trainer.py tests/hub/test_client.py tests/tokenization \
+	tests/data/test_signals.py tests/plotting/test_style.py tests/ops/cpu/test_selective_scan.py
 
 test-lowest:
 	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots

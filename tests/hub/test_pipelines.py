@@ -145,6 +145,7 @@ def unpadded(task: str, batch: list[Any], tokenizer: Any) -> list[Any]:
     return [[features[0][:count]] for features, count in zip(batch, counts, strict=True)]
 
 
+@pytest.mark.slow
 def test_every_family_and_task(hub, make_model, monkeypatch, tmp_path):
     monkeypatch.setattr("hf_ssm.hub.reload.prove_export", lambda *given: None)  # has its own test
     tokenizer = build_dna_tokenizer()

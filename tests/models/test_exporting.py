@@ -18,9 +18,9 @@ pytestmark = [
 
 slow, grid = pytest.mark.slow, pytest.mark.grid
 DEFAULT = [
-    ("S4", "ForCausalLM", {"sobolev_order": 0.7}),
     ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
-    ("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}),
+    pytest.param("S4", "ForCausalLM", {"sobolev_order": 0.7}, marks=slow),
+    pytest.param("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}, marks=slow),
 ]
 GRID = [
     *(("S4", "ForCausalLM", flags) for flags in ({}, {"kernel_type": "s4"}, {"discretization": "bilinear"})),

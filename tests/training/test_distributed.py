@@ -169,6 +169,7 @@ def options(batch_size: int) -> list[str]:
     return ["--dataset", "planted-motifs", "--epochs", "2", "--batch-size", str(batch_size), *chosen]
 
 
+@pytest.mark.slow
 def test_accelerate_launch_trains_as_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launcher += ["--main_process_port", free_port(), str(HERE / "launched_worker.py"), str(tmp_path / "two")]
