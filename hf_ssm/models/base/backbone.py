@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, forward_with_cache
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.incremental import forward_with_cache
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
