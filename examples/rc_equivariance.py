@@ -140,9 +140,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = build_dna_tokenizer()
     splits = load_sequences(args.path, seed=0)
     runs = [run_seed(seed, splits, tokenizer, args) for seed in range(args.seeds)]
-    print(
-        f"\nTest accuracy and share of inconsistent rows, {args.seeds} seeds, {runs[0]['plain']['parameters']} parameters"
-    )
+    size = runs[0]["plain"]["parameters"]
+    print(f"\nTest accuracy and share of inconsistent rows, {args.seeds} seeds, {size} parameters")
     print_table(
         ["model", "accuracy", "inconsistent"],
         [

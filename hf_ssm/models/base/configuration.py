@@ -132,10 +132,10 @@ class SSMConfig(PreTrainedConfig):
         rc_equivariant (`bool`, defaults to `False`): Read a DNA sequence and its reverse complement with the same
             weights (Caduceus-PS): the reverse complement of the input gives the reverse complement of the output, and
             the same class. Hidden states are `(B, L, 2 D)`: both strands, see `models/base/reverse_complement.py`.
-        rc_swap (`bool`, defaults to `False`): With `rc_equivariant`: before each block, each strand becomes the reverse
-            complement of the other, as in the published Caduceus-PS models.
-        rc_conjoin (`str`, defaults to `"none"`): For classifiers that are not equivariant: the scores are means over the
-            sequence and its reverse complement, outside training (`"eval"`) or always (`"always"`).
+        rc_swap (`bool`, defaults to `False`): With `rc_equivariant`: before each block, each strand becomes the
+            reverse complement of the other, as in the published Caduceus-PS models.
+        rc_conjoin (`str`, defaults to `"none"`): For classifiers that are not equivariant: the scores are means over
+            the sequence and its reverse complement, outside training (`"eval"`) or always (`"always"`).
         complement_map (list of `int`, or dictionary, *optional*): Id of the complement of each token, a list of
             `vocab_size` ids, or a dictionary of the tokens that are not their own complement. `None`: that of
             single nucleotides where `vocab_size` is 12.

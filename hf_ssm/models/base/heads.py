@@ -33,8 +33,7 @@ class SSMHeadOutput(ModelOutput):
 
     Args:
         loss: Task loss (without the τ regulariser), a scalar, when `labels` are given.
-        logits: `(B, L, V)`, `(B, L, num_labels)` or `(B, num_labels)`. Token logits of an RC-equivariant model are those
-            of the sequence, to which its reverse complement contributes the logits of complements.
+        logits: `(B, L, V)`, `(B, L, num_labels)` or `(B, num_labels)`.
         past_key_values, hidden_states, tau: As in `SSMModelOutput`.
     """
 
@@ -46,7 +45,10 @@ class SSMHeadOutput(ModelOutput):
 
 
 class _TokenHead(SSMPreTrainedModel):
-    """Shared by the heads that predict tokens: backbone, linear map to the vocabulary, cross-entropy."""
+    """Shared by the heads that predict tokens: backbone, linear map to the vocabulary, cross-entropy.
+
+    With `rc_equivariant`, the logits are the sum over both strands, where the reverse complement votes for complements.
+    """
 
     parameter_quantity = "head"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -62,7 +64,7 @@ class _TokenHead(SSMPreTrainedModel):
             )
         if config.rc_conjoin != "none":
             raise ValueError(
-                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: set it to 'none', or "
+                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or set "
                 "`rc_equivariant=True`."
             )
         super().__init__(config)
@@ -330,8 +332,8 @@ class _LabelHead(SSMPreTrainedModel):
 class SSMForSequenceClassification(_LabelHead):
     """Pooled backbone and a linear map to `(B, num_labels)`.
 
-    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those of
-    a sequence and of its reverse complement are the same.
+    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those
+    of a sequence and of its reverse complement are the same.
 
     `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels per row, or floats for
     regression, by `problem_type` (deduced by default, as in transformers).

@@ -203,8 +203,8 @@ def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor)
     """Mean over strands of the scores of a head, from hidden states `(B, L, 2 D)`.
 
     Args:
-        scores: Called with the hidden states of each strand, `(B, L, D)`, and whether they stand in reverse order: those
-            of the second strand stand at the positions of the first one.
+        scores: Called with the hidden states of each strand, `(B, L, D)`, and whether they stand in reverse order:
+            those of the second strand stand at the positions of the first one.
         hidden_states: Of both strands.
     """
     own, other = hidden_states.chunk(2, dim=-1)

@@ -151,7 +151,8 @@ class SelectiveMixer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
 
-        With `reverse` those of the reverse scan, in the order of the sequence. At padding, the input of the convolution is meaningless, and that of the block "plain" is zero.
+        With `reverse` those of the reverse scan, in the order of the sequence. At padding, the input of the convolution
+        is meaningless, and that of the block "plain" is zero.
         """
         if self.in_proj is None:
             return masked(hidden_states, mask), None
