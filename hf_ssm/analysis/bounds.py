@@ -288,6 +288,8 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
         ("no bias of the score", bias is None, None, "classifier_bias=False"),
         ("inputs given or embedded", not learnt, None, "freeze `input_projection`, or read tokens"),
     ]
+    if config.reads_both_strands(training=False):
+        checks.append(("one strand", False, "both", "rc_equivariant=False, rc_conjoin='none'"))
     return [_requirement(*check) for check in checks]
 
 
