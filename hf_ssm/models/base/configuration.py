@@ -110,7 +110,8 @@ class SSMConfig(PreTrainedConfig):
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
             is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
-            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
+            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6); with `"zero_phase"` constant above
+            ω = 0.95 π, as the taps of the filter would not exist otherwise for β of 1 or more).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
         rescale_init (`bool`, defaults to `False`): Liu & Li, Algorithm 1, done once by `SSMTrainer` before the first
             step of a fresh model.
