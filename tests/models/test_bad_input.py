@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM, SelectiveSSMConfig
-from hf_ssm.models.base.heads import check_labels
-from hf_ssm.models.base.inputs import check_mask
+from hf_ssm.models.base.inputs import check_labels, check_mask
 
 FAMILIES = ("Hyena", "S4", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
