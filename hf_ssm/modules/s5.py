@@ -208,9 +208,7 @@ class S5StateSpace(SequenceOperator):
             output = output + self._read_out(self._states(behind, time_deltas, reverse=True), 1)
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
 
-    def _continue(
-        self, inputs: Tensor, mask: Tensor | None, time_deltas: Tensor | None, state: LayerState
-    ) -> Tensor:
+    def _continue(self, inputs: Tensor, mask: Tensor | None, time_deltas: Tensor | None, state: LayerState) -> Tensor:
         """The output for the next positions of the sequences that `state` remembers."""
         filtered = self.filter_input(inputs, mask, state)
         exporting = is_exporting()
@@ -238,10 +236,10 @@ class S5StateSpace(SequenceOperator):
         a_bar, factor = self._discrete(time_deltas, inputs.dtype)
         weights = self._complex("B", inputs.dtype)
         if time_deltas is None:
-            weights, factor = weights * factor.unsqueeze(-1), None
+            weights = weights * factor.unsqueeze(-1)
         driven = inputs @ torch.view_as_real(weights).transpose(1, 2).flatten(0, 1).T
         driven = torch.view_as_complex(driven.unflatten(-1, (-1, 2)))
-        driven = driven if factor is None else driven * factor
+        driven = driven if time_deltas is None else driven * factor
         states = linear_scan(a_bar, driven, before, reverse=reverse)
         return torch.view_as_real(states).flatten(-2)
 
@@ -456,7 +454,7 @@ class S5StateSpace(SequenceOperator):
 def _real_discretization(
     a_real: Tensor, a_imag: Tensor, step: Tensor, rule: str
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Ā, and what B is multiplied by to be B̄, as real and imaginary parts: `zoh` or `bilinear` without complex numbers."""
+    """Ā, and what B is multiplied by to be B̄, as real and imaginary parts, without complex numbers."""
     real, imag = a_real * step, a_imag * step
     if rule == "zoh":
         size = torch.exp(real)

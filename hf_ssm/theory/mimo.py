@@ -6,11 +6,12 @@ means by distance to the last position, whose output τ describes.
 The model is `x_t = Ā x_{t-1} + B̄ u_t`, `y_t = 2 Re C x_t + skip ⊙ u_t`, after a causal filter of each input where there
 is one. Its output is a convolution, `y_{t,h} = Σ_i Σ_l K_{h,i,l} u_{t-l,i}`.
 
-Sources: Smith, Warrington & Linderman 2023 (S5), Section 3, for the model; Liu & Li 2024, eq. (6), for τ of one channel.
+Sources: Smith, Warrington & Linderman 2023 (S5), Section 3, for the model; Liu & Li 2024, eq. (6), for τ.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,8 +161,9 @@ def _sums(
     for first, states in _impulse_responses(system, length, size):
         count = states.shape[1]
         part = slice(first, first + count)
-        moments = (None if t is None else t[part] for t in (deviation, mean))
-        args = states, system.b_bar, system.c, system.skip, _skip_taps(system, first, count), *moments, square
+        moments = [None if t is None else t[part] for t in (deviation, mean)]
+        matrices = states, system.b_bar, system.c, system.skip
+        args: tuple[Any, ...] = *matrices, _skip_taps(system, first, count), *moments, square
         found = checkpoint(_sums_of_block, *args, use_reentrant=False) if again else _sums_of_block(*args)
         spread, centre = spread + found[0], centre + found[1]
     return spread, centre
