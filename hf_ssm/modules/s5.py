@@ -39,7 +39,7 @@ __all__ = ["S5StateSpace"]
 # Numbers of a kernel matrix that is computed as a whole, for reports.
 _LARGEST_MATRIX = 2**28
 # Numbers of a transfer matrix that are held at a time.
-_AT_ONCE = 2**22
+_RESPONSES_AT_ONCE = 2**22
 
 
 class S5StateSpace(SequenceOperator):
@@ -405,7 +405,7 @@ class S5StateSpace(SequenceOperator):
         for index, row in enumerate(rows.tolist()):
             nodes = omega if omega.dim() == 1 else omega[index]
             direction, channel = divmod(row, self.channels)
-            size = max(1, _AT_ONCE // (self.channels + self.state_size))
+            size = max(1, _RESPONSES_AT_ONCE // (self.channels + self.state_size))
             parts = [self._gain(systems[direction], channel, part) for part in nodes.split(size)]
             found.append(torch.cat(parts))
         gain = torch.stack(found)

@@ -23,7 +23,7 @@ from hf_ssm.ops.linear_scan import linear_scan
 __all__ = ["MIMOSystem", "kernel_matrix", "kernel_matrix_norm", "kernel_matrix_tau", "matrix_tau"]
 
 # Numbers of the kernel matrix that are computed at a time.
-_AT_ONCE = 2**21
+_MATRIX_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class MIMOSystem:
 
 def kernel_matrix(system: MIMOSystem, length: int) -> Tensor:
     """K for `l < length`, `(D, E, length)`, real: `K_l = 2 Re(C Ā^l B̄)`, with the skip and the filter of the inputs."""
-    return torch.cat([block for _, block in _blocks(system, length)]).permute(2, 1, 0)
+    return torch.cat([block for _, block in _matrix_blocks(system, length)]).permute(2, 1, 0)
 
 
 def kernel_matrix_tau(
@@ -70,13 +70,13 @@ def kernel_matrix_tau(
     deviation = None
     if variance is not None:
         deviation = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
-    spread, centre = _sums(system, length, deviation, mean, square=False)
+    spread, centre = _matrix_sums(system, length, deviation, mean, square=False)
     return (spread + centre.abs()).square()
 
 
 def kernel_matrix_norm(system: MIMOSystem, length: int, order: int) -> Tensor:
     """`filter_norm` of each output channel, `(D,)`: `(Σ_i Σ_l |K_{h,i,l}|)²` for order 1, `Σ_i Σ_l K²` for order 2."""
-    total, _ = _sums(system, length, None, None, square=order == 2)
+    total, _ = _matrix_sums(system, length, None, None, square=order == 2)
     return total if order == 2 else total.square()
 
 
@@ -120,10 +120,10 @@ def _impulse_responses(system: MIMOSystem, length: int, size: int) -> Iterator[t
 
 
 def _block_length(system: MIMOSystem) -> int:
-    return max(1, _AT_ONCE // max(1, system.c.shape[0] * system.b_bar.shape[1]))
+    return max(1, _MATRIX_AT_ONCE // max(1, system.c.shape[0] * system.b_bar.shape[1]))
 
 
-def _block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None, taps: Tensor | None) -> Tensor:
+def _matrix_block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None, taps: Tensor | None) -> Tensor:
     """K at some lags, `(T, E, D)`, from `_impulse_responses`; `taps` `(1 or E, T)` are those of the same lags."""
     responses = torch.view_as_real((states * b_bar.T.unsqueeze(1)).resolve_conj()).flatten(-2).transpose(0, 1)
     weights = torch.view_as_real((2 * c.conj()).resolve_conj()).flatten(-2)
@@ -133,10 +133,10 @@ def _block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None, taps: 
     return block + torch.diag_embed((taps * skip.unsqueeze(-1)).T)
 
 
-def _blocks(system: MIMOSystem, length: int) -> Iterator[tuple[int, Tensor]]:
+def _matrix_blocks(system: MIMOSystem, length: int) -> Iterator[tuple[int, Tensor]]:
     """Blocks of lags: the first lag, and K `(T, E, D)`."""
     for first, states in _impulse_responses(system, length, _block_length(system)):
-        yield first, _block(states, system.b_bar, system.c, system.skip, _skip_taps(system, first, states.shape[1]))
+        yield first, _matrix_block(states, system.b_bar, system.c, system.skip, _skip_taps(system, first, states.shape[1]))
 
 
 def _skip_taps(system: MIMOSystem, first: int, count: int) -> Tensor | None:
@@ -150,7 +150,7 @@ def _skip_taps(system: MIMOSystem, first: int, count: int) -> Tensor | None:
     return impulse
 
 
-def _sums(
+def _matrix_sums(
     system: MIMOSystem, length: int, deviation: Tensor | None, mean: Tensor | None, *, square: bool
 ) -> tuple[Tensor, Tensor]:
     """Sums over lags and inputs of `|K|` times the deviation (or of K²), and of K times the mean, both `(D,)`."""
@@ -164,12 +164,12 @@ def _sums(
         moments = [None if t is None else t[part] for t in (deviation, mean)]
         matrices = states, system.b_bar, system.c, system.skip
         args: tuple[Any, ...] = *matrices, _skip_taps(system, first, count), *moments, square
-        found = checkpoint(_sums_of_block, *args, use_reentrant=False) if again else _sums_of_block(*args)
+        found = checkpoint(_sums_of_matrix_block, *args, use_reentrant=False) if again else _sums_of_matrix_block(*args)
         spread, centre = spread + found[0], centre + found[1]
     return spread, centre
 
 
-def _sums_of_block(
+def _sums_of_matrix_block(
     states: Tensor,
     b_bar: Tensor,
     c: Tensor,
@@ -179,7 +179,7 @@ def _sums_of_block(
     mean: Tensor | None,
     square: bool,
 ) -> tuple[Tensor, Tensor]:
-    block = _block(states, b_bar, c, skip, taps).flatten(0, 1)
+    block = _matrix_block(states, b_bar, c, skip, taps).flatten(0, 1)
     sizes = block.square() if square else block.abs()
     spread = sizes.sum(0) if deviation is None else deviation.to(block.dtype).flatten() @ sizes
     centre = torch.zeros_like(spread) if mean is None else mean.to(block.dtype).flatten() @ block

@@ -8,7 +8,7 @@ import torch
 from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM, SelectiveSSMConfig
 from hf_ssm.models.base.inputs import check_labels, check_mask
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 

@@ -225,7 +225,7 @@ def test_tau_of_several_channels(flags, monkeypatch):
         centre = sum(kernel[h, i, lag].item() * mean[lag, i].item() for i, lag in pairs)
         assert matrix_tau(kernel, mean, variance)[h].item() == pytest.approx((spread + abs(centre)) ** 2, rel=1e-10)
     expected = matrix_tau(kernel, mean, variance).mean()
-    monkeypatch.setattr("hf_ssm.theory.mimo._AT_ONCE", 9 * 7)
+    monkeypatch.setattr("hf_ssm.theory.mimo._MATRIX_AT_ONCE", 9 * 7)
     _, tau = operator(u, output_tau=True)
     assert_near(tau, expected)
     parameters = list(operator.parameters())

@@ -51,6 +51,7 @@ def one_step(model: Any, settings: SSMTrainingArguments, batch: dict[str, torch.
         *(("S4", {"kernel_type": "s4"}), ("S4", {}), ("Hyena", {"filter_type": "s4"})),
         ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
         ("SelectiveSSM", {"block": "plain", "state_matrix": "raw"}),
+        ("S5", {"num_blocks": 2}),
     ],
 )
 def test_state_matrices_decay_by_the_stated_factor_and_nothing_else_does(

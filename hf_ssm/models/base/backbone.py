@@ -332,7 +332,8 @@ class SSMModel(SSMPreTrainedModel):
         else:
             outputs = forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
         # A piece without tokens still has the channels of extra inputs.
-        return [part[..., : self.config.hidden_size] for part in outputs] if self.extra_inputs else outputs
+        size = self.config.hidden_size
+        return [part if part.shape[-1] == size else part[..., :size] for part in outputs]
 
     def _run_documents(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents) -> list[Tensor]:
         return self._run(hidden_states, mask, documents=documents)[0]
