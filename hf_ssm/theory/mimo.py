@@ -119,7 +119,7 @@ def _impulse_responses(system: MIMOSystem, length: int, size: int) -> Iterator[t
         yield first, states
 
 
-def _block_length(system: MIMOSystem) -> int:
+def _lags_at_once(system: MIMOSystem) -> int:
     return max(1, _MATRIX_AT_ONCE // max(1, system.c.shape[0] * system.b_bar.shape[1]))
 
 
@@ -135,7 +135,7 @@ def _matrix_block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None,
 
 def _matrix_blocks(system: MIMOSystem, length: int) -> Iterator[tuple[int, Tensor]]:
     """Blocks of lags: the first lag, and K `(T, E, D)`."""
-    for first, states in _impulse_responses(system, length, _block_length(system)):
+    for first, states in _impulse_responses(system, length, _lags_at_once(system)):
         yield first, _matrix_block(states, system.b_bar, system.c, system.skip, _skip_taps(system, first, states.shape[1]))
 
 
@@ -154,7 +154,7 @@ def _matrix_sums(
     system: MIMOSystem, length: int, deviation: Tensor | None, mean: Tensor | None, *, square: bool
 ) -> tuple[Tensor, Tensor]:
     """Sums over lags and inputs of `|K|` times the deviation (or of K²), and of K times the mean, both `(D,)`."""
-    size = _block_length(system)
+    size = _lags_at_once(system)
     spread = centre = system.c.real.new_zeros(len(system.c))
     # Saves the states of a unit impulse only, not the blocks of the matrix.
     again = torch.is_grad_enabled() and not in_function_transform()
