@@ -124,9 +124,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--path", default="../shared/data/human_or_worm_mini.csv.gz")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--train-rows", type=int, default=7500, help="number of training rows")
+    parser.add_argument("--train-rows", type=int, default=2400, help="number of training rows")
     parser.add_argument("--test-rows", type=int, default=2500, help="number of test rows")
-    parser.add_argument("--epochs", type=float, default=4)
+    parser.add_argument("--epochs", type=float, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--hidden-size", type=int, default=32)
@@ -139,7 +139,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     tokenizer = build_dna_tokenizer()
     splits = load_sequences(args.path, seed=0)
-    runs = [run_seed(seed, splits, tokenizer, args) for seed in range(args.seeds)]
+    runs = []
+    for seed in range(args.seeds):
+        runs.append(run_seed(seed, splits, tokenizer, args))
+        write_results(args, {"runs": runs})
     size = runs[0]["plain"]["parameters"]
     print(f"\nTest accuracy and share of inconsistent rows, {args.seeds} seeds, {size} parameters")
     print_table(
@@ -149,7 +152,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name in COLUMNS
         ],
     )
-    write_results(args, {"runs": runs})
 
 
 if __name__ == "__main__":

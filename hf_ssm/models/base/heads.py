@@ -64,8 +64,8 @@ class _TokenHead(SSMPreTrainedModel):
             )
         if config.rc_conjoin != "none":
             raise ValueError(
-                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or set "
-                "`rc_equivariant=True`."
+                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
+                "set `rc_equivariant=True`."
             )
         super().__init__(config)
         self.model = self.backbone_class(config)
