@@ -46,11 +46,12 @@ def finish(
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     # Without a post-processor in the file, transformers adds one of its own when it loads the tokenizer.
     separator = "" if pair_separator is None else f"{pair_separator}:0 "
+    added = {token for token in (pair_separator, eos_token) if token is not None}
     end = "" if eos_token is None else f" {eos_token}:"
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0{end and end + '0'}",
         pair=f"$A:0 {separator}$B:1{end and end + '1'}",
-        special_tokens=[(token, backend.token_to_id(token)) for token in sorted({pair_separator, eos_token} - {None})],
+        special_tokens=[(token, backend.token_to_id(token)) for token in sorted(added)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

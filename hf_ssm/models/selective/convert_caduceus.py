@@ -146,7 +146,7 @@ class CaduceusConverter(CheckpointConverter):
             architectures == ["Caduceus"] and any(name.startswith("caduceus.") for name in state_dict)
         ):
             architectures = ["CaduceusForMaskedLM"]
-        model = super().convert(state_dict, {**config, "architectures": architectures}, **options)
+        model: Any = super().convert(state_dict, {**config, "architectures": architectures}, **options)
         weights = self.convert_weights(state_dict, config, model.config)
         stored, count = (sum(t.numel() for t in part) for part in (weights.values(), model.parameters()))
         if stored != count:
@@ -187,11 +187,11 @@ class CaduceusConverter(CheckpointConverter):
         self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: SelectiveSSMConfig
     ) -> dict[str, Tensor]:
         stored = {name.removeprefix("caduceus."): tensor for name, tensor in state_dict.items()}
-        _check_complements(stored, config)
         expected = _expected(found, config)
         _drop_shared(stored, found, config)
         _check_names(stored, expected, found, config)
         _check_shapes(stored, expected, config)
+        _check_complements(stored, config)
         weights = rename(stored, _NAMES)
         if config.use_bias and config.bidirectional and config.bidirectional_weight_tie:
             for name, tensor in weights.items() if config.bidirectional_strategy == "add" else ():
@@ -314,9 +314,10 @@ def _check_names(
     """Raise `ValueError` for a tensor whose presence or absence contradicts a field."""
     layers = {int(match[1]) for name in stored if (match := _LAYER.match(name))}
     wanted = config.num_hidden_layers
-    if layers != set(range(wanted)) if len(layers) == wanted else True:
-        extra = max(layers, default=-1)
-        name = next((name for name in stored if name.startswith(f"backbone.layers.{extra}.")), "backbone.layers")
+    # Sizes first: the set of all layers might not fit into memory.
+    if len(layers) != wanted or layers != set(range(wanted)):
+        last = f"backbone.layers.{max(layers, default=0)}."
+        name = next((name for name in stored if name.startswith(last)), last)
         raise ValueError(
             f"the tensors have {len(layers)} layers (the last one is that of {name}), but the configuration has "
             f"`n_layer`={wanted}"
@@ -346,7 +347,9 @@ def _field_of_missing(name: str, there: Iterable[str]) -> str | None:
         other = f"{head}.{part}.{tail}" if is_norm or part == "embedding" else f"{head}.{part}.mamba_{tail}"
     if other in there:
         return "fused_add_norm" if is_norm else "rcps"
-    return next((field for pattern, field in _NAMED_BY.items() if re.search(pattern, name)), None)
+    field = next((field for pattern, field in _NAMED_BY.items() if re.search(pattern, name)), None)
+    is_incomplete = field == "bidirectional" and any(".mamba_rev." in known for known in there)
+    return None if is_incomplete else field
 
 
 def _contradiction(what: str, field: str, found: Mapping[str, Any]) -> str:
