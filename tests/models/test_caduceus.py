@@ -174,13 +174,13 @@ class Reference:
             place = f"backbone.layers.{layer}."
             if self.config["fused_add_norm"]:
                 r = torch.cat([r[..., D:], r[..., :D]], -1)
-            r = r + self.on_strands(
-                lambda x: self.bimamba(self.norm(x, f"{place}norm."), f"{place}mixer.submodule."), r
-            )
-        return self.on_strands(lambda x: self.norm(x, "backbone.norm_f."), r)
+            normed = self.on_strands(self.norm, r, f"{place}norm.")
+            r = r + self.on_strands(self.bimamba, normed, f"{place}mixer.submodule.")
+        return self.on_strands(self.norm, r, "backbone.norm_f.")
 
-    def on_strands(self, function: Any, stream: Tensor) -> Tensor:
-        return torch.cat([function(stream[..., : self.size]), rc(function(rc(stream[..., self.size :])))], -1)
+    def on_strands(self, function: Any, stream: Tensor, name: str) -> Tensor:
+        D = self.size
+        return torch.cat([function(stream[..., :D], name), rc(function(rc(stream[..., D:]), name))], -1)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits of the head."""
@@ -399,26 +399,27 @@ def _config(**fields: Any) -> Any:
     return lambda reference: reference.config.update(fields)
 
 
+SSM = {"d_state": 3, "d_conv": 3, "dt_rank": 2}
 CONTRADICTIONS: list[tuple[Any, str]] = [
     (_config(d_model=5), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `d_model`"),
     (_config(vocab_size=24), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `vocab_size`"),
     (_config(n_layer=3), r"last one is that of backbone.layers.1.* `n_layer`=3"),
     (_config(n_layer=1), r"last one is that of backbone.layers.1.* `n_layer`=1"),
     (
-        _config(ssm_cfg={"d_state": 4, "d_conv": 3, "dt_rank": 2}),
+        _config(ssm_cfg={**SSM, "d_state": 4}),
         r"x_proj.weight has .* `ssm_cfg.dt_rank or ssm_cfg.d_s",
     ),
-    (_config(ssm_cfg={"d_state": 3, "d_conv": 4, "dt_rank": 2}), r"conv1d.weight has .* `ssm_cfg.d_conv`"),
+    (_config(ssm_cfg={**SSM, "d_conv": 4}), r"conv1d.weight has .* `ssm_cfg.d_conv`"),
     (
-        _config(ssm_cfg={"d_state": 3, "d_conv": 3, "dt_rank": 2, "expand": 3}),
+        _config(ssm_cfg={**SSM, "expand": 3}),
         r"in_proj.weight has .* `ssm_cfg.expand`",
     ),
     (
-        _config(ssm_cfg={"d_state": 3, "d_conv": 3, "dt_rank": 2, "bias": True}),
+        _config(ssm_cfg={**SSM, "bias": True}),
         r"in_proj.bias is missing.*ssm_cfg.bias",
     ),
     (
-        _config(ssm_cfg={"d_state": 3, "d_conv": 3, "dt_rank": 2, "conv_bias": False}),
+        _config(ssm_cfg={**SSM, "conv_bias": False}),
         r"has backbone.layers.*conv1d.bias, which contradicts `ssm_cfg.conv_bias`=false",
     ),
     (_config(rms_norm=False), r"norm_f.bias is missing, which contradicts `rms_norm`=false"),

@@ -331,7 +331,7 @@ def _check_names(
     for name, example in generic.items():
         if name.startswith("backbone.") and name not in expected:
             field = next((field for pattern, field in _NAMED_BY.items() if re.search(pattern, name)), None)
-            if field is not None:
+            if field is not None and not (field == "bidirectional" and config.bidirectional):
                 raise ValueError(_contradiction(f"the file has {example}", field, found))
 
 
