@@ -11,7 +11,7 @@ from torch.export import Dim
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForMaskedLM, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.report import theory_report
-from hf_ssm.models.base.reverse_complement import complement_list, read_order
+from hf_ssm.models.base.reverse_complement import complement_list, complements, read_order
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
 from hf_ssm.tokenization import DNA_TOKENS
 
@@ -186,11 +186,12 @@ def test_save_and_load_and_resize(make_model, tmp_path) -> None:
 def test_default_table_is_that_of_the_tokenizer() -> None:
     config = SelectiveSSMConfig(rc_equivariant=True)
     assert config.vocab_size == len(DNA_TOKENS)
-    model = SelectiveSSMForMaskedLM(SelectiveSSMConfig(rc_equivariant=True, hidden_size=4, num_hidden_layers=1))
-    given = copy.deepcopy(model)
-    given.config.complement_map = COMPLEMENT.tolist()
-    ids = torch.arange(12).unsqueeze(0)
-    assert torch.equal(given(ids).logits, model(ids).logits)
+    assert config.complement_map == COMPLEMENT.tolist()
+    # Also where the flag is set later.
+    late = SelectiveSSMConfig()
+    late.rc_conjoin = "eval"
+    assert late.complement_map is None
+    assert complements(late) == COMPLEMENT.tolist()
 
 
 @pytest.mark.slow
