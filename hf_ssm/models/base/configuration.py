@@ -222,7 +222,7 @@ class SSMConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
-        if self.complement_map is not None:
+        if self.complement_map is not None or self.reads_both_strands(training=False):
             self.complement_map = complements(self)
 
     def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
