@@ -85,6 +85,7 @@ ELSEWHERE = {
     "classifier_bias": "test_trainable_flags below",
     "residual_in_fp32": "test_residual_in_fp32 below",
     "state_matrix": "test_selective",
+    "tie_dropout": "modules/test_block, test_tied_dropout below",
     "use_cache": "test_generation",
     "tie_word_embeddings": "test_transformers_habits",
     "pad_token_id": "transformers",
@@ -238,3 +239,20 @@ def test_short_convolutions_begin_uniform_by_their_taps_with_zero_bias(make_mode
         assert convolution.weight.abs().max() <= taps**-0.5
         assert abs(convolution.weight.std() * (3 * taps) ** 0.5 - 1) < 0.05
         assert convolution.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize("family", FLAGS)
+def test_tied_dropout(make_model, family: str) -> None:
+    """Off in evaluation; in training, a document of a packed row has a mask of its own, as a row of a batch has."""
+    model = make_model(family, "Model", hidden_dropout=0.5, tie_dropout=True)
+    plain = make_model(family, "Model", hidden_dropout=0.5)
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, 12, (2, 6))
+    assert torch.equal(model(tokens).last_hidden_state, plain(tokens).last_hidden_state)
+    tokens, packed = torch.cat([tokens[:1]] * 2), {"seq_idx": torch.arange(2).repeat_interleave(6)[None]}
+    for batch in ({"input_ids": tokens}, {"input_ids": tokens.view(1, 12), **packed}):
+        torch.manual_seed(0)
+        first, second = model.train()(**batch).last_hidden_state.view(2, 6, -1)
+        assert not torch.allclose(first, second)
+        torch.manual_seed(0)
+        assert torch.equal(model(**batch).last_hidden_state.view(2, 6, -1)[1], second)
