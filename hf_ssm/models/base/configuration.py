@@ -128,8 +128,8 @@ class SSMConfig(PreTrainedConfig):
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
-        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence (one mask
-            for each channel), as state-spaces/s4 does under this name.
+        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
+            state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.

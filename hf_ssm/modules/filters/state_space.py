@@ -1,8 +1,8 @@
 """Kernels of linear time-invariant state space models, S4D and S4.
 
 Legend: `C` channels, `K` directions (1, or 2 for a two-sided convolution), `L` length, `N` state size, `H` = N / 2
-stored conjugate pairs, `S` copies of A and B. Kernels have the shape `(K, C, L)`; the second direction holds the taps that look ahead, the
-nearest first.
+stored conjugate pairs, `S` copies of A and B. Kernels have the shape `(K, C, L)`; the second direction holds the taps
+that look ahead, the nearest first.
 """
 
 import math
