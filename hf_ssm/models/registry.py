@@ -17,10 +17,14 @@ HEADS = {
     "ForCausalLM": "AutoModelForCausalLM",
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForSequencePairClassification": "AutoModelForNextSentencePrediction",
     "ForTokenClassification": "AutoModelForTokenClassification",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
-"""How the name of a model class ends, and the Auto class that loads it."""
+"""How the name of a model class ends, and the Auto class that loads it.
+
+Next-sentence prediction is transformers' only task that classifies pairs.
+"""
 
 
 @dataclass(frozen=True)

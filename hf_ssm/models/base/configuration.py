@@ -122,11 +122,15 @@ class SSMConfig(PreTrainedConfig):
             kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
             all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
             process uses its own rows.
-        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
+        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance. A Sobolev filter
+            of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters τ only through
+            them: the regulariser then does not train β, of which `SSMTrainer` and `tau_loss` warn.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
+        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
+            state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
@@ -205,6 +209,7 @@ class SSMConfig(PreTrainedConfig):
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    tie_dropout: bool = False
     classifier_bias: bool = True
     tie_word_embeddings: bool = False
     use_cache: bool = True
