@@ -9,7 +9,8 @@ With `d_t = softplus(dt_t + dt_bias)` (or without the softplus), clamped to `dt_
 where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H / G)`.
 
 - `reference.py`: the loop over positions, and the scan as a matrix;
-- `chunked.py`: PyTorch, quadratic within chunks;
+- `chunked.py`: PyTorch, quadratic within chunks, a loop over chunks; `chunks.py` the layouts;
+- `levels.py`: without loops, for exported programs;
 - `step.py`: one position.
 
 Source: Dao & Gu 2024 (Mamba-2), Sections 5 and 6.
@@ -24,12 +25,13 @@ from torch import Tensor
 from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, document_starts, limited_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
 from hf_ssm.ops.ssd.step import ssd_step
 
 __all__ = ["ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
 
-_SSD_SCAN = Operation(torch=chunked_ssd, reference=loop_ssd)
+_SSD_SCAN = Operation(export=ssd_by_levels, torch=chunked_ssd, reference=loop_ssd)
 
 
 def ssd_scan(

@@ -107,4 +107,6 @@ def document_starts(seq_idx: Tensor | None, x: Tensor) -> Tensor | None:
         raise ValueError(f"seq_idx must have shape (batch, length) = {tuple(x.shape[:2])}, got {tuple(seq_idx.shape)}")
     if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
         raise TypeError(f"seq_idx must be of an integer type, got {seq_idx.dtype}")
-    return torch.cat([torch.zeros_like(seq_idx[:, :1], dtype=torch.bool), seq_idx[:, 1:] != seq_idx[:, :-1]], dim=1)
+    # Without slices, of whose length an exported program would have to know whether it is 1.
+    begins = torch.arange(x.shape[1], device=seq_idx.device) > 0
+    return (seq_idx != seq_idx.roll(1, 1)) & begins

@@ -3,8 +3,8 @@
 Dimensions: `B` batch, `L` length, `H` heads, `P` channels of a head, `G` groups of heads, `R = H / G` heads of a group,
 `N` states per channel, `K` chunks, `T` positions of a chunk.
 
-Within a chunk, with `u_j = d_j x_j`, the decay `l_ij` from position j to i and the decays `p_i` from the state before the
-chunk and `r_j` to its end,
+Within a chunk, with `u_j = d_j x_j`, the decay `l_ij` from position j to i, `p_i` from the state before the chunk to
+position i and `r_j` from position j to its end,
 
     y_i = Σ_{j<=i} l_ij (C_i · B_j) u_j + p_i S C_i,        S' = p_T S + Σ_j r_j u_j B_jᵀ.
 
@@ -13,15 +13,27 @@ States are stored as `(N, R P)`: the sums over all heads of a group are then one
 Source: Dao & Gu 2024, Section 6.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.context import differentiable_gradients, in_function_transform, no_autocast
+from hf_ssm.ops.ssd.chunks import (
+    Span,
+    heads_apart,
+    heads_in_rows,
+    in_chunks,
+    per_row,
+    per_state,
+    positions_first,
+    positions_of,
+    segment_decays,
+    span_of,
+)
 
 __all__ = ["ChunkedSSD", "chunked_ssd"]
 
@@ -34,11 +46,6 @@ _SPAN_ON_CPU, _SPAN = 2**21, 2**26
 def _chunk_size(length: int, wanted: int | None) -> int:
     """A power of two: `wanted` or the default rounded up, but no more than hold the whole sequence."""
     return 1 << (min(length, _CHUNK if wanted is None else wanted) - 1).bit_length()
-
-
-def _in_chunks(t: Tensor, size: int) -> Tensor:
-    """`(B, L, ...)` -> `(B, K, T, ...)`, with zeros after the last position."""
-    return F.pad(t, [0, 0] * (t.dim() - 2) + [0, -t.shape[1] % size]).unflatten(1, (-1, size))
 
 
 def _reversed_sums(t: Tensor) -> Tensor:
@@ -69,119 +76,62 @@ def _decays(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return matrix, from_start.squeeze(-2), to_end.squeeze(-2)
 
 
-class _Span(NamedTuple):
-    """Some chunks of the tensors of `ChunkedSSD`.
-
-    Attributes:
-        x: `(B, K, T, G, R, P)`.
-        d: `(B, K, T, G, R)`.
-        B: `(B, K, G, T, N)`.
-        C: `(B, K, G, T, N)`.
-        logs: Logarithms of the decays `(B, K, G, R, T)`.
-    """
-
-    x: Tensor
-    d: Tensor
-    B: Tensor
-    C: Tensor
-    logs: Tensor
-
-    @property
-    def u(self) -> Tensor:
-        return self.d.unsqueeze(-1) * self.x
-
-
-def _span_of(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, starts: Tensor | None, size: int) -> _Span:
-    """The span of positions `(B, L, ...)`."""
-    groups = B.shape[2]
-    logs = d * A
-    logs = logs if starts is None else logs.masked_fill(starts.unsqueeze(-1), -math.inf)
-    B, C = (_in_chunks(t, size).transpose(2, 3) for t in (B, C))
-    x, d, logs = (_in_chunks(t, size).unflatten(3, (groups, -1)) for t in (x, d, logs))
-    return _Span(x, d, B, C, logs.movedim(2, -1).contiguous())
-
-
-def _heads_in_rows(t: Tensor) -> Tensor:
-    """`(B, K, T, G, R, P)` -> `(B, K, G, T, R P)`."""
-    return t.flatten(-2).transpose(2, 3)
-
-
-def _heads_apart(t: Tensor) -> Tensor:
-    """`(B, K, T, G, R, P)` -> `(B, K, G, R, T, P)`."""
-    return t.movedim(2, -2)
-
-
-def _per_row(t: Tensor) -> Tensor:
-    """`(B, K, G, R, T)` -> `(B, K, T, G, R, 1)`, a factor for each head at each position."""
-    return t.movedim(-1, 2).unsqueeze(-1)
-
-
-def _per_state(t: Tensor, channels: int) -> Tensor:
-    """`(B, G, R)` -> `(B, G, 1, R P)`, a factor for each head's state."""
-    return t.repeat_interleave(channels, dim=-1).unsqueeze(-2)
-
-
-def _positions(rows: Tensor, heads: int) -> Tensor:
-    """`(B, K, G, T, R P)` -> `(B, K, T, G, R, P)`."""
-    return rows.transpose(2, 3).unflatten(-1, (heads, -1))
-
-
-def _run_states(span: _Span, p: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states before the chunks `(B, K, G, N, R P)`, and the one after the last."""
-    states = span.B.transpose(-1, -2) @ _heads_in_rows(_per_row(r) * span.u)
-    for k in range(states.shape[1]):
-        after = torch.addcmul(states[:, k], _per_state(p[:, k, ..., -1], span.x.shape[-1]), state)
-        states[:, k] = state
+def _run_states(span: Span, p: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The states before the chunks `(B, G, K, N, R P)`, and the one after the last."""
+    states = span.B.transpose(-1, -2) @ heads_in_rows(per_row(r) * span.u)
+    for k in range(states.shape[2]):
+        after = torch.addcmul(states[:, :, k], per_state(p[..., k, -1], span.x.shape[-1]), state)
+        states[:, :, k] = state
         state = after
     return states, state
 
 
-def _run_states_back(span: _Span, p: Tensor, grad_y: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+def _run_states_back(span: Span, p: Tensor, grad_y: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of the states after the chunks, and of the one before the first."""
-    grads = span.C.transpose(-1, -2) @ _heads_in_rows(_per_row(p) * grad_y)
-    for k in reversed(range(grads.shape[1])):
-        before = torch.addcmul(grads[:, k], _per_state(p[:, k, ..., -1], span.x.shape[-1]), carry)
-        grads[:, k] = carry
+    grads = span.C.transpose(-1, -2) @ heads_in_rows(per_row(p) * grad_y)
+    for k in reversed(range(grads.shape[2])):
+        before = torch.addcmul(grads[:, :, k], per_state(p[..., k, -1], span.x.shape[-1]), carry)
+        grads[:, :, k] = carry
         carry = before
     return grads, carry
 
 
-def _span_output(span: _Span, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _span_output(span: Span, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs `(B, K, T, G, R, P)`, the states before the chunks and the one after the last."""
     decay, p, r = _decays(span.logs)
     states, last = _run_states(span, p, r, state)
-    weights = decay.mul_((span.C @ span.B.transpose(-1, -2)).unsqueeze(3))
-    inner = (weights @ _heads_apart(span.u)).movedim(-2, 2)
-    outer = _positions(span.C @ states, span.x.shape[-2])
-    return torch.addcmul(inner, _per_row(p), outer), states, last
+    weights = decay.mul_((span.C @ span.B.transpose(-1, -2)).unsqueeze(2))
+    inner = positions_first(weights @ heads_apart(span.u))
+    outer = positions_of(span.C @ states, span.x.shape[-2])
+    return torch.addcmul(inner, per_row(p), outer), states, last
 
 
 def _span_gradients(
-    span: _Span, states: Tensor, grad_y: Tensor, carry: Tensor
+    span: Span, states: Tensor, grad_y: Tensor, carry: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, d (apart from its part in the decay), the logarithms, B, C and the state before the chunks."""
     heads, u = span.x.shape[-2], span.u
     decay, p, r = _decays(span.logs)
     grad_states, carry = _run_states_back(span, p, grad_y, carry)
     # Through the states: s_k is before, g_k after a chunk.
-    scaled_y, scaled_u = _per_row(p) * grad_y, _per_row(r) * u
-    grad_B = _heads_in_rows(scaled_u) @ grad_states.transpose(-1, -2)
-    grad_C = _heads_in_rows(scaled_y) @ states.transpose(-1, -2)
-    grad_u = _per_row(r) * _positions(span.B @ grad_states, heads)
-    into = (scaled_y * _positions(span.C @ states, heads)).sum(-1)
+    scaled_y, scaled_u = per_row(p) * grad_y, per_row(r) * u
+    grad_B = heads_in_rows(scaled_u) @ grad_states.transpose(-1, -2)
+    grad_C = heads_in_rows(scaled_y) @ states.transpose(-1, -2)
+    grad_u = per_row(r) * positions_of(span.B @ grad_states, heads)
+    into = (scaled_y * positions_of(span.C @ states, heads)).sum(-1)
     out_of = (u * grad_u).sum(-1)
-    through = (states * grad_states).unflatten(-1, (heads, -1)).sum((-1, -3)) * p[..., -1]
+    through = (states * grad_states).unflatten(-1, (heads, -1)).sum((-1, -3)).transpose(-1, -2) * p[..., -1]
     # Within a chunk.
-    products = (span.C @ span.B.transpose(-1, -2)).unsqueeze(3)
-    grad_weights = (_heads_apart(grad_y) @ _heads_apart(u).transpose(-1, -2)).mul_(decay)
-    grad_products = grad_weights.sum(3)
+    products = (span.C @ span.B.transpose(-1, -2)).unsqueeze(2)
+    grad_weights = (heads_apart(grad_y) @ heads_apart(u).transpose(-1, -2)).mul_(decay)
+    grad_products = grad_weights.sum(2)
     grad_B = grad_B + grad_products.transpose(-1, -2) @ span.C
     grad_C = grad_C + grad_products @ span.B
-    grad_u = grad_u + (decay.mul_(products).transpose(-1, -2) @ _heads_apart(grad_y)).movedim(-2, 2)
+    grad_u = grad_u + positions_first(decay.mul_(products).transpose(-1, -2) @ heads_apart(grad_y))
     # A decay at k is a factor of all paths from j < k to i >= k, through the states too.
     below = torch.ones(p.shape[-1], p.shape[-1], dtype=p.dtype, device=p.device).tril()
     paths = (below.t() @ grad_weights.mul_(products)).tril_(-1).sum(-1)
-    into, out_of = (t.movedim(2, -1) for t in (into, out_of))
+    into, out_of = (t.movedim((1, 2), (3, 4)) for t in (into, out_of))
     grad_logs = paths + into @ below + F.pad(out_of.cumsum(-1)[..., :-1], (1, 0)) + through.unsqueeze(-1)
     return span.d.unsqueeze(-1) * grad_u, (span.x * grad_u).sum(-1), grad_logs, grad_B, grad_C, carry
 
@@ -220,7 +170,7 @@ class ChunkedSSD(torch.autograd.Function):
         keep = keep and any(ctx.needs_input_grad)
         y, last, kept = torch.empty_like(x, memory_format=torch.contiguous_format), state, []
         for at in _spans(x, size):
-            span = _span_of(x[:, at], d[:, at], A, B[:, at], C[:, at], _part(starts, at), size)
+            span = span_of(x[:, at], d[:, at], A, B[:, at], C[:, at], _part(starts, at), partial(in_chunks, size=size))
             part, states, last = _span_output(span, last)
             y[:, at] = part.flatten(3, 4).flatten(1, 2)[:, : y[:, at].shape[1]]
             if keep:
@@ -259,13 +209,13 @@ def _gradients(
     grad_A, carry = torch.zeros_like(A), grad_last
     for at, states in reversed(list(zip(_spans(x, size), kept, strict=True))):
         d_s, length = d[:, at], d[:, at].shape[1]
-        span = _span_of(x[:, at], d_s, A, B[:, at], C[:, at], _part(starts, at), size)
-        grad = _in_chunks(grad_y[:, at], size).unflatten(3, span.x.shape[3:5])
+        span = span_of(x[:, at], d_s, A, B[:, at], C[:, at], _part(starts, at), partial(in_chunks, size=size))
+        grad = in_chunks(grad_y[:, at], size).unflatten(3, span.x.shape[3:5])
         part_x, part_d, logs, part_B, part_C, carry = _span_gradients(span, states, grad, carry)
         grad_x[:, at] = part_x.flatten(3, 4).flatten(1, 2)[:, :length]
-        grad_B[:, at] = part_B.transpose(2, 3).flatten(1, 2)[:, :length]
-        grad_C[:, at] = part_C.transpose(2, 3).flatten(1, 2)[:, :length]
-        grad_logs = logs.movedim(-1, 2).flatten(3, 4).flatten(1, 2)[:, :length]
+        grad_B[:, at] = part_B.movedim(1, 3).flatten(1, 2)[:, :length]
+        grad_C[:, at] = part_C.movedim(1, 3).flatten(1, 2)[:, :length]
+        grad_logs = positions_first(logs).flatten(3, 4).flatten(1, 2)[:, :length]
         grad_d[:, at] = torch.addcmul(part_d.flatten(3, 4).flatten(1, 2)[:, :length], grad_logs, A)
         grad_A += (grad_logs * d_s).sum((0, 1))
     return grad_x, grad_d, grad_A, grad_B, grad_C, carry
@@ -282,20 +232,18 @@ def _plain_ssd(
     size: int,
 ) -> tuple[Tensor, Tensor]:
     """`ChunkedSSD` by operations that are differentiable any number of times, in any mode."""
-    span = _span_of(x, d, A, B, C, starts, size)
-    later = torch.ones(size, size, dtype=torch.bool, device=x.device).tril(-1)
-    sums = span.logs.unsqueeze(-1).expand(*span.logs.shape, size).masked_fill(~later, 0).cumsum(-2)
-    decay = torch.exp(sums.masked_fill(later.t(), -math.inf))
+    span = span_of(x, d, A, B, C, starts, partial(in_chunks, size=size))
+    decay = segment_decays(span.logs)
     p, r = torch.exp(span.logs.cumsum(-1)), decay[..., -1, :]
-    added = span.B.transpose(-1, -2) @ _heads_in_rows(_per_row(r) * span.u)
+    added = span.B.transpose(-1, -2) @ heads_in_rows(per_row(r) * span.u)
     states = []
-    for k in range(added.shape[1]):
+    for k in range(added.shape[2]):
         states.append(state)
-        state = _per_state(p[:, k, ..., -1], x.shape[-1]) * state + added[:, k]
-    weights = (span.C @ span.B.transpose(-1, -2)).unsqueeze(3) * decay
-    inner = (weights @ _heads_apart(span.u)).movedim(-2, 2)
-    outer = _positions(span.C @ torch.stack(states, dim=1), span.x.shape[-2])
-    y = (inner + _per_row(p) * outer).flatten(3, 4).flatten(1, 2)
+        state = per_state(p[..., k, -1], x.shape[-1]) * state + added[:, :, k]
+    weights = (span.C @ span.B.transpose(-1, -2)).unsqueeze(2) * decay
+    inner = positions_first(weights @ heads_apart(span.u))
+    outer = positions_of(span.C @ torch.stack(states, dim=2), span.x.shape[-2])
+    y = (inner + per_row(p) * outer).flatten(3, 4).flatten(1, 2)
     return y[:, : x.shape[1]], state
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
-__all__ = ["ssd_step"]
+__all__ = ["ssd_step", "step_torch"]
 
 
 def ssd_step(
@@ -57,7 +57,7 @@ def ssd_step(
     return y.to(out_dtype), new_state
 
 
-def _step_torch(
+def step_torch(
     x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The step with step sizes `d` `(B, H)` as they enter the recurrence, in one dtype."""
@@ -71,4 +71,4 @@ def _step_torch(
     return y, state.flatten(1, 2)
 
 
-_SSD_STEP = Operation(torch=_step_torch)
+_SSD_STEP = Operation(torch=step_torch)
