@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from hf_ssm.models.base.loading import converter_for
 from hf_ssm.models.base.reverse_complement import check_strands, complements
+from hf_ssm.models.base.weights import FETCHING
 from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
@@ -276,9 +277,10 @@ class SSMConfig(PreTrainedConfig):
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
-            converter = converter_for(cls, kind)
+            converter = converter_for(cls, found)
             if converter is not None:
-                return converter.convert_config(found), rest
+                fetching = {name: kwargs[name] for name in FETCHING if name in kwargs}
+                return converter.read_config(source, found, **fetching), rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
