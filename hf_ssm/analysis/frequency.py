@@ -108,7 +108,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no operator with a frequency response: a selective scan varies "
-            "in time. Give a Hyena or S4 model."
+            "in time. Give a Hyena, S4 or S5 model."
         )
     return found
 
@@ -315,10 +315,10 @@ def alpha_recommendation(
         )
     if config.no_alpha_rule is not None:
         raise ValueError(config.no_alpha_rule)
-    fastest = initial_eigenvalues(config.init, config.state_size).imag.max().item()
+    fastest = initial_eigenvalues(config.init, config.block_size).imag.max().item()
     if not fastest:
         raise ValueError(
-            f"`state_size`={config.state_size} has only the frequency 0 with `init`={config.init!r}, which α does not "
+            f"`state_size`={config.block_size} has only the frequency 0 with `init`={config.init!r}, which α does not "
             "change: use 4 states or more."
         )
     steps = float(config.time_step_max), float(config.time_step_min)
@@ -326,7 +326,7 @@ def alpha_recommendation(
     if power is not None:
         total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
         edges = {q: spectral_edge(total, q).item() for q in quantiles}
-    size, rule = config.state_size, config.discretization
+    size, rule = config.block_size, config.discretization
     free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
     limits = {
         q: [alpha_max_from_spectrum(edge, size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]

@@ -18,6 +18,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "S5": {"blocks": {"num_blocks": 2}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
         # Its paper has one layer; two layers without norms would raise the input to the ninth power.

@@ -1,13 +1,12 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
-
 import pytest
 import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM, SelectiveSSMConfig
 from hf_ssm.models.base.inputs import check_ids, check_labels, check_mask
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 

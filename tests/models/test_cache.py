@@ -13,6 +13,7 @@ from hf_ssm import SSMCache
 VARIANTS = {
     "s4d": ("S4", {}),
     "s4": ("S4", {"kernel_type": "s4"}),
+    "s5": ("S5", {}),
     "s4d-sobolev": ("S4", {"sobolev_order": 0.5}),
     "hyena": ("Hyena", {}),
     "hyena-sinusoid": ("Hyena", {"filter_type": "sinusoid", "hyena_order": 3}),

@@ -388,6 +388,11 @@ class SSMConfig(PreTrainedConfig):
         return self.init != "real"
 
     @property
+    def block_size(self) -> int:
+        """States of one copy of the initial state matrix, of which a layer may have several."""
+        return self.state_size
+
+    @property
     def mlp_size(self) -> int | None:
         """Width of each block's MLP; `None` where there is none."""
         return None

@@ -73,7 +73,7 @@ def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
 
 def _in_groups(run: RunLayers, hidden_states: Tensor, mask: Tensor, tokens: Tensor, cache: SSMCache) -> list[Tensor]:
     """Rows with equally many tokens are read together, without their padding; those without tokens do not change."""
-    outputs = [torch.zeros_like(hidden_states) for _ in range(len(cache) + 1)]
+    outputs: list[Tensor] = []
     groups = []
     for count in tokens.unique().tolist():
         rows = (tokens == count).nonzero().squeeze(1)
@@ -82,9 +82,11 @@ def _in_groups(run: RunLayers, hidden_states: Tensor, mask: Tensor, tokens: Tens
         if count > 0:
             places = rows.unsqueeze(1), mask[rows].nonzero()[:, 1].view(len(rows), count)
             found = run(hidden_states[places], None, states)
+            # The run may take channels of extra inputs off.
+            outputs = outputs or [hidden_states.new_zeros(*mask.shape, part.shape[-1]) for part in found]
             outputs = [whole.to(part.dtype).index_put(places, part) for whole, part in zip(outputs, found, strict=True)]
     cache.assemble(groups)
-    return outputs
+    return outputs or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
 
 
 __all__ = ["RunLayers", "forward_with_cache"]
