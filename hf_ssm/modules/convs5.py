@@ -75,17 +75,16 @@ class ConvS5(SequenceOperator):
         eigenvalues = initial_eigenvalues(self.init, size, self.frequency_scale, self.frequency_shift)
         eigenvalues = eigenvalues.repeat(self.blocks)
         low, high = (math.log(bound) for bound in self.time_step_range)
+        # V* B and C V, one of each conjugate pair; the variance is one over the number of terms of a sum.
+        inputs = self._in_eigenbasis(self.B[..., 0].shape) * self.B[0, ..., 0].numel() ** -0.5
+        outputs = self._in_eigenbasis(self.C[..., 0].transpose(0, 1).shape) * (2 * self.C[0, ..., 0].numel()) ** -0.5
         values |= {
             "log_dt": low + (high - low) * torch.rand(self.log_dt.shape),
             "log_A_real": (-eigenvalues.real).log(),
             "A_imag": eigenvalues.imag,
-            # V^{-1} B and C V, one of each conjugate pair.
-            "B": torch.view_as_real(self._in_eigenbasis(self.B[..., 0].shape).contiguous()),
-            "C": torch.view_as_real(self._in_eigenbasis(self.C[..., 0].transpose(0, 1).shape).conj().transpose(0, 1)),
+            "B": torch.view_as_real(inputs.contiguous()),
+            "C": torch.view_as_real(outputs.conj().resolve_conj().transpose(0, 1).contiguous()),
         }
-        # The variance is one over the number of terms of a sum.
-        values["B"] = values["B"] * self.B[0, ..., 0].numel() ** -0.5
-        values["C"] = values["C"] * (2 * self.C[0, ..., 0].numel()) ** -0.5
         if self.D is not None:
             values["D"] = torch.randn(self.D.shape) * self.D[0].numel() ** -0.5
         return values
