@@ -78,10 +78,13 @@ def probe_inputs(config: Any) -> dict[str, Tensor]:
     """A padded batch that a model of this configuration can read, the same at each call.
 
     Returns:
-        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`.
+        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`; of a model
+        of videos `pixel_values` `(2, L, H, W, C)`.
     """
     length = min(_LONGEST, config.longest_input or _LONGEST)
     generator = torch.Generator().manual_seed(0)
+    if config.frame_shape is not None:
+        return {"pixel_values": torch.rand(_ROWS, length, *config.frame_shape, generator=generator)}
     mask = torch.ones(_ROWS, length, dtype=torch.long)
     mask[1, max(1, 2 * length // 3) :] = 0
     if config.num_input_channels is None:

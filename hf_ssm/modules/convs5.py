@@ -15,12 +15,13 @@ from torch import Tensor
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, check_stored, fp32_parameter, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.context import is_exporting, no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.discretize import bilinear, zoh
+from hf_ssm.ops.lti.exported import exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.sobolev import causal_taps
 
@@ -51,8 +52,6 @@ class ConvS5(SequenceOperator):
     Appendix B.1 (initialisation); Yu et al. 2025, eqs. (5) and (14) (scale and shift of the frequencies).
     """
 
-    has_recurrent_state = True
-
     def __init__(self, config, layer_idx: int):
         size, pairs = config.hidden_size, config.state_size // 2
         super().__init__(size, use_skip=False, **theory_flags(config, layer_idx))
@@ -60,7 +59,7 @@ class ConvS5(SequenceOperator):
         self.discretization = config.discretization
         self.time_step_range = config.time_step_min, config.time_step_max
         self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
-        self.state_size, self.blocks = config.state_size, config.num_state_blocks
+        self.state_size, self.blocks = config.state_size, config.num_blocks
         self.log_dt = fp32_parameter(pairs)
         self.log_A_real = fp32_parameter(pairs)
         self.A_imag = fp32_parameter(pairs)
@@ -106,14 +105,34 @@ class ConvS5(SequenceOperator):
             "C": ParameterRole("C"),
         }
 
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
     def state_space(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The discrete model: Ā `(S,)`, B̄ `(S, D, k, k)` and C `(D, S, k, k)`, complex."""
-        a = torch.complex(-self.log_A_real.exp(), self.A_imag)
-        step = self.log_dt.exp()
-        discretize = zoh if self.discretization == "zoh" else bilinear
-        discrete, gain = discretize(a, torch.ones_like(a), step)
-        b, c = (torch.view_as_complex(part.contiguous()) for part in (self.B, self.C))
-        return discrete, gain.view(-1, 1, 1, 1) * b, c
+        """The discrete model as real pairs: Ā `(S, 2)`, B̄ `(S, D, k, k, 2)` and C `(D, S, k, k, 2)`."""
+        if is_exporting():
+            discrete, gain = self._exported_discrete()
+        else:
+            a = torch.complex(-self.log_A_real.exp(), self.A_imag)
+            discretize = zoh if self.discretization == "zoh" else bilinear
+            pair = discretize(a, torch.ones_like(a), self.log_dt.exp())
+            discrete, gain = (torch.view_as_real(part) for part in pair)
+        real, imag = (part.view(-1, 1, 1, 1) for part in gain.unbind(-1))
+        b_real, b_imag = self.B.unbind(-1)
+        b = torch.stack([real * b_real - imag * b_imag, real * b_imag + imag * b_real], dim=-1)
+        return discrete, b, self.C
+
+    def _exported_discrete(self) -> tuple[Tensor, Tensor]:
+        """Ā and B̄ / B, `(S, 2)` each, in real arithmetic."""
+        one = torch.stack([torch.ones_like(self.A_imag), torch.zeros_like(self.A_imag)], dim=-1).unsqueeze(1)
+        # Each state is a system of one state.
+        system = exported_system(
+            a_real=-self.log_A_real.exp().unsqueeze(-1), a_imag=self.A_imag.unsqueeze(-1), b=one, c=one, p=None,
+            dt=self.log_dt.exp(), discretization=self.discretization, skip=None, dtype=self.B.dtype,
+        )  # fmt: skip
+        a: Any = system.a_bar
+        return torch.cat([a.real, a.imag], dim=-1).to(self.B.dtype), system.b_bar.to(self.B.dtype)
 
     def forward(
         self,
@@ -144,7 +163,7 @@ class ConvS5(SequenceOperator):
         with no_autocast(inputs.device):
             precise = inputs.to(self.B.dtype)
             filtered = self._filtered(precise, state)
-            before = None if state is None else state.get("scan", is_complex=True)
+            before = None if state is None else state.get("scan", is_complex=not is_exporting())
             outputs, after = conv_ssm(filtered, *self.state_space(), self.D, before)
             if state is not None:
                 state.put("scan", after)

@@ -157,8 +157,6 @@ class SSMConfig(PreTrainedConfig):
         *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
-    # Whether the inputs are videos, `pixel_values`, instead of tokens or numbers.
-    reads_frames: ClassVar[bool] = False
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
     count_fields: ClassVar[tuple[str, ...]] = ()
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
@@ -376,6 +374,11 @@ class SSMConfig(PreTrainedConfig):
     def default_pooling(self) -> str:
         """Pooling of the sequence classifier if `pooling` is `None`."""
         return "mean"
+
+    @property
+    def frame_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of a small frame that the model can read; `None` if it does not read frames."""
+        return None
 
     @property
     def longest_input(self) -> int | None:

@@ -29,7 +29,7 @@ class ConvS5Config(SSMConfig):
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         state_size (`int`, defaults to 64): Real states P at each pixel of the hidden states, in all blocks of the
             state matrix together, stored as P/2 conjugate pairs.
-        num_state_blocks (`int`, defaults to 1): J: the initial state matrix has J equal blocks of size P/J.
+        num_blocks (`int`, defaults to 1): J: the initial state matrix has J equal blocks of size P/J.
         input_kernel_size, output_kernel_size, skip_kernel_size (`int`, default to 3): Odd sizes of the spatial
             kernels of B, C and D.
         use_skip (`bool`, defaults to `True`): Feed-through D ∗ u.
@@ -46,7 +46,6 @@ class ConvS5Config(SSMConfig):
     """
 
     model_type = "hf_ssm_convs5"
-    reads_frames: ClassVar[bool] = True
 
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
@@ -54,14 +53,14 @@ class ConvS5Config(SSMConfig):
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
         *SSMConfig.positive_fields,
-        *("num_channels", "patch_size", "num_state_blocks"),
+        *("num_channels", "patch_size", "num_blocks"),
         *("input_kernel_size", "output_kernel_size", "skip_kernel_size"),
     )
 
     num_channels: int = 3
     patch_size: int = 4
     num_hidden_layers: int = 4
-    num_state_blocks: int = 1
+    num_blocks: int = 1
     input_kernel_size: int = 3
     output_kernel_size: int = 3
     skip_kernel_size: int = 3
@@ -95,13 +94,17 @@ class ConvS5Config(SSMConfig):
                 f"`patch_size` must be 1 or a power of two that divides `hidden_size`={self.hidden_size}, got "
                 f"{self.patch_size}."
             )
-        if self.state_size % (2 * self.num_state_blocks):
+        if self.state_size % (2 * self.num_blocks):
             raise ValueError(
-                f"`state_size` must be a multiple of 2 `num_state_blocks`={2 * self.num_state_blocks} (each block has "
+                f"`state_size` must be a multiple of 2 `num_blocks`={2 * self.num_blocks} (each block has "
                 f"conjugate pairs), got {self.state_size}."
             )
         if not 0 <= self.l1_weight <= 1:
             raise ValueError(f"`l1_weight` must be from 0 to 1, got {self.l1_weight}.")
+
+    @property
+    def frame_shape(self) -> tuple[int, int, int]:
+        return 4 * self.patch_size, 4 * self.patch_size, self.num_channels
 
     @property
     def has_final_norm(self) -> bool:

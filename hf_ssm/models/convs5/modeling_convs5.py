@@ -181,7 +181,9 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
                 f"{tuple(pixel_values.shape)}."
             )
         if not pixel_values.is_floating_point():
-            raise TypeError(f"`pixel_values` must be numbers from 0 to 1, got {pixel_values.dtype}: divide bytes by 255.")
+            raise TypeError(
+                f"`pixel_values` must be numbers from 0 to 1, got {pixel_values.dtype}: divide bytes by 255."
+            )
         *_, height, width, found = pixel_values.shape
         if found != channels:
             raise ValueError(
@@ -232,14 +234,15 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         output_tau: bool = False,
         past_key_values: SSMCache | None = None,
         use_cache: bool | None = None,
-        return_loss: bool = True,
+        return_loss: bool | None = None,
         **kwargs: Any,
     ) -> SSMHeadOutput:
         r"""
         Args:
             labels: The video, `(B, T, H, W, C)`, which is shifted here: position t predicts `labels[:, t + 1]`.
                 Default: `pixel_values`.
-            return_loss: Compute the loss, also without labels; there is none for a single frame.
+            return_loss: Compute the loss without labels, too, if there is more than one frame. Default: in training
+                mode.
 
         The other arguments are those of the backbone. Returns the predicted frames as `logits`, of the shape of
         `pixel_values`; they are not limited to values from 0 to 1.
@@ -257,12 +260,11 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
             return_dict=True,
         )
         frames = self.decoder(outputs.last_hidden_state)
-        loss = None
+        if labels is None and (self.training if return_loss is None else return_loss) and pixel_values.shape[1] > 1:
+            labels = pixel_values
         if labels is not None:
             check_is_tensor("labels", labels)
-            loss = self.task_loss(frames, labels)
-        elif return_loss and frames.shape[1] > 1:
-            loss = self.task_loss(frames, pixel_values)
+        loss = None if labels is None else self.task_loss(frames, labels)
         return SSMHeadOutput(
             loss=loss,
             logits=frames,
@@ -283,9 +285,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         return (1 - weight) * squared + weight * absolute
 
     @torch.no_grad()
-    def generate_frames(
-        self, context: Tensor, num_frames: int, *, past_key_values: SSMCache | None = None
-    ) -> Tensor:
+    def generate_frames(self, context: Tensor, num_frames: int, *, past_key_values: SSMCache | None = None) -> Tensor:
         """Predict the frames that follow a video, each from the ones before it, at the cost of one frame each.
 
         Args:

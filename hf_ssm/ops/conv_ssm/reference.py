@@ -43,6 +43,7 @@ def conv_ssm_reference(
                 total = total + part @ kernel[:, :, row, column].mT
         return total
 
+    a, b, c = (torch.view_as_complex(part.contiguous()) for part in (a, b, c))
     state = inputs.new_zeros(*inputs[:, 0].shape[:3], a.shape[0], dtype=a.dtype)
     state = state if initial_state is None else initial_state
     outputs = []
