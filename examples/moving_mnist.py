@@ -1,13 +1,13 @@
 """Frequencies of ConvS5 and the speed of what it predicts: coloured Moving MNIST (Figure 11 of Yu et al. 2025).
 
-Every video has a fast red digit and a slow blue digit, which move ten times slower, on one canvas. A ConvS5 model learns
-to predict the next frame; it then generates frames from a context. The script compares initial frequencies of the state
-matrix: HiPPO-LegS as it is, scaled by α (`frequency_scale`, eq. (5)), and shifted away from zero (`frequency_shift`,
-eq. (14)). For each it prints the mean squared error of the red and of the blue channel: that of the next frame (after the
-context), and that of generated frames. "still" repeats the last known frame, "black" predicts nothing.
+Every video has a fast red digit and a blue digit that moves ten times slower. A ConvS5 model learns to predict the next
+frame; it then generates frames from a context. The script compares initial frequencies of the state matrix: HiPPO-LegS
+as it is, scaled by α (`frequency_scale`, eq. (5)), and shifted away from zero (`frequency_shift`, eq. (14)). For each
+it prints the mean squared error of the red and of the blue channel: that of the next frame (after the context), and that
+of generated frames. "still" repeats the last known frame, "black" predicts nothing.
 
-The paper shows one picture: with HiPPO's frequencies only the slow digit is generated, with a shift of 200 only the fast
-one; it gives no numbers.
+The paper shows one picture: with HiPPO's frequencies only the slow digit is generated, with a shift of 200 only the
+fast one; it gives no numbers.
 
 Defaults for one CPU core, which differ from the paper: 16 x 16 pixels, digits averaged to 8 x 8, 40 frames, of which 10
 are generated; a small model; three seeds, for weights and order. MNIST's 10,000 test images, the last 2,000 for test
@@ -17,7 +17,7 @@ videos. About 25 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--pictur
         --picture examples/results/moving_mnist.png
 
 The paper's data, 500 frames of context and 100 generated ones of 64 x 64 pixels, on a GPU (sizes and learning rate of
-Smith et al. 2023 for Moving MNIST, whose runs took 300,000 steps; speeds are ours, as the paper names their ratio only):
+Smith et al. 2023 for Moving MNIST, whose runs took 300,000 steps; the speeds are ours, as the paper names their ratio):
 
     python examples/moving_mnist.py --source train-images-idx3-ubyte.gz --image-size 64 --digit-size 28 --frames 600 \\
         --context 500 --speeds 5 0.5 --hidden-size 128 --layers 8 --state-size 128 --patch-size 4 --batch-size 8 \\

@@ -36,9 +36,9 @@ def export_program(
     """Write a model as a program that runs without hf_ssm; the folder appears complete or not at all.
 
     The inputs are `input_ids` `(batch, length)`, or `input_values` `(batch, length, channels)`, and `attention_mask`
-    `(batch, length)`; of a model of videos `pixel_values` `(batch, length, *config.frame_shape)`; the outputs those of the model. With a cache there are two programs: `prefill` reads a prompt,
-    without padding, and also returns the states; `decode` reads one token and the states, and returns both again. The
-    names of states are those of `SSMCache.named_tensors`, with `past_key_values.` before them. The file of a program
+    `(batch, length)`; a model of videos has `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs
+    are those of the model. With a cache there are two programs: `prefill` reads a prompt, without padding, and also
+    returns the states; `decode` reads one token and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with `past_key_values.` before them. The file of a program
     is `<program>.onnx` or `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
     `transformers.exporters.ExportedModel.from_pretrained(folder)` loads and runs them.
 

@@ -1,9 +1,10 @@
 """ConvS5, the convolutional state space model of videos: encoder, mixer, decoder, backbone and head.
 
-Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `p` patch size, `h` = H / p and `w` = W / p
-size of the hidden states, `D` hidden size.
+Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `p` patch size, `h` = H / p and
+`w` = W / p size of the hidden states, `D` hidden size.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,8 +37,7 @@ class FrameEncoder(nn.Module):
         levels = config.patch_size.bit_length() - 1
         widths = [config.num_channels, *(config.hidden_size >> level for level in reversed(range(levels)))]
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(before, after, 4, stride=2, padding=1)
-            for before, after in zip(widths[:-1], widths[1:], strict=True)
+            nn.Conv2d(before, after, 4, stride=2, padding=1) for before, after in pairwise(widths)
         )
         if not levels:
             self.convolutions.append(nn.Conv2d(config.num_channels, config.hidden_size, 3, padding=1))
@@ -59,8 +59,7 @@ class FrameDecoder(nn.Module):
         levels = config.patch_size.bit_length() - 1
         widths = [config.hidden_size >> level for level in range(levels + 1)]
         self.convolutions = nn.ModuleList(
-            nn.ConvTranspose2d(before, after, 4, stride=2, padding=1)
-            for before, after in zip(widths[:-1], widths[1:], strict=True)
+            nn.ConvTranspose2d(before, after, 4, stride=2, padding=1) for before, after in pairwise(widths)
         )
         self.output = nn.Conv2d(widths[-1], config.num_channels, 3, padding=1)
 
