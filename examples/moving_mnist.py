@@ -3,8 +3,8 @@
 Every video has a fast red digit and a blue digit that moves ten times slower. A ConvS5 model learns to predict the next
 frame; it then generates frames from a context. The script compares initial frequencies of the state matrix: HiPPO-LegS
 as it is, scaled by α (`frequency_scale`, eq. (5)), and shifted away from zero (`frequency_shift`, eq. (14)). For each
-it prints the mean squared error of the red and of the blue channel: that of the next frame (after the context), and that
-of generated frames. "still" repeats the last known frame, "black" predicts nothing.
+it prints the mean squared error of the red and of the blue channel, of the next frame (after the context) and of
+generated frames. "still" repeats the last known frame, "black" predicts nothing.
 
 The paper shows one picture: with HiPPO's frequencies only the slow digit is generated, with a shift of 200 only the
 fast one; it gives no numbers.
