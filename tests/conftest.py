@@ -48,7 +48,7 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 

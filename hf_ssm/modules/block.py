@@ -3,7 +3,8 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ class Block(GradientCheckpointingLayer):
         output_tau: bool = False,
         state: LayerState | None = None,
         documents: Documents | None = None,
+        extra_inputs: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One block.
 
@@ -67,12 +69,15 @@ class Block(GradientCheckpointingLayer):
             output_tau: Also return the τ of the mixer.
             state: Continue from this state, which is changed in place.
             documents: Where the hidden states are documents in their layout.
+            extra_inputs: Further arguments of the mixer, `(B, L)` each.
 
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
         """
-        packed = {} if documents is None else {"documents": documents}
-        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **packed)
+        given: dict[str, Any] = {**(extra_inputs or {})}
+        if documents is not None:
+            given["documents"] = documents
+        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **given)
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
         hidden_states = self._sum(hidden_states, mixed)

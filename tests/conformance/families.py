@@ -17,6 +17,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "s4d": {"filter_type": "s4d"},
     },
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "S5": {"blocks": {"num_blocks": 2}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
         # Its paper has one layer; two layers without norms would raise the input to the ninth power.

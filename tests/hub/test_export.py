@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("SelectiveSSM", "ForCausalLM", {}),
     "complex": ("SelectiveSSM", "ForTokenClassification", {"complex_state": True}),
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
+    "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
     "toy": ("Toy", "ForCausalLM", {}),
 }

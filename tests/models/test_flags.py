@@ -33,6 +33,7 @@ COMMON = {
 }
 FLAGS = {
     "S4": {**COMMON, "kernel_type": "s4", "output_glu": False, "use_final_norm": False, "use_skip": False},
+    "S5": {**COMMON, "num_blocks": 2, "output_gate": "glu", "use_final_norm": False, "use_skip": False},
     "Hyena": {
         **COMMON,
         "conv_kernel": 5,

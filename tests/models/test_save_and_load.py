@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import hf_ssm
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 AUTO_CLASSES = {
     "Model": "AutoModel",
     "ForCausalLM": "AutoModelForCausalLM",

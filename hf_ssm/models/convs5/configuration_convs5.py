@@ -1,18 +1,24 @@
 """Configuration of the convolutional state space models of videos, ConvS5."""
 
+from dataclasses import fields
 from typing import ClassVar
+
+from transformers import PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
 from hf_ssm.modules.convs5 import NO_TAU
 
-# Fields of the other families, whose inputs are sequences of tokens or numbers; at these values they have no effect.
-_OF_SEQUENCES = {
-    "num_input_channels": None,
-    "pooling": None,
-    "classifier_bias": True,
-    "classifier_dropout": 0.0,
-    "tie_word_embeddings": False,
-}
+# Fields of `SSMConfig` that a model of videos reads, or that cannot mislead (token ids). Others keep their defaults.
+_SHARED = frozenset(
+    {
+        *("bidirectional", "bos_token_id", "discretization", "embedding_dropout", "eos_token_id", "frequency_scale"),
+        *("frequency_shift", "hidden_dropout", "hidden_size", "init", "initializer_range", "layer_norm_epsilon"),
+        *("norm_first", "norm_type", "num_hidden_layers", "pad_token_id", "rescale_init", "rescaled"),
+        *("residual_in_fp32", "sobolev_frequency", "sobolev_mode", "sobolev_order", "sobolev_trainable", "state_size"),
+        *("tau_detach_statistics", "tau_statistics", "tau_weight", "time_step_max", "time_step_min", "use_cache"),
+        *("use_residual", "vocab_size"),
+    }
+)
 
 
 @strict_config
@@ -71,13 +77,14 @@ class ConvS5Config(SSMConfig):
     l1_weight: float | int = 0.5
 
     def check(self) -> None:
-        super().check()
-        for name, neutral in _OF_SEQUENCES.items():
-            if getattr(self, name) != neutral:
+        shared = {field.name: field.default for field in fields(SSMConfig)}
+        for name in shared.keys() - _SHARED - {field.name for field in fields(PreTrainedConfig)}:
+            if getattr(self, name) != shared[name]:
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} is for models of sequences, but ConvS5 reads videos: leave it "
-                    f"at {neutral!r}."
+                    f"at {shared[name]!r}."
                 )
+        super().check()
         for name in ("tau_weight", "rescale_init"):
             if getattr(self, name):
                 raise ValueError(f"`{name}`={getattr(self, name)!r} needs τ, but {NO_TAU}: leave `{name}` out.")

@@ -56,20 +56,20 @@ def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor | None = None, *, re
 
     Source: Smith, Warrington & Linderman 2023, Section 2.2.
     """
-    return _run(_LINEAR_SCAN, a, b, initial_state, reverse)
+    return _canonical_scan(_LINEAR_SCAN, a, b, initial_state, reverse)
 
 
 def linear_scan_reference(
     a: Tensor, b: Tensor, initial_state: Tensor | None = None, *, reverse: bool = False
 ) -> Tensor:
     """`linear_scan` as a loop over positions; same arguments."""
-    return _run(loop_scan, a, b, initial_state, reverse)
+    return _canonical_scan(loop_scan, a, b, initial_state, reverse)
 
 
-def _run(scan: Callable[..., Tensor], a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
+def _canonical_scan(scan: Callable[..., Tensor], a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
     """Call an implementation with `a` `(1 or B, 1 or L, 1 or M, S)`, `b` `(B, L, M, S)` and `state` `(B, M, S)`."""
-    _check(a, b, state)
-    dtype = _arithmetic_dtype(a, b, state)
+    _check_scan(a, b, state)
+    dtype = _scan_dtype(a, b, state)
     batch, length, *middle, states = b.shape
     if a.dim() == 1:
         a = a.view(1, 1, 1, -1)
@@ -87,14 +87,14 @@ def _run(scan: Callable[..., Tensor], a: Tensor, b: Tensor, state: Tensor | None
     return x.reshape(b.shape)
 
 
-def _arithmetic_dtype(*tensors: Tensor | None) -> torch.dtype:
+def _scan_dtype(*tensors: Tensor | None) -> torch.dtype:
     dtype = torch.float32
     for t in tensors:
         dtype = dtype if t is None else torch.promote_types(dtype, t.dtype)
     return dtype
 
 
-def _check(a: Tensor, b: Tensor, state: Tensor | None) -> None:
+def _check_scan(a: Tensor, b: Tensor, state: Tensor | None) -> None:
     """Raise a ValueError where shapes or types do not fit."""
     for name, t in (("a", a), ("b", b), ("initial_state", state)):
         if t is not None and not (t.is_floating_point() or t.is_complex()):

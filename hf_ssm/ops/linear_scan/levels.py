@@ -17,22 +17,22 @@ from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 
 __all__ = ["scan_by_levels", "scan_parts_by_levels"]
 
-_LEVEL_BLOCK = 16
+_STEPS_AT_ONCE = 16
 # 16^6 positions: more than the states of a sequence that fits in memory.
-_LEVELS = 6
+_SCAN_LEVELS = 6
 
 # A real tensor, or real and imaginary parts.
-Parts = tuple[Tensor, ...]
+ScanParts = tuple[Tensor, ...]
 
 
 def scan_by_levels(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
     """All states `(B, L, M, S)`; arguments as in `loop_scan`."""
-    before = None if state is None else _to_parts(state)
-    states = scan_parts_by_levels(_to_parts(a), _to_parts(b), before, reverse)
+    before = None if state is None else _scan_parts(state)
+    states = scan_parts_by_levels(_scan_parts(a), _scan_parts(b), before, reverse)
     return torch.complex(*states) if len(states) == 2 else states[0]
 
 
-def scan_parts_by_levels(a: Parts, b: Parts, state: Parts | None, reverse: bool) -> Parts:
+def scan_parts_by_levels(a: ScanParts, b: ScanParts, state: ScanParts | None, reverse: bool) -> ScanParts:
     """The scan of real numbers, or of complex numbers as real and imaginary parts, without complex tensors.
 
     Args:
@@ -47,12 +47,12 @@ def scan_parts_by_levels(a: Parts, b: Parts, state: Parts | None, reverse: bool)
     length = b[0].shape[1]
     before = tuple(torch.zeros_like(part[:, :1]) for part in b) if state is None else _unsqueezed(state, 1)
     if type(length) is int and length == 1:
-        return _sums(_times(a, before), b)
+        return _added(_products(a, before), b)
     # Sizes that do not depend on the length are compared at most.
     a = tuple(part.expand(-1, length, -1, -1) if _is_constant(part) else part for part in a)
     if reverse:
         a, b = (tuple(part.flip(1) for part in parts) for parts in (a, b))
-    states = _all_states(a, b, before, length)
+    states = _nested_states(a, b, before, length)
     return tuple(part.flip(1) for part in states) if reverse else states
 
 
@@ -60,44 +60,44 @@ def _is_constant(part: Tensor) -> bool:
     return type(part.shape[1]) is int and part.shape[1] == 1
 
 
-def _to_parts(t: Tensor) -> Parts:
+def _scan_parts(t: Tensor) -> ScanParts:
     return (t.real, t.imag) if t.is_complex() else (t,)
 
 
-def _times(a: Parts, b: Parts) -> Parts:
+def _products(a: ScanParts, b: ScanParts) -> ScanParts:
     if len(a) == 1:
         return (a[0] * b[0],)
     return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
 
 
-def _sums(a: Parts, b: Parts) -> Parts:
+def _added(a: ScanParts, b: ScanParts) -> ScanParts:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def _unsqueezed(parts: Parts, dim: int) -> Parts:
+def _unsqueezed(parts: ScanParts, dim: int) -> ScanParts:
     return tuple(part.unsqueeze(dim) for part in parts)
 
 
-def _all_states(a: Parts, b: Parts, before: Parts, length: int, level: int = 1) -> Parts:
+def _nested_states(a: ScanParts, b: ScanParts, before: ScanParts, length: int, level: int = 1) -> ScanParts:
     """The scan of the positions, or at a level above 1 of blocks; `before` is `(B, 1, M, S)`."""
-    count = block_count(length, _LEVEL_BLOCK**level)
-    a, b = (tuple(in_blocks(part, 1, _LEVEL_BLOCK, count) for part in parts) for parts in (a, b))
+    count = block_count(length, _STEPS_AT_ONCE**level)
+    a, b = (tuple(in_blocks(part, 1, _STEPS_AT_ONCE, count) for part in parts) for parts in (a, b))
     reach = 1
-    while reach < _LEVEL_BLOCK:
-        b = _sums(b, _times(a, tuple(_later(part, reach) for part in b)))
+    while reach < _STEPS_AT_ONCE:
+        b = _added(b, _products(a, tuple(_delayed(part, reach) for part in b)))
         # Before the beginning of a block the product of no decays is 1.
         ones = (1.0, 0.0)
-        a = _times(a, tuple(_later(part, reach, one) for part, one in zip(a, ones, strict=False)))
+        a = _products(a, tuple(_delayed(part, reach, one) for part, one in zip(a, ones, strict=False)))
         reach *= 2
-    if level < _LEVELS:
+    if level < _SCAN_LEVELS:
         last_a, last_b = (tuple(part[:, :, -1] for part in parts) for parts in (a, b))
-        ends = _all_states(last_a, last_b, before, length, level + 1)
+        ends = _nested_states(last_a, last_b, before, length, level + 1)
         before = tuple(torch.cat([first, end[:, :-1]], dim=1) for first, end in zip(before, ends, strict=True))
-    states = _sums(b, _times(a, _unsqueezed(before, 2)))
-    wanted = length if level == 1 else block_count(length, _LEVEL_BLOCK ** (level - 1))
+    states = _added(b, _products(a, _unsqueezed(before, 2)))
+    wanted = length if level == 1 else block_count(length, _STEPS_AT_ONCE ** (level - 1))
     return tuple(first_positions(part.flatten(1, 2), 1, wanted) for part in states)
 
 
-def _later(t: Tensor, steps: int, value: float = 0.0) -> Tensor:
+def _delayed(t: Tensor, steps: int, value: float = 0.0) -> Tensor:
     """`(B, K, T, M, S)` moved by a number of positions within each block, with `value` before."""
     return F.pad(t[:, :, :-steps], (0, 0, 0, 0, steps, 0), value=value)

@@ -19,7 +19,7 @@ from hf_ssm.ops.linear_scan.reference import loop_scan
 
 __all__ = ["parallel_scan", "scan_gradients", "shifted_states"]
 
-_BLOCK = 16
+_SCAN_BLOCK = 16
 
 
 def parallel_scan(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
@@ -37,7 +37,7 @@ class _ParallelScan(torch.autograd.Function):
     def forward(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
         if reverse:
             a, b = a.flip(1), b.flip(1)
-        x = _all_states(a, b, state)
+        x = _states_by_blocks(a, b, state)
         return x.flip(1) if reverse else x.contiguous()
 
     @staticmethod
@@ -81,25 +81,27 @@ def shifted_states(x: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
     return torch.cat([x[:, 1:], first] if reverse else [first, x[:, :-1]], dim=1)
 
 
-def _all_states(a: Tensor, b: Tensor, state: Tensor | None) -> Tensor:
+def _states_by_blocks(a: Tensor, b: Tensor, state: Tensor | None) -> Tensor:
     """The scan from the first position on; arguments as in `loop_scan`."""
     length = b.shape[1]
-    if length <= _BLOCK:
+    if length <= _SCAN_BLOCK:
         states = b.clone(memory_format=torch.contiguous_format)
         if state is not None:
             states[:, 0] += a[:, 0] * state
         for t in range(1, length):
             states[:, t].addcmul_(a[:, t if a.shape[1] > 1 else 0], states[:, t - 1])
         return states
-    padding = (0, 0, 0, 0, 0, -length % _BLOCK)
-    states = F.pad(b, padding).unflatten(1, (-1, _BLOCK))
+    padding = (0, 0, 0, 0, 0, -length % _SCAN_BLOCK)
+    states = F.pad(b, padding).unflatten(1, (-1, _SCAN_BLOCK))
     # `(1 or B, 1 or K, T, 1 or M, S)`.
-    products = (F.pad(a, padding) if a.shape[1] > 1 else a.expand(-1, _BLOCK, -1, -1)).unflatten(1, (-1, _BLOCK))
+    products = (F.pad(a, padding) if a.shape[1] > 1 else a.expand(-1, _SCAN_BLOCK, -1, -1)).unflatten(
+        1, (-1, _SCAN_BLOCK)
+    )
     decays, products = products.unbind(2), products.clone(memory_format=torch.contiguous_format)
-    for t in range(1, _BLOCK):
+    for t in range(1, _SCAN_BLOCK):
         states[:, :, t].addcmul_(decays[t], states[:, :, t - 1])
         products[:, :, t] *= products[:, :, t - 1]
-    ends = _all_states(products[:, :, -1], states[:, :, -1], state)
+    ends = _states_by_blocks(products[:, :, -1], states[:, :, -1], state)
     first = (torch.zeros_like(ends[:, 0]) if state is None else state).unsqueeze(1)
     before = torch.cat([first, ends[:, :-1]], dim=1).unsqueeze(2)
     return states.addcmul_(products, before).flatten(1, 2)[:, :length]
