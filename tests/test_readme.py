@@ -42,6 +42,11 @@ def test_packed_rows():
     assert run_section("Packed rows")["loss"].isfinite()
 
 
+def test_videos():
+    names = run_section("Videos")
+    assert names["loss"].isfinite() and names["future"].shape == (2, 5, 16, 16, 3)
+
+
 def test_generation():
     names = run_section("Generate")
     assert names["more"].shape == (2, 80)

@@ -1,8 +1,5 @@
 """ConvS5: the scan against the recurrence, videos frame by frame, saving, training, and bad input."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
@@ -15,6 +12,8 @@ from hf_ssm.ops.conv_ssm import conv_ssm, conv_ssm_reference
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.training import SSMTrainingArguments
+from hf_ssm.training.run import train
+from hf_ssm.training.settings import resolve
 
 SMALL = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "patch_size": 2}
 
@@ -63,7 +62,7 @@ def test_initial_parameters() -> None:
     assert operator.A_imag.min() > 200 and (operator.log_dt.exp() > 1e-3 * 0.99).all()
     # The mean square of a row of V* times real numbers of variance 1 / n is 1 / n.
     for parameter, terms in ((operator.B, 32 * 9), (operator.C, 16 * 9)):
-        assert float(parameter.square().sum(-1).mean()) * terms == pytest.approx(1, rel=0.15)
+        assert parameter.square().sum(-1).mean().item() * terms == pytest.approx(1, rel=0.15)
 
 
 @pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
@@ -131,6 +130,7 @@ def test_generated_frames_are_those_of_full_passes() -> None:
     torch.testing.assert_close(single, found[1:, 1:])
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 def test_gradients_through_pieces_and_checkpoints() -> None:
     model, frames = make().double(), video(5, torch.float64)
 
@@ -323,10 +323,12 @@ def test_bad_configurations(flags: dict, message: str) -> None:
         ConvS5Config(**(SMALL | flags))
 
 
-def test_commands_refuse_videos_in_one_line(tmp_path) -> None:
-    data = tmp_path / "data.csv"
-    data.write_text("sequence,label\nACGT,0\nTTTT,1\n")
-    command = [sys.executable, "-m", "hf_ssm.cli", "train", "--family", "convs5", "--dataset", str(data)]
-    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0
-    assert "model.family='convs5' predicts videos" in done.stderr.strip().splitlines()[-1]
+def test_commands_refuse_videos(tmp_path) -> None:
+    make().save_pretrained(tmp_path)
+    for model, message in (
+        ({"family": "convs5"}, "model.family='convs5' predicts videos"),
+        ({"checkpoint": str(tmp_path)}, "predicts videos, which is no task of the command"),
+    ):
+        settings = {"data": {"dataset": "planted-motifs"}, "model": model}
+        with pytest.raises(ValueError, match=message):
+            train(resolve(settings), tmp_path / "run")
