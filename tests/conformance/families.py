@@ -45,6 +45,11 @@ class Row:
     def name(self) -> str:
         return f"{self.family.name}_{self.variant}"
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of inputs that the models are tested with."""
+        return ("videos",) if "ForVideoPrediction" in self.family.model_classes else ("tokens", "signals")
+
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""
         shared = {name: value for name, value in _TINY.items() if hasattr(self.family.config_class, name)}

@@ -164,10 +164,10 @@ class _Videos(_Common):
         return inputs
 
 
-_KINDS = (("tokens", _Tokens, TOKEN_HEADS), ("signals", _Signals, SIGNAL_HEADS))
+_KINDS = {"tokens": (_Tokens, TOKEN_HEADS), "signals": (_Signals, SIGNAL_HEADS), "videos": (_Videos, VIDEO_HEADS)}
 for _row in ROWS:
-    _is_video = "ForVideoPrediction" in _row.family.model_classes
-    for _kind, _mixin, _heads in (("videos", _Videos, VIDEO_HEADS),) if _is_video else _KINDS:
+    for _kind in _row.kinds:
+        _mixin, _heads = _KINDS[_kind]
         _classes = tuple(_row.family.model_classes[_head] for _head in _heads if _head in _row.family.model_classes)
         _name = f"{_row.name}_{_kind}"
         globals()[_name] = type(

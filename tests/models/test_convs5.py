@@ -327,8 +327,8 @@ def test_commands_refuse_videos(tmp_path) -> None:
     make().save_pretrained(tmp_path)
     for model, message in (
         ({"family": "convs5"}, "model.family='convs5' predicts videos"),
-        ({"checkpoint": str(tmp_path)}, "predicts videos, which is no task of the command"),
+        ({"checkpoint": str(tmp_path)}, "predicts videos, and the command has no such task"),
     ):
-        settings = {"data": {"dataset": "planted-motifs"}, "model": model}
+        settings = {"data": {"dataset": "planted-motifs", "num_train": 8, "tokenizer": "dna"}, "model": model}
         with pytest.raises(ValueError, match=message):
             train(resolve(settings), tmp_path / "run")
