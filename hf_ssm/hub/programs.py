@@ -37,10 +37,11 @@ def export_program(
     """Write a model as a program that runs without hf_ssm; the folder appears complete or not at all.
 
     The inputs are `input_ids` `(batch, length)`, or `input_values` `(batch, length, channels)`, and `attention_mask`
-    `(batch, length)`, all with a second dimension of size 2 for pairs of sequences; the outputs those of the model.
-    With a cache there are two programs: `prefill` reads a prompt, without padding, and also returns the states;
-    `decode` reads one token and the states, and returns both again. The names of states are those of
-    `SSMCache.named_tensors`, with `past_key_values.` before them. The file of a program is `<program>.onnx` or
+    `(batch, length)`, all with a second dimension of size 2 for pairs of sequences; a model of videos has
+    `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs are those of the model. With a cache there
+    are two programs: `prefill` reads a prompt, without padding, and also returns the states; `decode` reads one token
+    and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with
+    `past_key_values.` before them. The file of a program is `<program>.onnx` or
     `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
     `transformers.exporters.ExportedModel.from_pretrained(folder)` loads and runs them.
 
@@ -95,6 +96,8 @@ def _length(model: Any) -> Any:
 def _example(model: Any) -> dict[str, Any]:
     longest = model.config.longest_input
     shape = _BATCH, _LENGTH if longest is None else min(_LENGTH, longest)
+    if model.config.frame_shape is not None:
+        return {"pixel_values": torch.zeros(*shape, *model.config.frame_shape).to(model.device)}
     channels = model.config.num_input_channels
     name, value = "input_ids", torch.ones(shape, dtype=torch.long)
     if channels is not None:

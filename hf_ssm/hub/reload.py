@@ -80,7 +80,7 @@ def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor
 
     Returns:
         `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`; for pairs
-        these two rows as one pair, `(1, 2, L)`.
+        these two rows as one pair, `(1, 2, L)`; of a model of videos `pixel_values` `(2, L, H, W, C)`.
     """
     inputs = _probe_rows(config)
     if auto_class != HEADS["ForSequencePairClassification"]:
@@ -91,6 +91,8 @@ def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor
 def _probe_rows(config: Any) -> dict[str, Tensor]:
     length = min(_LONGEST, config.longest_input or _LONGEST)
     generator = torch.Generator().manual_seed(0)
+    if config.frame_shape is not None:
+        return {"pixel_values": torch.rand(_ROWS, length, *config.frame_shape, generator=generator)}
     mask = torch.ones(_ROWS, length, dtype=torch.long)
     mask[1, max(1, 2 * length // 3) :] = 0
     if config.num_input_channels is None:

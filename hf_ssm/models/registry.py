@@ -19,6 +19,8 @@ HEADS = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForSequencePairClassification": "AutoModelForNextSentencePrediction",
     "ForTokenClassification": "AutoModelForTokenClassification",
+    # A video is a time series of frames; transformers has no Auto class of its own for them.
+    "ForVideoPrediction": "AutoModelForTimeSeriesPrediction",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
 """How the name of a model class ends, and the Auto class that loads it.

@@ -408,6 +408,11 @@ class SSMConfig(PreTrainedConfig):
         return "mean"
 
     @property
+    def frame_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of a small frame that the model can read; `None` if it does not read frames."""
+        return None
+
+    @property
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return None
