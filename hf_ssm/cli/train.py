@@ -200,7 +200,7 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 def _prove_demo(output: Path, result: RunResult) -> None:
-    """Load the result in a new process, and say how to go on."""
+    """Load the result in a new process, and print the next steps."""
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
     reload.prove_export(output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")

@@ -105,8 +105,8 @@ def test_alpha_from_data_follows_what_the_layer_reads(make_model) -> None:
     report = theory_report(model, [{"input_values": waves[:4]}, {"input_values": waves[4:, :250]}])
     found = report.alpha_of_layers[0]
     assert found.edges[0.5] == pytest.approx(omega, abs=0.03)
-    # The fastest pole of "lin" is nπ/2, and α ω₁ Δ = ω under the zero-order hold.
-    assert found.from_data[0.5][0] == pytest.approx(omega / (4 * math.pi / 2 * 0.01), rel=0.05)
+    # The fastest pole of "lin" with n = 4 is π, and α ω₁ Δ = ω under the zero-order hold.
+    assert found.from_data[0.5][0] == pytest.approx(omega / (math.pi * 0.01), rel=0.05)
     text = report.to_text()
     assert "inputs of layer 0" in text and "α = 3, below the limit" in text
 

@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, forward_with_cache
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_mask
+from hf_ssm.models.base.incremental import forward_with_cache
+from hf_ssm.models.base.inputs import check_extra_arguments, check_ids, check_is_tensor, check_mask
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
+from hf_ssm.models.base.reverse_complement import Strands, complements, embed_strands
 from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
@@ -42,10 +44,10 @@ class SSMModelOutput(ModelOutput):
     """Output of a backbone.
 
     Args:
-        last_hidden_state: `(B, L, D)`, after the final norm.
+        last_hidden_state: `(B, L, D)`, after the final norm; `(B, L, 2 D)` of both strands with `rc_equivariant`.
         past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
-            after the final norm; each `(B, L, D)`.
+            after the final norm; each in the shape of `last_hidden_state`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
     """
 
@@ -73,9 +75,11 @@ def _selected(
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
 
 
-def _restored(documents: Documents | None, hidden_states: Tensor | None) -> Tensor | None:
-    """Hidden states of documents back in packed rows."""
-    return hidden_states if documents is None or hidden_states is None else documents.restore(hidden_states)
+def _restored(documents: Documents | None, strands: Strands | None, hidden_states: Tensor | None) -> Tensor | None:
+    """Hidden states of documents back in packed rows, and those of both strands side by side."""
+    if documents is not None and hidden_states is not None:
+        hidden_states = documents.restore(hidden_states)
+    return hidden_states if strands is None else strands.join(hidden_states)
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -153,6 +157,16 @@ class SSMPreTrainedModel(PreTrainedModel):
         _remember_loading(model)
         return (model, info) if output_loading_info else model
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; new tokens are their own complement."""
+        config = self.config
+        before = complements(config) if config.rc_equivariant or config.complement_map is not None else None
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        if before is not None:
+            size = config.vocab_size
+            config.complement_map = [*before[:size], *range(len(before), size)]
+        return embedding
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         initial_parameters: Any = getattr(module, "initial_parameters", None)
@@ -209,6 +223,7 @@ class SSMModel(SSMPreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         documents: Documents | None = None,
+        both_strands: bool | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
         r"""
@@ -216,7 +231,8 @@ class SSMModel(SSMPreTrainedModel):
             input_ids: `(B, L)`, token ids.
             attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
                 `(B, P + L)`, where P positions were read before, whose entries are ignored.
-            inputs_embeds: `(B, L, D)`, instead of `input_ids`.
+            inputs_embeds: `(B, L, D)`, instead of `input_ids`; with `rc_equivariant` those of both strands,
+                `(B, L, 2 D)`, which are `hidden_states[0]` without dropout.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: the
                 embedding; the others are then `None`); default: the configuration's.
@@ -227,6 +243,8 @@ class SSMModel(SSMPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead: where each document begins; see `find_documents`.
             position_ids: `(B, L)`, instead: a document begins where they start again.
             documents: The documents, from a model with a head, which has looked them up.
+            both_strands: Whether to read the reverse complement too, from a model with a head; default:
+                `rc_equivariant`.
 
         Raises:
             TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
@@ -243,13 +261,20 @@ class SSMModel(SSMPreTrainedModel):
         if documents is None:
             packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
             documents = find_documents(attention_mask, past_key_values, packing, input_ids, inputs_embeds, input_values)
-        hidden_states = self._embed(input_ids, inputs_embeds, input_values, past_key_values, documents)
+        both_strands = self.config.rc_equivariant if both_strands is None else both_strands
+        hidden_states = self._embed(
+            input_ids, inputs_embeds, input_values, past_key_values, documents, both_strands=both_strands
+        )
         cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         mask = None
         if documents is None:
             mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        strands = Strands(hidden_states, mask, documents) if both_strands else None
+        if strands is not None:
+            hidden_states, mask, documents = strands.hidden_states, strands.mask, strands.documents
+        exchange = strands.exchange if strands is not None and self.config.rc_swap else None
         if self.dropout.training:
             hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
@@ -260,13 +285,13 @@ class SSMModel(SSMPreTrainedModel):
             if seq_idx is not None:
                 cache.remember_document(seq_idx, attention_mask)
         elif documents is None:
-            all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
+            all_hidden_states, taus = self._run(hidden_states, mask, output_tau, exchange=exchange)
         else:
             # Hidden states of the layers between are put in order on request only.
             all_hidden_states, taus = self._run(
-                documents.arrange(hidden_states), documents.mask, output_tau, documents=documents
+                documents.arrange(hidden_states), documents.mask, output_tau, documents=documents, exchange=exchange
             )
-        restored = partial(_restored, documents if cache is None else None)
+        restored = partial(_restored, documents if cache is None else None, strands)
         chosen = _selected(all_hidden_states, output_hidden_states)
         return SSMModelOutput(
             last_hidden_state=restored(all_hidden_states[-1]),
@@ -309,11 +334,17 @@ class SSMModel(SSMPreTrainedModel):
         output_tau: bool = False,
         states: Sequence[LayerState] | None = None,
         documents: Documents | None = None,
+        exchange: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ."""
+        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ.
+
+        `exchange` is applied to the hidden states before each layer.
+        """
         dtype = hidden_states.dtype
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
+            if exchange is not None:
+                hidden_states = exchange(hidden_states)
             hidden_states, tau = layer(
                 hidden_states, mask, output_tau, None if states is None else states[index], documents
             )
@@ -379,6 +410,8 @@ class SSMModel(SSMPreTrainedModel):
         input_values: Tensor | None,
         cache: SSMCache | None,
         documents: Documents | None,
+        *,
+        both_strands: bool,
     ) -> Tensor:
         named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         given = [(name, value) for name, value in named.items() if value is not None]
@@ -406,32 +439,20 @@ class SSMModel(SSMPreTrainedModel):
                     f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
                 )
         if name == "inputs_embeds":
-            if inputs.shape[-1] != self.config.hidden_size or not inputs.is_floating_point():
+            size = self.config.hidden_size * (1 + both_strands)
+            if inputs.shape[-1] != size or not inputs.is_floating_point():
+                which = "`hidden_size` of both strands" if both_strands else "`hidden_size`"
                 raise ValueError(
-                    f"`inputs_embeds` must hold {self.config.hidden_size} floating point numbers (`hidden_size`) at "
-                    f"each position, got {inputs.shape[-1]} of {inputs.dtype}."
+                    f"`inputs_embeds` must hold {size} floating point numbers ({which}) at each position, got "
+                    f"{inputs.shape[-1]} of {inputs.dtype}."
                 )
             return inputs
-        return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
+        return self._look_up(inputs, both_strands) if name == "input_ids" else self._project(inputs)
 
-    def _look_up(self, input_ids: Tensor) -> Tensor:
-        if input_ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"`input_ids` must be integers of torch.int64 or torch.int32, got {input_ids.dtype}: convert ids by "
-                "`.long()`, and pass embeddings as `inputs_embeds`."
-            )
-        # On a GPU the check would wait for the device, which reports such ids itself.
-        if has_readable_values(input_ids):
-            size = self.embed_tokens.weight.shape[0]
-            if input_ids.numel() == 1:
-                least = greatest = input_ids.item()
-            else:
-                least, greatest = (bound.item() for bound in input_ids.aminmax())
-            if least < 0 or greatest >= size:
-                raise ValueError(
-                    f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {size}: use the model's "
-                    "own tokenizer, or `resize_token_embeddings`."
-                )
+    def _look_up(self, input_ids: Tensor, both_strands: bool) -> Tensor:
+        check_ids(input_ids, self.embed_tokens.weight.shape[0])
+        if both_strands:
+            return embed_strands(self.embed_tokens, input_ids, self.config)
         return self.embed_tokens(input_ids)
 
     def _project(self, input_values: Tensor) -> Tensor:

@@ -73,6 +73,39 @@ def check_is_tensor(name: str, value: Any) -> None:
     check_type(name, value, Tensor, f"a tensor {hint}")
 
 
+def check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise `TypeError` for ids that are not integers, and `ValueError` for ids outside the vocabulary."""
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"`input_ids` must be integers of torch.int64 or torch.int32, got {input_ids.dtype}: convert ids by "
+            "`.long()`, and pass embeddings as `inputs_embeds`."
+        )
+    # On a GPU the check would wait for the device, which reports such ids itself.
+    if not has_readable_values(input_ids):
+        return
+    if input_ids.numel() == 1:
+        least = greatest = input_ids.item()
+    else:
+        least, greatest = (bound.item() for bound in input_ids.aminmax())
+    if least < 0 or greatest >= vocab_size:
+        raise ValueError(
+            f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {vocab_size}: use the model's "
+            "own tokenizer, or `resize_token_embeddings`."
+        )
+
+
+def check_labels(labels: Tensor, classes: int, argument: str) -> None:
+    """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
+    if not has_readable_values(labels):
+        return
+    bad = (labels != -100) & ((labels < 0) | (labels >= classes))
+    if bad.any():
+        raise ValueError(
+            f"`labels` has the value {labels[bad][0].item()}, but `{argument}`={classes} allows 0 to {classes - 1} "
+            f"(and -100 for positions without a label): correct the labels, or set `{argument}`."
+        )
+
+
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
     """Raise `ValueError` unless the mask is `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`."""
     check_is_tensor("attention_mask", attention_mask)
@@ -126,4 +159,4 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_is_tensor", "check_mask", "check_mask_shape"]
+__all__ = ["check_extra_arguments", "check_ids", "check_is_tensor", "check_labels", "check_mask", "check_mask_shape"]
