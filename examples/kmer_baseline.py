@@ -1,8 +1,8 @@
 """Logistic regression on k-mer counts, for comparison with the models of DNA.
 
 Each sequence is described by how often it contains each of the 4^k words of k letters (words with other letters than
-A, C, G, T are not counted), and scikit-learn's logistic regression, with its default penalty, is fitted to the rows marked
-`train`.
+A, C, G, T are not counted), and scikit-learn's logistic regression, with its default penalty, is fitted to the rows
+marked `train`.
 
     python examples/kmer_baseline.py --output examples/results/kmer_baseline.json
 

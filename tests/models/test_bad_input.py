@@ -1,6 +1,5 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
-
 import pytest
 import torch
 
