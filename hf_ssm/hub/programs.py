@@ -38,9 +38,9 @@ def export_program(
 
     The inputs are `input_ids` `(batch, length)`, or `input_values` `(batch, length, channels)`, and `attention_mask`
     `(batch, length)`, all with a second dimension of size 2 for pairs of sequences; a model of videos has
-    `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs are those of the model. With a cache there
-    are two programs: `prefill` reads a prompt, without padding, and also returns the states; `decode` reads one token
-    and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with
+    `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs are those of the model. With a cache
+    there are two programs: `prefill` reads a prompt, without padding, and also returns the states; `decode` reads one
+    token and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with
     `past_key_values.` before them. The file of a program is `<program>.onnx` or
     `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
     `transformers.exporters.ExportedModel.from_pretrained(folder)` loads and runs them.
