@@ -69,7 +69,7 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-def _selected(
+def selected_states(
     hidden_states: list[Tensor], requested: bool | int | list[int] | None
 ) -> tuple[Tensor | None, ...] | None:
     """The requested hidden states; `None` in the place of others, or instead of the tuple if none is requested."""
@@ -206,11 +206,7 @@ class SSMModel(SSMPreTrainedModel):
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
-        size = config.hidden_size
-        if config.num_input_channels is None:
-            self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        else:
-            self.input_projection = nn.Linear(config.num_input_channels, size)
+        self.build_embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
@@ -224,6 +220,13 @@ class SSMModel(SSMPreTrainedModel):
         targets[config.model_type] = sorted(names.union(targets.get(config.model_type, ())))
         self.gradient_checkpointing = False
         self.post_init()
+
+    def build_embedding(self, config: Any) -> None:
+        """Add the modules that map inputs to hidden states."""
+        if config.num_input_channels is None:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        else:
+            self.input_projection = nn.Linear(config.num_input_channels, config.hidden_size)
 
     @can_return_tuple
     def forward(
@@ -315,7 +318,7 @@ class SSMModel(SSMPreTrainedModel):
                 documents.arrange(hidden_states), documents.mask, output_tau, documents=documents, exchange=exchange
             )
         restored = partial(_restored, documents if cache is None else None, strands)
-        chosen = _selected(all_hidden_states, output_hidden_states)
+        chosen = selected_states(all_hidden_states, output_hidden_states)
         return SSMModelOutput(
             last_hidden_state=restored(all_hidden_states[-1]),
             past_key_values=cache,
@@ -504,4 +507,4 @@ class SSMModel(SSMPreTrainedModel):
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
 
-__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel", "selected_states"]
