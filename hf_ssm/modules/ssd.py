@@ -30,10 +30,10 @@ class SSDScan(FilteredScan):
     A is one number per head, -exp(A_log), and Δ = softplus(dt + dt_bias), clamped to `time_step_limit`. The mixer
     computes x, B, C and dt. The Sobolev filter is applied to x (Yu et al. 2025, Appendix F).
 
-    Rotated states (`complex_state`): N/2 pairs of states of a head turn at the rates `A_imag`, by the angles
+    Rotated states (`complex_state`): N/2 pairs of states of a head turn at the rates ω (`A_imag`), by the angles
     θ_t = (Δ_1 + ... + Δ_t) ω, so that C_tᵀ B_j becomes C_tᵀ R(θ_t - θ_j) B_j. This is the state matrix A + iω for
     complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
-    R(-θ) B and R(-θ) C; states that are kept are turned back, and do not depend on where a piece began.
+    R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
 
     Rescaling (Liu & Li 2024, Algorithm 1) divides C and D by √τ. No weight multiplies C, which leaves a convolution and
     an activation, so the buffer `C_scale` does, which a configuration with `rescale_init` adds. The RMS norm that
@@ -202,6 +202,9 @@ class SSDScan(FilteredScan):
             step, steps = self.time_steps(step), {}
             cosine, sine = rotation(step, self.A_imag)
             B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
+            if before is not None:
+                first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
+                before = _turned(before, first.cos(), first.sin(), self.head_dim)
         if not is_continued:
             return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), x
         if x.shape[1] == 1 and before is not None and not is_exporting():
@@ -299,7 +302,7 @@ class SSDScan(FilteredScan):
 
 
 def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles θ_t = (Δ_1 + ... + Δ_t) ω.
+    """Cosine and sine of the angles θ_t - θ_1 = (Δ_2 + ... + Δ_t) ω.
 
     Args:
         delta: Step sizes, `(B, L, H)`.
@@ -309,7 +312,8 @@ def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         Both `(B, L, H, N/2)`, in the type of `delta`. The angles are computed in double precision, as they accumulate
         over a long sequence.
     """
-    angle = delta.double().cumsum(1).unsqueeze(-1) * frequencies.double()
+    total = delta.double().cumsum(1)
+    angle = (total - total[:, :1]).unsqueeze(-1) * frequencies.double()
     return angle.cos().to(delta.dtype), angle.sin().to(delta.dtype)
 
 

@@ -299,6 +299,7 @@ def test_loaded_weights_and_resumed_runs_are_not_rescaled(make_model, tmp_path: 
         *(("S4", {"kernel_type": "s4"}), ("Hyena", {}), ("Hyena", {"filter_type": "sinusoid"})),
         ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
         ("SelectiveSSM", {"block": "plain", "state_matrix": "raw"}),
+        ("SSD", {"complex_state": True}),
         ("S4", {"norm_type": "batch"}),
     ],
 )
