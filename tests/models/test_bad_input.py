@@ -18,7 +18,7 @@ HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenCla
     [
         ({"sobolev_ordr": 1.0}, "did you mean `sobolev_order`"),
         ({"d_models": 3}, "did you mean `d_model`"),
-        ({"quite_another": 3}, "the arguments are"),
+        ({"xyzzy": 3}, "the arguments are"),
         ({"init": "hippo"}, "`init` must be one of 'legs', 'lin', 'inv', 'real', got 'hippo'"),
         ({"sobolev_mode": "acausal"}, "`sobolev_mode` must be one of"),
         ({"hidden_size": 0}, "`hidden_size` must be positive"),
