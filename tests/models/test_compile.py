@@ -14,10 +14,12 @@ pytestmark = pytest.mark.filterwarnings(r"ignore:.*should not be instantiated:De
 CAUSAL = [
     ("S4", {}),
     ("S4", {"kernel_type": "s4"}),
+    ("S5", {}),
     ("Hyena", {"hyena_order": 3}),
     ("Hyena", {"filter_type": "sinusoid"}),
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
+    ("SSD", {}),
 ]
 TWO_SIDED = [
     ("S4", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),

@@ -16,6 +16,7 @@ VARIANTS = {
     "hyena-order-3": ("Hyena", {"hyena_order": 3, "filter_type": "sinusoid", "sinusoid_window": 100}),
     "hyena-s4d": ("Hyena", {"filter_type": "s4d"}),
     "s4d": ("S4", {}),
+    "s5": ("S5", {"num_blocks": 2}),
     "s4d-sobolev": ("S4", {"sobolev_order": 0.5}),
     "s4d-radian": ("S4", {"sobolev_order": -0.5, "sobolev_frequency": "radian"}),
     "s4": ("S4", {"kernel_type": "s4", "discretization": "bilinear"}),
@@ -23,10 +24,11 @@ VARIANTS = {
     "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
+    "ssd": ("SSD", {"time_step_limit": (0.002, 0.2)}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
 # One for each way of remembering.
-SHORT = ("hyena", "s4d", "s4", "mamba", "mamba-sobolev", "plain")
+SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd")
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 

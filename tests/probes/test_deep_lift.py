@@ -13,12 +13,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "s4d": ("S4", {}),
     "s4, two-sided": ("S4", {"kernel_type": "s4", "bidirectional": True, "norm_type": "rms", "output_glu": False}),
     "s4d, batch norm": ("S4", {"norm_type": "batch", "norm_first": False}),
+    "s5": ("S5", {"bidirectional": True}),
     "hyena": ("Hyena", {}),
     "hyena, order 3": ("Hyena", {"hyena_order": 3, "norm_type": "rms"}),
     "mamba": ("SelectiveSSM", {}),
     "mamba, complex, two-sided": ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
     "mamba, Sobolev": ("SelectiveSSM", {"sobolev_order": -0.3, "norm_type": "layer"}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
+    "ssd, rotated, two-sided": ("SSD", {"complex_state": True, "bidirectional": True}),
 }
 ALL = pytest.mark.parametrize("variant", VARIANTS)
 

@@ -17,9 +17,18 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, forward_with_cache
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_ids, check_is_tensor, check_mask
+from hf_ssm.models.base.incremental import forward_with_cache
+from hf_ssm.models.base.inputs import (
+    attach_extra_inputs,
+    check_extra_arguments,
+    check_ids,
+    check_is_tensor,
+    check_mask,
+    declaring,
+    take_extra_inputs,
+)
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
 from hf_ssm.models.base.reverse_complement import Strands, complements, embed_strands
@@ -60,7 +69,7 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-def _selected(
+def selected_states(
     hidden_states: list[Tensor], requested: bool | int | list[int] | None
 ) -> tuple[Tensor | None, ...] | None:
     """The requested hidden states; `None` in the place of others, or instead of the tuple if none is requested."""
@@ -94,6 +103,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
+    # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
+    extra_inputs: ClassVar[tuple[str, ...]] = ()
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
     weights_were_loaded = False
     weights_were_rescaled = False
@@ -103,6 +114,13 @@ class SSMPreTrainedModel(PreTrainedModel):
         config.check()
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward: Any = cls.forward
+        # Not for the base class of a family, which is no model yet.
+        if cls.extra_inputs and forward is not nn.Module.forward:
+            cls.forward = declaring(forward, cls.extra_inputs)
 
     @classmethod
     def expect(cls, config: Any) -> None:
@@ -188,11 +206,7 @@ class SSMModel(SSMPreTrainedModel):
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
-        size = config.hidden_size
-        if config.num_input_channels is None:
-            self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        else:
-            self.input_projection = nn.Linear(config.num_input_channels, size)
+        self.build_embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
@@ -206,6 +220,13 @@ class SSMModel(SSMPreTrainedModel):
         targets[config.model_type] = sorted(names.union(targets.get(config.model_type, ())))
         self.gradient_checkpointing = False
         self.post_init()
+
+    def build_embedding(self, config: Any) -> None:
+        """Add the modules that map inputs to hidden states."""
+        if config.num_input_channels is None:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        else:
+            self.input_projection = nn.Linear(config.num_input_channels, config.hidden_size)
 
     @can_return_tuple
     def forward(
@@ -244,6 +265,7 @@ class SSMModel(SSMPreTrainedModel):
             documents: The documents, from a model with a head, which has looked them up.
             both_strands: Whether to read the reverse complement too, from a model with a head; default:
                 `rc_equivariant`.
+            kwargs: The family's `extra_inputs`, `(B, L)` each, positive; others are refused, see `inputs.py`.
 
         Raises:
             TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
@@ -276,6 +298,11 @@ class SSMModel(SSMPreTrainedModel):
         exchange = strands.exchange if strands is not None and self.config.rc_swap else None
         if self.dropout.training:
             hidden_states = self.dropout(hidden_states)
+        extra = take_extra_inputs(self, kwargs)
+        if extra and strands is not None:
+            raise ValueError(f"`{next(iter(extra))}` is for signals, which have no reverse complement: leave it out.")
+        if extra:
+            hidden_states = attach_extra_inputs(hidden_states, extra, attention_mask)
         taus: list[Tensor] = []
         if cache is not None:
             if not cache.belongs_to(self):
@@ -291,7 +318,7 @@ class SSMModel(SSMPreTrainedModel):
                 documents.arrange(hidden_states), documents.mask, output_tau, documents=documents, exchange=exchange
             )
         restored = partial(_restored, documents if cache is None else None, strands)
-        chosen = _selected(all_hidden_states, output_hidden_states)
+        chosen = selected_states(all_hidden_states, output_hidden_states)
         return SSMModelOutput(
             last_hidden_state=restored(all_hidden_states[-1]),
             past_key_values=cache,
@@ -304,8 +331,12 @@ class SSMModel(SSMPreTrainedModel):
     ) -> list[Tensor]:
         """The hidden states of every layer for the next positions of the sequences in a cache."""
         if documents is None:
-            return forward_with_cache(self._run_states, hidden_states, mask, cache)
-        return forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
+            outputs = forward_with_cache(self._run_states, hidden_states, mask, cache)
+        else:
+            outputs = forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
+        # A piece without tokens still has the channels of extra inputs.
+        size = self.config.hidden_size
+        return [part if part.shape[-1] == size else part[..., :size] for part in outputs]
 
     def _run_documents(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents) -> list[Tensor]:
         return self._run(hidden_states, mask, documents=documents)[0]
@@ -337,15 +368,20 @@ class SSMModel(SSMPreTrainedModel):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and the output of each layer, the last one after the final norm; and τ.
 
-        `exchange` is applied to the hidden states before each layer.
+        `exchange` is applied to the hidden states before each layer. Extra inputs are further channels of them.
         """
+        size, extra = self.config.hidden_size, None
+        if hidden_states.shape[-1] > size:
+            extra = dict(zip(self.extra_inputs, hidden_states[..., size:].unbind(-1), strict=True))
+            hidden_states = hidden_states[..., :size].to(self.dtype)
         dtype = hidden_states.dtype
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             if exchange is not None:
                 hidden_states = exchange(hidden_states)
+            given = {} if extra is None else {"extra_inputs": extra}
             hidden_states, tau = layer(
-                hidden_states, mask, output_tau, None if states is None else states[index], documents
+                hidden_states, mask, output_tau, None if states is None else states[index], documents, **given
             )
             all_hidden_states.append(hidden_states)
             taus.append(tau)
@@ -471,4 +507,4 @@ class SSMModel(SSMPreTrainedModel):
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
 
-__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel", "selected_states"]

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from hf_ssm.models.base.loading import converter_for
 from hf_ssm.models.base.reverse_complement import check_strands, complements
+from hf_ssm.models.base.weights import FETCHING
 from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
@@ -110,7 +111,8 @@ class SSMConfig(PreTrainedConfig):
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
             is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
-            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
+            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6); with `"zero_phase"` constant above
+            ω = 0.95 π, as the taps of the filter would not exist otherwise for β of 1 or more).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
         rescale_init (`bool`, defaults to `False`): Liu & Li, Algorithm 1, done once by `SSMTrainer` before the first
             step of a fresh model.
@@ -121,11 +123,15 @@ class SSMConfig(PreTrainedConfig):
             kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
             all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
             process uses its own rows.
-        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
+        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance. A Sobolev filter
+            of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters τ only through
+            them: the regulariser then does not train β, of which `SSMTrainer` and `tau_loss` warn.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
+        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
+            state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
@@ -204,6 +210,7 @@ class SSMConfig(PreTrainedConfig):
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    tie_dropout: bool = False
     classifier_bias: bool = True
     tie_word_embeddings: bool = False
     use_cache: bool = True
@@ -270,9 +277,10 @@ class SSMConfig(PreTrainedConfig):
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
-            converter = converter_for(cls, kind)
+            converter = converter_for(cls, found)
             if converter is not None:
-                return converter.convert_config(found), rest
+                fetching = {name: kwargs[name] for name in FETCHING if name in kwargs}
+                return converter.read_config(source, found, **fetching), rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
@@ -380,6 +388,11 @@ class SSMConfig(PreTrainedConfig):
         return self.init != "real"
 
     @property
+    def block_size(self) -> int:
+        """States of one copy of the initial state matrix, of which a layer may have several."""
+        return self.state_size
+
+    @property
     def mlp_size(self) -> int | None:
         """Width of each block's MLP; `None` where there is none."""
         return None
@@ -393,6 +406,11 @@ class SSMConfig(PreTrainedConfig):
     def default_pooling(self) -> str:
         """Pooling of the sequence classifier if `pooling` is `None`."""
         return "mean"
+
+    @property
+    def frame_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of a small frame that the model can read; `None` if it does not read frames."""
+        return None
 
     @property
     def longest_input(self) -> int | None:

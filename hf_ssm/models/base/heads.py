@@ -17,7 +17,13 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
+from hf_ssm.models.base.inputs import (
+    check_extra_arguments,
+    check_is_tensor,
+    check_labels,
+    cut_extra_input,
+    take_extra_inputs,
+)
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.models.base.reverse_complement import mean_scores, pooling_of, token_logits
 from hf_ssm.modules.pooling import pool
@@ -137,6 +143,7 @@ class _TokenHead(SSMPreTrainedModel):
             seq_idx=seq_idx,
             documents=documents,
             return_dict=True,
+            **take_extra_inputs(self, kwargs),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         last = outputs.last_hidden_state[:, keep]
@@ -231,17 +238,25 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
             # the time per token of the model in the section "decoding" of benchmarks/speed.py.
             count = kwargs.pop("next_sequence_length", None)
-            inputs = {name: value for name, value in kwargs.items() if name not in _NOT_READ}
+            # Generated tokens follow in equal time steps, the default.
+            unread = _NOT_READ.union(self.extra_inputs)
+            inputs = {name: value for name, value in kwargs.items() if name not in unread}
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
         inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
-        if inputs_embeds is None or kwargs.get("use_cache"):
-            return inputs
-        # Ids of such a prompt are ignored if they are given too; those generated since are not.
-        if kwargs.get("is_first_iteration"):
-            self._ids_of_prompt = input_ids.shape[1]
-        generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
-        return {**inputs, "input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
+        if inputs_embeds is not None and not kwargs.get("use_cache"):
+            # Ids of such a prompt are ignored if they are given too; those generated since are not.
+            if kwargs.get("is_first_iteration"):
+                self._ids_of_prompt = input_ids.shape[1]
+            generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
+            inputs |= {"input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
+        cache = kwargs.get("past_key_values")
+        for name, value in take_extra_inputs(self, dict(kwargs)).items():
+            read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            # Of all positions, or only of those that follow what is in the cache.
+            past = 0 if cache is None or value.shape[1] == read.shape[1] else cache.get_seq_length()
+            inputs[name] = cut_extra_input(value, past, read.shape[1])
+        return inputs
 
 
 class SSMForMaskedLM(_TokenHead):
@@ -308,6 +323,7 @@ class _LabelHead(SSMPreTrainedModel):
             documents=documents,
             both_strands=both_strands,
             return_dict=True,
+            **take_extra_inputs(self, kwargs),
         )
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()

@@ -3,7 +3,9 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import functools
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +55,7 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
             "computes the attention matrix of a selective layer.)"
         )
-    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *(_BESIDE_LABELS if has_labels else ())}
+    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *model.extra_inputs, *(_BESIDE_LABELS if has_labels else ())}
     accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
     unknown = given.keys() - accepted
     if not unknown:
@@ -65,6 +67,64 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
         if near is not None or given[name] is not None:
             hint = "leave it out" if near is None else f"did you mean `{near}`?"
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: {hint}")
+
+
+def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`forward` with keyword arguments in its signature that it takes as `**kwargs`.
+
+    The Trainer keeps the columns of a data set that the signature names, and `generate` passes the arguments on.
+    """
+    signature = inspect.signature(forward)
+    *others, last = (parameter for name, parameter in signature.parameters.items() if name not in names)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=None, annotation=Tensor | None) for name in names]
+
+    @functools.wraps(forward)
+    def declared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    declared.__signature__ = signature.replace(parameters=[*others, *added, last])  # type: ignore[attr-defined]
+    return declared
+
+
+def take_extra_inputs(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the given ones of the model's `extra_inputs` from keyword arguments, and return them."""
+    taken = {name: kwargs.pop(name, None) for name in model.extra_inputs}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def attach_extra_inputs(hidden_states: Tensor, extra: Mapping[str, Any], attention_mask: Tensor | None) -> Tensor:
+    """Hidden states `(B, L, D)` with a further channel for each extra input, so that all move together.
+
+    Args:
+        hidden_states: `(B, L, D)`.
+        extra: Numbers `(B, L)` by name; those at padding are ignored.
+        attention_mask: `(B, L)` or `(B, past + L)`, or `None`.
+
+    Raises:
+        TypeError: An input is not a tensor.
+        ValueError: Another shape or type; on a CPU also a number at a token that is not positive and finite.
+    """
+    parts = [hidden_states]
+    shape = hidden_states.shape[:2]
+    for name, value in extra.items():
+        check_is_tensor(name, value)
+        if value.shape != shape or value.dtype == torch.bool or value.is_complex():
+            raise ValueError(
+                f"`{name}` must be a number for each position, (batch, length) = {tuple(shape)}, got "
+                f"{tuple(value.shape)} of {value.dtype}."
+            )
+        value = value.to(hidden_states.device, torch.promote_types(value.dtype, torch.float32))
+        if attention_mask is not None:
+            value = torch.where(attention_mask[:, -shape[1] :].to(value.device).bool(), value, 1.0)
+        if has_readable_values(value) and not (valid := (value > 0) & torch.isfinite(value)).all():
+            row, position = (~valid).nonzero()[0].tolist()
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {value[row, position].item()} in row {row} at position "
+                f"{position}: give 1 where the time to the position before is not known."
+            )
+        parts.append(value.unsqueeze(-1))
+    return torch.cat(parts, dim=-1)
 
 
 def check_is_tensor(name: str, value: Any) -> None:
@@ -159,4 +219,20 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_ids", "check_is_tensor", "check_labels", "check_mask", "check_mask_shape"]
+def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
+    """An extra input of a prompt at the `count` positions after the first `past`, `(B, count)`; 1 after the prompt."""
+    return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
+
+
+__all__ = [
+    "attach_extra_inputs",
+    "check_extra_arguments",
+    "check_ids",
+    "check_is_tensor",
+    "check_labels",
+    "check_mask",
+    "check_mask_shape",
+    "cut_extra_input",
+    "declaring",
+    "take_extra_inputs",
+]
