@@ -151,6 +151,64 @@ def test_gradients_through_pieces_and_checkpoints() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+# Complexity
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"sobolev_order": 0.7, "sobolev_trainable": True, "input_kernel_size": 1, "skip_kernel_size": 5},
+        {"use_skip": False, "output_kernel_size": 1, "tau_statistics": "unit"},
+        {"tau_statistics": "white"},
+    ],
+)
+def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
+    """The kernel from the forward pass: the response of the middle pixel to an impulse at each pixel and channel."""
+    frames, channels, size = 5, 3, 7
+    model = make(hidden_size=channels, patch_size=1, num_channels=1, state_size=4, **flags).double()
+    operator = model.model.layers[0].mixer.ssm
+    inputs = torch.randn(4, frames, size, size, channels, dtype=torch.float64) + 0.3
+    with torch.no_grad():
+        count = size * size * channels
+        impulses = torch.zeros(count, frames, count, dtype=torch.float64)
+        impulses[torch.arange(count), 0, torch.arange(count)] = 1
+        responses = operator(impulses.view(count, frames, size, size, channels))[0][:, :, 3, 3]
+    # `(D, pixels, channels, lags)`.
+    kernel = responses.permute(2, 0, 1).unflatten(1, (size * size, channels))
+    by_lag = inputs.flip(1).transpose(0, 1).flatten(1, -2)
+    mean, spread = by_lag.mean(1).T, by_lag.var(1, correction=0).sqrt().T
+    if flags.get("tau_statistics") == "white":
+        expected = kernel.square().sum((1, 2, 3)).mean()
+    else:
+        unit = flags.get("tau_statistics") == "unit"
+        mean, spread = (torch.zeros_like(mean), torch.ones_like(spread)) if unit else (mean, spread)
+        expected = ((kernel.abs() * spread).sum((1, 2, 3)) + (kernel * mean).sum((1, 2, 3)).abs()).square().mean()
+    found = operator(inputs, output_tau=True)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    names = dict(operator.named_parameters())
+    assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(found, list(names.values())))
+
+
+def test_rescaling_regulariser_and_report(tmp_path) -> None:
+    model = make(rescale_init=True, tau_weight=0.01)
+    batch = {"pixel_values": video(seed=3)}
+    tau = model(**batch, output_tau=True).tau
+    assert tau.shape == (2,) and (tau - 1).abs().min() > 1e-3
+    report = hf_ssm.theory_report(model, [batch])
+    torch.testing.assert_close(torch.tensor([layer.tau for layer in report.complexity]).float(), tau, rtol=1e-4, atol=0)
+    torch.testing.assert_close(hf_ssm.rescale_init_(model, batch)[0], tau[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), rtol=1e-5, atol=0)
+    args = SSMTrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+        logging_steps=1,
+    )  # fmt: skip
+    trainer = hf_ssm.SSMTrainer(make(rescale_init=True, tau_weight=0.01), args, train_dataset=Videos())
+    trainer.train()
+    assert len(trainer.rescale_tau) == 2
+    assert any("tau_layer_1" in entry for entry in trainer.state.log_history)
+
+
 # Loss and training
 
 
@@ -280,7 +338,7 @@ def test_bad_arguments() -> None:
     cache = model(frames, use_cache=True).past_key_values
     for message, arguments in {
         "must be the video itself": {"labels": frames[:, 1:]},
-        "no τ to return.*kernels from one channel": {"output_tau": True, "use_cache": False},
+        "needs the whole sequence": {"output_tau": True, "use_cache": True},
         "states of 3 x 4 patches, but the frames have 4 x 4": {
             "pixel_values": torch.rand(2, 1, 8, 8, 3),
             "past_key_values": cache,
@@ -293,10 +351,6 @@ def test_bad_arguments() -> None:
         model(frames, attention_mask=torch.ones(2, 3))
     with pytest.raises(ValueError, match="`num_frames` must be a positive number, got 0"):
         model.generate_frames(frames, 0)
-    with pytest.raises(ValueError, match="no τ to return or to rescale by"):
-        hf_ssm.rescale_init_(model, {"pixel_values": frames})
-    with pytest.raises(ValueError, match="no kernels to report on"):
-        hf_ssm.theory_report(model, [{"pixel_values": frames}])
 
 
 @pytest.mark.parametrize(
@@ -308,8 +362,6 @@ def test_bad_arguments() -> None:
         ({"patch_size": 3}, "power of two that divides `hidden_size`=8, got 3"),
         ({"patch_size": 16}, "power of two that divides `hidden_size`=8"),
         ({"l1_weight": 1.5}, "`l1_weight` must be from 0 to 1"),
-        ({"tau_weight": 0.1}, "`tau_weight`=0.1 needs τ, but τ is defined for kernels from one channel to one"),
-        ({"rescale_init": True}, "`rescale_init`=True needs τ"),
         ({"bidirectional": True}, "it would read the frames it predicts"),
         ({"sobolev_order": 1.0, "sobolev_mode": "zero_phase"}, "it would read the frames it predicts"),
         ({"norm_type": "batch"}, "`norm_type` must be one of"),
