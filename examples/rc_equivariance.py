@@ -10,8 +10,8 @@ part of `human_or_worm_mini` (200 bases of a random strand), for the same number
 * conjoined: no training of its own; the plain and the augmented model, evaluated with `rc_conjoin="eval"`.
 
 Every model has the same number of parameters. The test split is evaluated once per model, at the end; there is no
-selection on it. "Inconsistent" is the share of the test rows whose predicted class is another one for the reverse
-complement.
+selection on it. "Inconsistent" is the share of the first 500 test rows whose predicted class is another one for the
+reverse complement.
 
     python examples/rc_equivariance.py --output examples/results/rc_equivariance.json
 """
@@ -31,6 +31,8 @@ from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification, SS
 from hf_ssm.data import load_sequences, with_random_reverse_complement
 from hf_ssm.tokenization import build_dna_tokenizer
 
+# Test rows that are also classified from the other strand.
+TURNED_ROWS = 500
 MODELS = ("plain", "augmented", "equivariant")
 COLUMNS = ("plain", "plain, conjoined", "augmented", "augmented, conjoined", "equivariant")
 
@@ -59,11 +61,12 @@ def build(args: argparse.Namespace, *, rc_equivariant: bool) -> SelectiveSSMForS
 def predictions(model: Any, ids: Tensor) -> Tensor:
     """Predicted class of rows of equal length, `(rows,)`."""
     model.eval()
-    return torch.cat([model(input_ids=part).logits.argmax(-1) for part in ids.split(250)])
+    parts = [model(input_ids=part).logits.argmax(-1) for part in ids.split(250) if len(part)]
+    return torch.cat([ids.new_zeros(0), *parts])
 
 
 def evaluate(model: Any, rows: Dataset, conjoin: str = "none") -> dict[str, float]:
-    """Accuracy, and share of rows that are classified otherwise from the other strand."""
+    """Accuracy, and share of the first rows that are classified otherwise from the other strand."""
     by_length: dict[int, list[int]] = {}
     for number, row in enumerate(rows["input_ids"]):
         by_length.setdefault(len(row), []).append(number)
@@ -73,11 +76,12 @@ def evaluate(model: Any, rows: Dataset, conjoin: str = "none") -> dict[str, floa
     for numbers in by_length.values():
         ids = torch.tensor([rows["input_ids"][number] for number in numbers])
         labels = torch.tensor([rows["labels"][number] for number in numbers])
-        found, other = predictions(model, ids), predictions(model, complement[ids].flip(1))
+        found = predictions(model, ids)
         right += int((found == labels).sum())
-        inconsistent += int((found != other).sum())
+        both = torch.tensor(numbers) < TURNED_ROWS
+        inconsistent += int((found[both] != predictions(model, complement[ids[both]].flip(1))).sum())
     model.config.rc_conjoin = "none"
-    return {"accuracy": right / len(rows), "inconsistent": inconsistent / len(rows)}
+    return {"accuracy": right / len(rows), "inconsistent": inconsistent / min(TURNED_ROWS, len(rows))}
 
 
 def train(kind: str, rows: Dataset, tokenizer: Any, seed: int, args: argparse.Namespace) -> Any:
@@ -124,13 +128,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--path", default="../shared/data/human_or_worm_mini.csv.gz")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--train-rows", type=int, default=7500, help="number of training rows")
+    parser.add_argument("--train-rows", type=int, default=1000, help="number of training rows")
     parser.add_argument("--test-rows", type=int, default=2500, help="number of test rows")
-    parser.add_argument("--epochs", type=float, default=4)
-    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=float, default=6)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--state-size", type=int, default=8)
     args = parser.parse_args(argv)
     if args.tiny:
@@ -139,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     tokenizer = build_dna_tokenizer()
     splits = load_sequences(args.path, seed=0)
-    runs = [run_seed(seed, splits, tokenizer, args) for seed in range(args.seeds)]
+    runs = []
+    for seed in range(args.seeds):
+        runs.append(run_seed(seed, splits, tokenizer, args))
+        write_results(args, {"runs": runs})
     size = runs[0]["plain"]["parameters"]
     print(f"\nTest accuracy and share of inconsistent rows, {args.seeds} seeds, {size} parameters")
     print_table(
@@ -149,7 +156,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name in COLUMNS
         ],
     )
-    write_results(args, {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 
@@ -60,6 +60,8 @@ def make_model() -> Callable[..., Any]:
         defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
         if family == "Hyena":
             defaults |= {"max_position_embeddings": 64, "filter_order": 16}
+        if family == "SSD":
+            defaults |= {"head_dim": 4, "n_groups": 2}
         config = getattr(hf_ssm, f"{family}Config")(**(defaults | arguments))
         return getattr(hf_ssm, f"{family}{head}")(config).eval()
 

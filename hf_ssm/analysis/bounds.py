@@ -202,15 +202,19 @@ def generalization_bound(
 
     Raises:
         TypeError: An argument of another type.
-        ValueError: The model has no selective scan; no batch; `input_bound` below the measured norm.
+        ValueError: The model has no selective scan, or one that the theorems do not cover; no
+            batch; `input_bound` below the measured norm.
 
     Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6.
     """
     check_model(model)
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
     model = unwrapped(model)
-    operators = sequence_operators(model)
+    operators = list(sequence_operators(model))
     observers = [_Observer(name, layer, part) for name, layer, part in operators if part.bound_norms is not None]
+    reason = next((part.no_bound for _, _, part in operators if part.no_bound is not None), None)
+    if not observers and reason is not None:
+        raise ValueError(f"There is no bound for {type(model).__name__}: {reason}")
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "

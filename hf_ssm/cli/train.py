@@ -42,7 +42,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--task": (
         "model.task",
         str,
-        "sequence-classification (default), token-classification, signal-regression, causal-lm or masked-lm",
+        "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded separately), "
+        "token-classification, signal-regression, causal-lm or masked-lm",
     ),
     "--model": ("model.checkpoint", str, "fine-tune this folder or Hub id"),
     "--epochs": ("training.num_train_epochs", float, "passes over the training split"),

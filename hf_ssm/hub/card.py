@@ -25,6 +25,7 @@ _BEGIN, _END = "<!-- hf-ssm report: begin -->", "<!-- hf-ssm report: end -->"
 # Task of the command -> (head, pipeline tag of the Hub, description).
 _TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
+    "sequence-pair-classification": ("ForSequencePairClassification", None, "classification of pairs of sequences"),
     "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
     "signal-regression": ("ForSignalRegression", None, "regression on signals"),
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
@@ -177,6 +178,7 @@ def build_card(facts: CardFacts) -> ModelCard:
         "auto_class": HEADS[head],
         "output": "last_hidden_state" if head == "Model" else "logits",
         "pipeline_tag": facts.pipeline_tag,
+        "pairs": head == "ForSequencePairClassification",
         "repo_id": facts.repo_id or _SOME_FOLDER,
         "example": facts.example,
         "metrics": {name: _METRIC_NAMES.get(name, name) for name in metrics},

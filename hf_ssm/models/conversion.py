@@ -114,17 +114,26 @@ def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collec
 
 
 def _read_config(source: str | Path) -> dict[str, Any]:
-    """Content of the `config.json` of a folder or Hub id."""
+    """Content of the `config.json` of a folder or Hub id; of a folder without it, that of Mistral's `params.json`."""
+    if Path(source, "params.json").is_file() and not Path(source, "config.json").is_file():
+        # Its `model_type` is none of transformers.
+        return {name: value for name, value in _read_json(Path(source, "params.json")).items() if name != "model_type"}
     if Path(source).is_dir() and not Path(source, "config.json").is_file():
         raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
     try:
         path = Path(str(cached_file(source, "config.json")))
     except OSError as error:
         raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and not on the Hub: {error}") from error
+    return _read_json(path, source)
+
+
+def _read_json(path: Path, source: str | Path | None = None) -> dict[str, Any]:
+    """Content of a file of a checkpoint `source`."""
+    of = str(path.parent if source is None else source)
     try:
         found = json.loads(path.read_bytes())
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"the config.json of {str(source)!r} is not valid JSON: {error}") from error
+        raise ValueError(f"the {path.name} of {of!r} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"the config.json of {str(source)!r} must hold an object, got {type(found).__name__}")
+        raise ValueError(f"the {path.name} of {of!r} must hold an object, got {type(found).__name__}")
     return found

@@ -48,6 +48,7 @@ class Block(GradientCheckpointingLayer):
         self.norm1 = build_norm(config)
         self.mixer = mixer(config, layer_idx)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.tie_dropout = config.tie_dropout
         has_mlp = config.mlp_size is not None
         self.norm2 = build_norm(config) if has_mlp else None
         self.mlp = MLP(config) if has_mlp else None
@@ -80,13 +81,13 @@ class Block(GradientCheckpointingLayer):
         mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **given)
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
-        hidden_states = self._sum(hidden_states, mixed)
+        hidden_states = self._sum(hidden_states, self._dropped(mixed, documents))
         if not self.norm_first:
             hidden_states = self._normed(self.norm1, hidden_states, mask)
         if self.mlp is None or self.norm2 is None:
             return hidden_states, tau
         normed = self._normed(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
-        hidden_states = self._sum(hidden_states, self.mlp(self._as_computed(normed)))
+        hidden_states = self._sum(hidden_states, self._dropped(self.mlp(self._as_computed(normed)), documents))
         return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -106,8 +107,15 @@ class Block(GradientCheckpointingLayer):
             hidden_states = hidden_states.to(weight.dtype)
         return normalized(norm, hidden_states, mask, self.norm_type)
 
+    def _dropped(self, update: Tensor, documents: Documents | None) -> Tensor:
+        """Dropout; tied: one mask for all positions of a sequence or document."""
+        if not (self.tie_dropout and self.dropout.training):
+            return self.dropout(update)
+        if documents is None:
+            return update * self.dropout(torch.ones_like(update[:, :1]))
+        return documents.map(lambda batch, _: batch * self.dropout(torch.ones_like(batch[:, :1])), update)
+
     def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
-        update = self.dropout(update)
         if not self.use_residual:
             return update
         if self.residual_in_fp32:

@@ -1,11 +1,12 @@
-"""Norms by name.
+"""Norms by name, and the gated norm of Mamba-2.
 
-Legend: `B` batch, `L` length, `D` hidden size.
+Legend: `B` batch, `L` length, `D` hidden size (channels of the gated norm).
 """
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["MaskedBatchNorm", "build_norm", "normalized"]
+__all__ = ["GatedRMSNorm", "MaskedBatchNorm", "build_norm", "normalized"]
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
@@ -17,6 +18,45 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         output = hidden_states.new_zeros(hidden_states.shape)
         output[mask] = super().forward(hidden_states[mask])
         return output
+
+
+class GatedRMSNorm(nn.Module):
+    """RMS norm of y ⊙ SiLU(z), or RMS norm of y times SiLU(z); the mean square is that of each group of channels.
+
+    Args:
+        channels: D.
+        groups: Number of groups of consecutive channels.
+        epsilon: ε, added to the mean square.
+        norm_before_gate: Apply the gate to the output instead of the input.
+
+    Source: Dao & Gu 2024 (Mamba-2), Section 7.
+    """
+
+    parameter_quantity = "norm"
+
+    def __init__(self, channels: int, groups: int = 1, epsilon: float = 1e-5, norm_before_gate: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.groups, self.epsilon, self.norm_before_gate = groups, epsilon, norm_before_gate
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values by name."""
+        return {"weight": torch.ones(self.weight.shape)}
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, groups={self.groups}, epsilon={self.epsilon}"
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """`(B, L, D)` from y and z, both `(B, L, D)`; computed in float32 or better."""
+        dtype = hidden_states.dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        hidden_states, gate = hidden_states.to(precise), nn.functional.silu(gate.to(precise))
+        if not self.norm_before_gate:
+            hidden_states = hidden_states * gate
+        grouped = hidden_states.unflatten(-1, (self.groups, -1))
+        normed = nn.functional.rms_norm(grouped, grouped.shape[-1:], None, self.epsilon).flatten(-2)
+        output = self.weight * normed.to(dtype)
+        return output * gate.to(dtype) if self.norm_before_gate else output
 
 
 def build_norm(config) -> nn.Module:

@@ -127,7 +127,8 @@ class SequenceOperator(nn.Module):
     - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default);
     - `frequency_response(omega, rows)`: of each kernel (`None` by default), where row k C + c is channel c of direction
       k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately;
-    - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025.
+    - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025; for a scan without them, `no_bound`
+      is the reason.
 
     In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch for τ, in
     training mode and while rescaling; all processes have to compute τ together, as they do in data parallel training.
@@ -151,6 +152,7 @@ class SequenceOperator(nn.Module):
     attention_matrix: Any = None
     frequency_response: Any = None
     bound_norms: Any = None
+    no_bound: ClassVar[str | None] = None
 
     def __init__(
         self,

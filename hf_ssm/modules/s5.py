@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ssm.modules.operator import (
     KernelInput,
@@ -204,7 +204,7 @@ class S5StateSpace(SequenceOperator):
             if self.has_sobolev_filter and self.sobolev_mode == "causal":
                 behind = self.filter_input(inputs.flip(1), None if mask is None else mask.flip(1)).flip(1)
             if time_deltas is not None:
-                time_deltas = torch.cat([time_deltas[:, 1:], torch.ones_like(time_deltas[:, :1])], dim=1)
+                time_deltas = nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]
             output = output + self._read_out(self._states(behind, time_deltas, reverse=True), 1)
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
 

@@ -35,12 +35,73 @@ from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 
-__all__ = ["SelectiveScan"]
+__all__ = ["FilteredScan", "SelectiveScan"]
+
+
+class FilteredScan(SequenceOperator):
+    """Base of scans that vary in time: the Sobolev filter of their input (Yu et al. 2025, Appendix F)."""
+
+    is_time_invariant: ClassVar[bool] = False
+    direction: str
+    """`"forward"`, or `"backward"` where the mixer reverses the inputs."""
+
+    @property
+    def is_causal(self) -> bool:
+        return super().is_causal and self.direction == "forward"
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
+    def filter_input(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+        channels: slice | list[int] = slice(None),
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
+        if not self.has_sobolev_filter:
+            return inputs
+        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        if self.sobolev_mode == "zero_phase":
+            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
+        taps = partial(self._taps, precise, channels)
+        if documents is not None:
+            kernel = taps(documents.longest)
+            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
+        elif state is None:
+            filtered = long_conv(precise, taps(inputs.shape[1]))
+        else:
+            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
+        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
+        return filtered.to(inputs.dtype)
+
+    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
+        order = self._order(like)
+        order = order[channels] if order is not None and order.dim() else order
+        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+        return taps.to(like).expand(like.shape[-1], -1)
+
+    def _of_unfiltered(self, matrix: Tensor, channels: list[int], mask: Tensor | None) -> Tensor:
+        """The attention matrix times that of the filter, `(B, E, L, L)`, zero at padding."""
+        if self.has_sobolev_filter:
+            # Column j of the filter is its response to an impulse at j.
+            impulses = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype).unsqueeze(-1)
+            responses = self.filter_input(impulses.expand(-1, -1, len(channels)), channels=channels).permute(2, 1, 0)
+            matrix = matrix @ (responses if mask is None else _without_padding(responses, mask))
+        return matrix if mask is None else _without_padding(matrix, mask)
+
+
+def _without_padding(matrix: Tensor, mask: Tensor) -> Tensor:
+    """The matrix with rows and columns of padding set to 0, `(B, E, L, L)`."""
+    return matrix * mask[:, None, :, None] * mask[:, None, None, :]
 
 
 # On a GPU, a kernel of the Hub or of an installed package replaces the function.
 @use_kernelized_func([hub_selective_scan])
-class SelectiveScan(SequenceOperator):
+class SelectiveScan(FilteredScan):
     """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
 
     Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
@@ -56,7 +117,6 @@ class SelectiveScan(SequenceOperator):
     Source: Gu & Dao 2023 (Mamba), Algorithm 2; Honarpisheh et al. 2025, eqs. (8), (13), (14).
     """
 
-    is_time_invariant: ClassVar[bool] = False
     A: Tensor
     A_log: Tensor
 
@@ -120,14 +180,6 @@ class SelectiveScan(SequenceOperator):
         if self.dt_proj is not None:
             roles["dt_proj.weight"] = ParameterRole("step_projection")
         return roles
-
-    @property
-    def is_causal(self) -> bool:
-        return super().is_causal and self.direction == "forward"
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        return not self.has_sobolev_filter
 
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
@@ -232,37 +284,6 @@ class SelectiveScan(SequenceOperator):
         )
         return output.unsqueeze(1), state
 
-    def filter_input(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        state: LayerState | None = None,
-        channels: slice | list[int] = slice(None),
-        documents: Documents | None = None,
-    ) -> Tensor:
-        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
-        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-        if not self.has_sobolev_filter:
-            return inputs
-        if self.sobolev_mode == "zero_phase":
-            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
-        taps = partial(self._taps, precise, channels)
-        if documents is not None:
-            kernel = taps(documents.longest)
-            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
-        elif state is None:
-            filtered = long_conv(precise, taps(inputs.shape[1]))
-        else:
-            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
-        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
-        return filtered.to(inputs.dtype)
-
-    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
-        order = self._order(like)
-        order = order[channels] if order is not None and order.dim() else order
-        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-        return taps.to(like).expand(like.shape[-1], -1)
-
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.
         largest = A.real.max().item() if self.is_raw and has_readable_values(A) else -1.0
@@ -333,12 +354,7 @@ class SelectiveScan(SequenceOperator):
             delta = delta if delta.shape[-1] == 1 else delta[..., chosen]
             skip = None if self.D is None else self.D[chosen]
             matrix = scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
-            if self.has_sobolev_filter:
-                # Column j of the filter is its response to an impulse at j.
-                impulses = torch.eye(inputs.shape[1], device=inputs.device, dtype=matrix.dtype).unsqueeze(-1)
-                responses = self.filter_input(impulses.expand(-1, -1, len(chosen)), channels=chosen).permute(2, 1, 0)
-                matrix = matrix @ (responses if mask is None else _without_padding(responses, mask))
-        return matrix if mask is None else _without_padding(matrix, mask)
+            return self._of_unfiltered(matrix, chosen, mask)
 
     def bound_norms(
         self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None
@@ -356,8 +372,3 @@ class SelectiveScan(SequenceOperator):
             if self.rank and self.dt_proj is not None:
                 q = self.dt_proj.weight.double() @ step.double()
             return selective_norms(self.state_matrix(), W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)
-
-
-def _without_padding(matrix: Tensor, mask: Tensor) -> Tensor:
-    """The matrix with rows and columns of padding set to 0, `(B, E, L, L)`."""
-    return matrix * mask[:, None, :, None] * mask[:, None, None, :]

@@ -27,8 +27,8 @@ FREQUENCIES = ("bilinear", "normalized", "radian")
 
 # Angular frequency in radians per sample above which the bilinear |s| of the zero-phase filter stays constant, at
 # (2 / dt) tan(0.475 π), about 25.4 / dt. Towards π it would grow without bound: the taps, integrals of (1 + |s|)^β over
-# all frequencies, would not exist for β >= 1, and would depend on the number of nodes for β > 0. Only the fastest 5 %
-# of the nodes of eq. (6) differ, which Yu et al. 2025, Appendix D, set apart too.
+# all frequencies, would not exist for β >= 1, and would depend on the number of nodes for β > 0. It affects the fastest
+# 5 % of the nodes of eq. (6), which Yu et al. 2025, Appendix D, set apart too.
 ZERO_PHASE_CUTOFF = 0.95 * math.pi
 
 

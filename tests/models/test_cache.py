@@ -19,6 +19,7 @@ VARIANTS = {
     "hyena-sinusoid": ("Hyena", {"filter_type": "sinusoid", "hyena_order": 3}),
     "mamba": ("SelectiveSSM", {}),
     "plain-complex": ("SelectiveSSM", {"block": "plain", "complex_state": True}),
+    "ssd": ("SSD", {"complex_state": True}),
 }
 
 

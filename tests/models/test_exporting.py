@@ -21,6 +21,7 @@ DEFAULT = [
     ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
     pytest.param("S4", "ForCausalLM", {"sobolev_order": 0.7}, marks=slow),
     pytest.param("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}, marks=slow),
+    pytest.param("SSD", "ForTokenClassification", {}, marks=slow),
     pytest.param("S5", "ForCausalLM", {}, marks=slow),
 ]
 GRID = [
@@ -36,6 +37,8 @@ GRID = [
     ("SelectiveSSM", "ForCausalLM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
     ("SelectiveSSM", "ForCausalLM", {"block": "plain", "fixed_step": True}),
     ("SelectiveSSM", "ForSequenceClassification", {"bidirectional": True}),
+    ("SSD", "ForCausalLM", {"complex_state": True}),
+    ("SSD", "ForSequenceClassification", {"bidirectional": True, "sobolev_order": 0.5}),
     *(
         (family, head, {})
         for family in ("S4", "Hyena", "SelectiveSSM")
@@ -87,6 +90,8 @@ def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
         ("Hyena", {}),
         pytest.param("SelectiveSSM", {"complex_state": True, "state_size": 4}, marks=slow),
         pytest.param("S4", {}, marks=slow),
+        pytest.param("SSD", {"complex_state": True, "state_size": 4}, marks=slow),
+        pytest.param("SSD", {}, marks=grid),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
         pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),
         pytest.param("SelectiveSSM", {}, marks=grid),

@@ -23,6 +23,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "SelectiveSSM",
         {"block": "plain", "complex_state": True, "sobolev_order": -0.3, "sobolev_mode": "zero_phase"},
     ),
+    "ssd, rotated": ("SSD", {"complex_state": True}),
 }
 ALL = pytest.mark.parametrize("variant", VARIANTS)
 BACKENDS = pytest.mark.parametrize("backend", ["numba", "torch"])

@@ -24,10 +24,11 @@ VARIANTS = {
     "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
+    "ssd": ("SSD", {"time_step_limit": (0.002, 0.2)}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
 # One for each way of remembering.
-SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain")
+SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd")
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 

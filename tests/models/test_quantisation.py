@@ -14,6 +14,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyena": ("Hyena", {}),
     "mamba": ("SelectiveSSM", {}),
     "mamba-complex": ("SelectiveSSM", {"complex_state": True, "residual_in_fp32": True}),
+    "ssd": ("SSD", {}),
     # Without norms, its outputs would be tiny or huge.
     "plain": ("SelectiveSSM", {"block": "plain", "norm_type": "layer"}),
 }

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import hf_ssm
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 AUTO_CLASSES = {
     "Model": "AutoModel",
     "ForCausalLM": "AutoModelForCausalLM",
@@ -91,6 +91,7 @@ def is_dynamics(name: str) -> bool:
         *(("Hyena", {}), ("Hyena", {"filter_type": "s4d"}), ("S4", {}), ("SelectiveSSM", {})),
         ("SelectiveSSM", {"complex_state": True, "bidirectional": True, "sobolev_mode": "zero_phase"}),
         ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "norm_type": "rms"}),
+        ("SSD", {"complex_state": True, "rescale_init": True}),
     ],
 )
 def test_half_precision_keeps_the_dynamics_in_float32(make_model, tmp_path: Path, family, flags, dtype) -> None:

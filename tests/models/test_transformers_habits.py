@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from hf_ssm import build_byte_tokenizer
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 PAIRS = [(family, head) for family in FAMILIES for head in HEADS]
 
@@ -88,6 +88,7 @@ def test_gradient_checkpointing_changes_no_gradient(make_model, make_batch, fami
     [
         *(("Hyena", ["in_proj", "out_proj"]), ("S4", ["out_proj"])),
         ("SelectiveSSM", ["in_proj", "x_proj", "dt_proj", "out_proj", "embed_tokens"]),
+        ("SSD", ["in_proj", "out_proj"]),
     ],
 )
 def test_lora_on_the_projections(make_model, make_batch, tmp_path, family: str, target: list[str]) -> None:

@@ -20,6 +20,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba, complex, two-sided": ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
     "mamba, Sobolev": ("SelectiveSSM", {"sobolev_order": -0.3, "norm_type": "layer"}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
+    "ssd, rotated, two-sided": ("SSD", {"complex_state": True, "bidirectional": True}),
 }
 ALL = pytest.mark.parametrize("variant", VARIANTS)
 

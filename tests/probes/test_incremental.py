@@ -27,6 +27,8 @@ MODELS = [
     ("SelectiveSSM", {"block": "plain"}),
     ("SelectiveSSM", {"block": "plain", "fixed_step": True}),
     ("SelectiveSSM", {"sobolev_order": 0.5}),
+    ("SSD", {}),
+    ("SSD", {"complex_state": True, "num_hidden_layers": 1}),
 ]
 
 

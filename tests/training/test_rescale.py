@@ -22,6 +22,7 @@ VARIANTS = [
     ("SelectiveSSM", "ForTokenClassification", {"sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
     ("SelectiveSSM", "ForSignalRegression", {"block": "plain", "state_matrix": "raw"}),
     ("SelectiveSSM", "ForSequenceClassification", {"tau_statistics": "unit"}),
+    ("SSD", "ForTokenClassification", {"rescale_init": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
 ]
 
 

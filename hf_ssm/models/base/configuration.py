@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from hf_ssm.models.base.loading import converter_for
 from hf_ssm.models.base.reverse_complement import check_strands, complements
+from hf_ssm.models.base.weights import FETCHING
 from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
@@ -122,11 +123,15 @@ class SSMConfig(PreTrainedConfig):
             kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
             all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
             process uses its own rows.
-        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
+        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance. A Sobolev filter
+            of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters τ only through
+            them: the regulariser then does not train β, of which `SSMTrainer` and `tau_loss` warn.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
+        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
+            state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
@@ -205,6 +210,7 @@ class SSMConfig(PreTrainedConfig):
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    tie_dropout: bool = False
     classifier_bias: bool = True
     tie_word_embeddings: bool = False
     use_cache: bool = True
@@ -222,7 +228,7 @@ class SSMConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
-        if self.complement_map is not None:
+        if self.complement_map is not None or self.reads_both_strands(training=False):
             self.complement_map = complements(self)
 
     def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
@@ -271,9 +277,10 @@ class SSMConfig(PreTrainedConfig):
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
-            converter = converter_for(cls, kind)
+            converter = converter_for(cls, found)
             if converter is not None:
-                return converter.convert_config(found), rest
+                fetching = {name: kwargs[name] for name in FETCHING if name in kwargs}
+                return converter.read_config(source, found, **fetching), rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."

@@ -83,7 +83,10 @@ class CheckpointConverter(Converter):
     Attributes:
         heads: Names in `architectures` of the checkpoints, and the model classes here. The first is the default.
         backbone_class: The backbone of these classes.
+        reads_untyped: Whether `from_pretrained` reads folders without a `model_type` that `recognises` accepts.
     """
+
+    reads_untyped: ClassVar[bool] = False
 
     heads: ClassVar[Mapping[str, type[PreTrainedModel]]]
     backbone_class: ClassVar[type[PreTrainedModel]]
@@ -91,6 +94,14 @@ class CheckpointConverter(Converter):
     @abstractmethod
     def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of the family's configuration, from the content of a `config.json`."""
+
+    def read_config(self, source: str | Path, config: Mapping[str, Any], **fetching: Any) -> dict[str, Any]:
+        """As `convert_config`, of a folder or Hub id, for formats whose configuration lacks sizes that tensors have."""
+        return self.convert_config(config)
+
+    def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """As `convert_config`, with all tensors of the checkpoint."""
+        return self.convert_config(config)
 
     @abstractmethod
     def convert_weights(
@@ -157,7 +168,7 @@ class CheckpointConverter(Converter):
     ) -> dict[str, Any]:
         """Configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
         model_class: Any = head or self.backbone_class
-        config = model_class.config_class.from_dict(self.convert_config(found))
+        config = model_class.config_class.from_dict(self.sized_config(found, state_dict))
         weights = self.convert_weights(state_dict, found, config)
         fit = compare(model_class, config, weights)
         _check(
@@ -186,12 +197,13 @@ def _check(
         raise ValueError(f"not a whole checkpoint of {what}: {'; '.join(parts)}")
 
 
-def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any]) -> dict[str, Tensor]:
+def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any], *, check: bool = True) -> dict[str, Tensor]:
     """Rename tensors.
 
     Args:
         state_dict: Tensors by name.
         patterns: Regular expressions and their replacements as for `re.sub`, applied to each name in this order.
+        check: Compare tensors that get the same name.
 
     Raises:
         ValueError: A value that is not a tensor; two different tensors of one name.
@@ -203,7 +215,7 @@ def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any]) -> dic
         new = name
         for pattern, replacement in patterns.items():
             new = re.sub(pattern, replacement, new)
-        if not are_equal(tensor, found.setdefault(new, tensor)):
+        if not are_equal(tensor, found.setdefault(new, tensor)) and check:
             raise ValueError(f"{name} differs from another tensor that stands for {new} too")
     return found
 

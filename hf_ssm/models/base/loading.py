@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
@@ -49,11 +49,20 @@ def converters_of(config_class: type) -> list[Any]:
     return [found for name in names for found in importlib.import_module(f"{package}.{name}").CONVERTERS]
 
 
-def converter_for(config_class: type, model_type: Any) -> Any | None:
-    """The converter of a family for checkpoints of another library's `model_type`; `None` if there is none."""
-    if not isinstance(model_type, str):
-        return None
-    return next((found for found in converters_of(config_class) if found.model_type == model_type), None)
+def converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
+    """The converter by which `from_pretrained` reads another library's checkpoint; `None` if there is none.
+
+    Args:
+        config_class: The configuration of the family.
+        config: Content of the `config.json` of a checkpoint.
+    """
+    model_type = config.get("model_type")
+    for found in converters_of(config_class):
+        if isinstance(model_type, str) and found.model_type == model_type:
+            return found
+        if model_type is None and getattr(found, "reads_untyped", False) and found.recognises(config, ()):
+            return found
+    return None
 
 
 def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
@@ -75,7 +84,7 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
         found, _ = PreTrainedConfig.get_config_dict(source, **fetching)
     except (AttributeError, OSError, RecursionError, TypeError, ValueError):
         return None  # Reported when the configuration is loaded.
-    converter = converter_for(config_class, found.get("model_type"))
+    converter = converter_for(config_class, found)
     return None if converter is None else converter.loading_arguments(source, found, fetching, arguments)
 
 

@@ -51,6 +51,8 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
             )
         table = {int(key): other for key, other in value.items()}
         value = [table.get(token, token) for token in range(vocab_size)]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"`complement_map` must be a list of ids or a dictionary, got {value!r}.")
     if len(value) != vocab_size:
         raise ValueError(
             f"`complement_map` has {len(value)} entries, but `vocab_size`={vocab_size}: give the complement of each "

@@ -31,6 +31,8 @@ class HyenaConfig(SSMConfig):
             implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
             the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
+        n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
+            (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
 
@@ -61,7 +63,7 @@ class HyenaConfig(SSMConfig):
     positive_fields: ClassVar[tuple[str, ...]] = (
         *SSMConfig.positive_fields,
         *("conv_kernel", "filter_activation_frequency", "filter_order", "intermediate_size"),
-        *("max_position_embeddings", "sinusoid_window"),
+        *("max_position_embeddings", "n_ssm", "sinusoid_window"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "num_inner_mlps")
     count_fields: ClassVar[tuple[str, ...]] = ("num_inner_mlps",)
@@ -79,6 +81,7 @@ class HyenaConfig(SSMConfig):
     filter_window_shift: float | int = 0.05
     filter_positions: str = "computed"
     sinusoid_window: int | None = None
+    n_ssm: int | None = None
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
 
@@ -96,6 +99,21 @@ class HyenaConfig(SSMConfig):
             raise ValueError(
                 "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "
                 f"got {self.filter_emb_dim}: take {max(3, self.filter_emb_dim + 1)}."
+            )
+
+        if self.n_ssm is not None:
+            self._check_copies(self.n_ssm)
+
+    def _check_copies(self, copies: int) -> None:
+        filters = max(1, self.hyena_order - 1) * self.hidden_size
+        if self.filter_type not in ("s4d", "s4"):
+            raise ValueError(
+                f"`n_ssm`={copies} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state matrix: "
+                "leave it out."
+            )
+        if filters % copies:
+            raise ValueError(
+                f"`n_ssm`={copies} must divide the {filters} filters of a layer: give 1 to share A and B among all."
             )
 
     @property

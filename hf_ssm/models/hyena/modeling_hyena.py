@@ -11,6 +11,7 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -91,6 +92,12 @@ class HyenaForSequenceClassification(HyenaPreTrainedModel, SSMForSequenceClassif
     backbone_class = HyenaModel
 
 
+class HyenaForSequencePairClassification(HyenaPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = HyenaModel
+
+
 class HyenaForTokenClassification(HyenaPreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -107,6 +114,7 @@ __all__ = [
     "HyenaForCausalLM",
     "HyenaForMaskedLM",
     "HyenaForSequenceClassification",
+    "HyenaForSequencePairClassification",
     "HyenaForSignalRegression",
     "HyenaForTokenClassification",
     "HyenaModel",

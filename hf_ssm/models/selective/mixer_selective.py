@@ -8,50 +8,16 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.projection import OutputProjection, has_standard_forward
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
 
 __all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
-
-
-def has_standard_forward(module: nn.Module | None, *kinds: type) -> bool:
-    """Whether calling a module does what `forward` of one of these classes does, so that a fused path may bypass it.
-
-    It does not if the module is of another class (a subclass, as of adapters, quantisation and parametrisations), has
-    hooks, or has a `forward` of its own, as accelerate gives it.
-    """
-    if type(module) not in kinds:
-        return False
-    # There is no public way to list hooks. Plain dictionary lookups, since decoding does this at every position.
-    own = module.__dict__
-    return not (
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-        or _has_any_global_hook()
-    )
-
-
-class OutputProjection(nn.Linear):
-    """Projection back to the residual stream, with PyTorch's uniform initialisation times `gain`."""
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, gain: float = 1.0):
-        super().__init__(in_features, out_features, bias=bias)
-        self.gain = gain
-
-    def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of the parameters by name."""
-        bound = self.gain * self.in_features**-0.5
-        values = {"weight": torch.empty(self.weight.shape).uniform_(-bound, bound)}
-        return values if self.bias is None else values | {"bias": torch.zeros(self.bias.shape)}
 
 
 class SelectiveMixer(nn.Module):

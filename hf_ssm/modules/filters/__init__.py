@@ -42,5 +42,6 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
         init=config.init,
         discretization=config.discretization,
         time_step_range=(config.time_step_min, config.time_step_max),
+        n_ssm=config.n_ssm,
         **frequencies,
     )

@@ -48,8 +48,6 @@ def scan_parts_by_levels(a: ScanParts, b: ScanParts, state: ScanParts | None, re
     before = tuple(torch.zeros_like(part[:, :1]) for part in b) if state is None else _unsqueezed(state, 1)
     if type(length) is int and length == 1:
         return _added(_products(a, before), b)
-    # Sizes that do not depend on the length are compared at most.
-    a = tuple(part.expand(-1, length, -1, -1) if _is_constant(part) else part for part in a)
     if reverse:
         a, b = (tuple(part.flip(1) for part in parts) for parts in (a, b))
     states = _nested_states(a, b, before, length)
@@ -81,19 +79,29 @@ def _unsqueezed(parts: ScanParts, dim: int) -> ScanParts:
 def _nested_states(a: ScanParts, b: ScanParts, before: ScanParts, length: int, level: int = 1) -> ScanParts:
     """The scan of the positions, or at a level above 1 of blocks; `before` is `(B, 1, M, S)`."""
     count = block_count(length, _STEPS_AT_ONCE**level)
-    a, b = (tuple(in_blocks(part, 1, _STEPS_AT_ONCE, count) for part in parts) for parts in (a, b))
+    constant = _is_constant(a[0])
+    b = tuple(in_blocks(part, 1, _STEPS_AT_ONCE, count) for part in b)
+    # Products of the decays of so many positions, and from the beginning of a block to each position.
+    decay = _unsqueezed(a, 1)
+    products = decay if constant else tuple(in_blocks(part, 1, _STEPS_AT_ONCE, count) for part in a)
     reach = 1
     while reach < _STEPS_AT_ONCE:
-        b = _added(b, _products(a, tuple(_delayed(part, reach) for part in b)))
-        # Before the beginning of a block the product of no decays is 1.
-        ones = (1.0, 0.0)
-        a = _products(a, tuple(_delayed(part, reach, one) for part, one in zip(a, ones, strict=False)))
+        b = _added(b, _products(decay if constant else products, tuple(_delayed(part, reach) for part in b)))
+        if constant:
+            longer = _products(products, decay)
+            products = tuple(torch.cat(pair, dim=2) for pair in zip(products, longer, strict=True))
+            decay = _products(decay, decay)
+        else:
+            # Before the beginning of a block the product of no decays is 1.
+            ones = (1.0, 0.0)
+            delayed = tuple(_delayed(part, reach, one) for part, one in zip(products, ones, strict=False))
+            products = _products(products, delayed)
         reach *= 2
     if level < _SCAN_LEVELS:
-        last_a, last_b = (tuple(part[:, :, -1] for part in parts) for parts in (a, b))
-        ends = _nested_states(last_a, last_b, before, length, level + 1)
+        last_a = tuple(part.squeeze(2) for part in decay) if constant else tuple(part[:, :, -1] for part in products)
+        ends = _nested_states(last_a, tuple(part[:, :, -1] for part in b), before, length, level + 1)
         before = tuple(torch.cat([first, end[:, :-1]], dim=1) for first, end in zip(before, ends, strict=True))
-    states = _added(b, _products(a, _unsqueezed(before, 2)))
+    states = _added(b, _products(products, _unsqueezed(before, 2)))
     wanted = length if level == 1 else block_count(length, _STEPS_AT_ONCE ** (level - 1))
     return tuple(first_positions(part.flatten(1, 2), 1, wanted) for part in states)
 

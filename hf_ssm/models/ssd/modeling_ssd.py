@@ -1,0 +1,186 @@
+"""Mamba-2 models (state space duality): the mixer and the model classes.
+
+Legend: `B` batch, `L` length, `D` channels of the scan, `C` channels of the short convolution (D + 2 G N, for G groups
+and N states), `H` heads. Padding is read as zeros by everything that mixes positions.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.heads import (
+    SSMForCausalLM,
+    SSMForMaskedLM,
+    SSMForSequenceClassification,
+    SSMForSignalRegression,
+    SSMForTokenClassification,
+)
+from hf_ssm.models.ssd.configuration_ssd import SSDConfig
+from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.norms import GatedRMSNorm
+from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.short_convolution import ShortConvolution, masked
+from hf_ssm.modules.ssd import SSDScan
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
+
+
+class SSDMixer(nn.Module):
+    """out_proj(norm(y ⊙ SiLU(z))) with y = scan(x, Δ, B, C), [x, B, C] = act(conv(...)) and z, ..., Δ = in_proj(h).
+
+    The norm is an RMS norm of the channels of each group of heads. If bidirectional, a second convolution and scan read
+    the reversed sequence, and the outputs of both scans are added; the projections and the norm are shared.
+
+    Source: Dao & Gu 2024 (Mamba-2), Section 7.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        # Rows of the in-projection: gate; input of the scan, B and C; step sizes.
+        self.matrix_size = config.n_groups * config.state_size
+        self.inner, self.heads, self.mixed = inner, config.num_heads, inner + 2 * self.matrix_size
+        self.in_proj = nn.Linear(size, inner + self.mixed + config.num_heads, bias=config.use_bias)
+        self.conv1d = self._convolution(config)
+        self.activation = build_activation(config)
+        self.scan = SSDScan(config, layer_idx)
+        groups, epsilon = config.n_groups, config.layer_norm_epsilon
+        self.norm = GatedRMSNorm(inner, groups, epsilon, config.norm_before_gate) if config.rms_norm else None
+        gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
+        self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.bidirectional = bool(config.bidirectional)
+        if self.bidirectional:
+            self.reverse_conv1d = self._convolution(config)
+            self.reverse_scan = SSDScan(config, layer_idx, "backward")
+
+    def _convolution(self, config) -> ShortConvolution:
+        return ShortConvolution(self.mixed, config.conv_kernel, bias=config.use_conv_bias)
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        """The quantities that the in-projection stacks."""
+        matrices = ("B", self.matrix_size), ("C", self.matrix_size)
+        parts = ("projection", 2 * self.inner), *matrices, ("step_projection", self.heads)
+        return {"in_proj.weight": ParameterRole("projection", parts=parts)}
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if state is not None and state.last_position_only:
+            return self._last(hidden_states, mask, state), None
+        projected, gate = self.project(hidden_states, mask)
+        read = self.scan_inputs(projected, mask, state, documents=documents)
+        output, tau = self.scan(*read, mask, output_tau=output_tau, state=state, documents=documents)
+        if self.bidirectional:
+            flip = partial(torch.flip, dims=(1,)) if documents is None else documents.flip
+            mask = None if mask is None else flip(mask)
+            documents = None if documents is None else documents.reversed()
+            read = self.scan_inputs(flip(projected), mask, reverse=True, documents=documents)
+            behind, other = self.reverse_scan(*read, mask, output_tau=output_tau, documents=documents)
+            output = output + flip(behind)
+            tau = (tau + other) / 2 if output_tau else None
+        return self.out_proj(self._gated(output, gate)), tau
+
+    def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
+        """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
+        if type(self.in_proj) is nn.Linear:
+            rows = [self.inner, self.in_proj.out_features - self.inner]
+            halves = (part.split(rows) for part in self.in_proj.parameters())
+            for_gate, for_rest = zip(*halves, strict=True)
+            projected = nn.functional.linear(hidden_states, *for_rest)
+            gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
+        else:
+            # For example an adapter, whose parts are not known.
+            projected, gate = self.project(hidden_states, mask)
+            gate = gate[:, -1:]
+        output = self.scan(*self.scan_inputs(projected, mask, state), mask, state=state)[0][:, -1:]
+        return self.out_proj(self._gated(output, gate))
+
+    def _gated(self, output: Tensor, gate: Tensor) -> Tensor:
+        return output * nn.functional.silu(gate) if self.norm is None else self.norm(output, gate)
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The input of the convolution and the step sizes, `(B, L, C + H)`, and the gate, `(B, L, D)`.
+
+        They are meaningless at padding.
+        """
+        gate, rest = self.in_proj(hidden_states).tensor_split([self.inner], dim=-1)
+        return rest, gate
+
+    def scan_inputs(
+        self,
+        projected: Tensor,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+        *,
+        reverse: bool = False,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the scan (or the reverse one) reads: x, B and C, `(B, L, C)`, zero at padding, and step sizes,
+        `(B, L, H)`; from the first output of `project`."""
+        inputs, step = projected.tensor_split([self.mixed], dim=-1)
+        convolution = self.reverse_conv1d if reverse else self.conv1d
+        if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
+            return convolution(inputs, state, mask, "silu", documents), step
+        return masked(self.activation(convolution(inputs, state, mask, None, documents)), mask), step
+
+
+class SSDPreTrainedModel(SSMPreTrainedModel):
+    """Base of the Mamba-2 models."""
+
+    config: SSDConfig
+    config_class = SSDConfig
+    mixer_class = SSDMixer
+
+
+class SSDModel(SSDPreTrainedModel, SSMModel):
+    """Hidden states of a sequence: see `SSMModel`."""
+
+
+class SSDForCausalLM(SSDPreTrainedModel, SSMForCausalLM):
+    """Next-token prediction: see `SSMForCausalLM`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForMaskedLM(SSDPreTrainedModel, SSMForMaskedLM):
+    """Masked-token prediction: see `SSMForMaskedLM`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForSequenceClassification(SSDPreTrainedModel, SSMForSequenceClassification):
+    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
+    """A class for each token: see `SSMForTokenClassification`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
+    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
+
+    backbone_class = SSDModel
+
+
+__all__ = [
+    "SSDForCausalLM",
+    "SSDForMaskedLM",
+    "SSDForSequenceClassification",
+    "SSDForSignalRegression",
+    "SSDForTokenClassification",
+    "SSDModel",
+    "SSDPreTrainedModel",
+]

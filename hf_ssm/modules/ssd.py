@@ -1,0 +1,365 @@
+"""The scan of Mamba-2 (state space duality): one decay per head; its Sobolev filter, rotated states and complexity τ.
+
+Legend: `B` batch, `L` length, `H` heads, `P` channels of a head, `D` = H P channels, `G` groups of heads, `N` states of
+a channel.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.operator import KernelInput, check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.selective_scan import FilteredScan
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_step
+from hf_ssm.theory.moments import lag_means
+
+__all__ = ["SSDScan", "rotation", "ssd_kernel"]
+
+
+class SSDScan(FilteredScan):
+    """S_t = exp(Δ_t A) S_{t-1} + Δ_t x_t B_tᵀ, y_t = S_t C_t + D x_t, for each head, with states `(P, N)`.
+
+    A is one number per head, -exp(A_log), and Δ = softplus(dt + dt_bias), clamped to `time_step_limit`. The mixer
+    computes x, B, C and dt. The Sobolev filter is applied to x (Yu et al. 2025, Appendix F).
+
+    Rotated states (`complex_state`): N/2 pairs of states of a head turn at the rates ω (`A_imag`), by the angles
+    θ_t = (Δ_1 + ... + Δ_t) ω, so that C_tᵀ B_j becomes C_tᵀ R(θ_t - θ_j) B_j. This is the state matrix A + iω for
+    complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
+    R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
+
+    Rescaling (Liu & Li 2024, Algorithm 1) divides C and D by √τ. No weight multiplies C, which leaves a convolution and
+    an activation, so the buffer `C_scale` does, which a configuration with `rescale_init` adds. The RMS norm that
+    follows divides by the size of the output, so that rescaling a layer changes its function only by ε: it multiplies
+    the ε of this norm by τ. There is no such norm with `rms_norm=False`.
+
+    The theorems of Honarpisheh et al. 2025 do not apply (`no_bound`).
+
+    Args:
+        config: An `SSDConfig`.
+        layer_idx: Which layer it is part of.
+        direction: `"forward"`, or `"backward"` where the mixer reverses the inputs.
+
+    Source: Dao & Gu 2024 (Mamba-2), Sections 5 to 7.
+    """
+
+    D: nn.Parameter
+    C_scale: Tensor | None
+    no_bound = (
+        "the theorems of Honarpisheh et al. 2025 need B, C and the step that are linear in the input of the scan. In "
+        "Mamba-2, B and C leave a convolution of several positions and an activation: use τ and ψ."
+    )
+
+    def __init__(self, config, layer_idx: int, direction: str = "forward"):
+        heads, size = config.num_heads, config.state_size
+        super().__init__(heads * config.head_dim, use_skip=False, **theory_flags(config, layer_idx))
+        self.direction = direction
+        self.heads, self.head_dim, self.groups_of_heads, self.state_size = heads, config.head_dim, config.n_groups, size
+        self.init = config.init
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.time_step_range = config.time_step_min, config.time_step_max, config.time_step_floor
+        self.time_step_limit = config.time_step_limit
+        self.chunk_size = config.chunk_size
+        self.A_log = fp32_parameter(heads)
+        self.A_imag = fp32_parameter(heads, size // 2) if config.complex_state else None
+        self.dt_bias = fp32_parameter(heads)
+        self.D = fp32_parameter(self.channels if config.D_has_hdim else heads)
+        # Not a parameter: the norm behind the scan would let a regulariser shrink it without a change of the function.
+        scale = fp32_empty(1) if config.rescale_init or config.rescaled else None
+        self.register_buffer("C_scale", scale)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values of its own parameters and buffers, by name."""
+        real = torch.arange(1.0, self.heads + 1)
+        values = super().initial_parameters() | {"D": torch.ones(self.D.shape)}
+        if self.A_imag is not None:
+            eigenvalues = initial_eigenvalues(self.init, self.state_size, self.frequency_scale, self.frequency_shift)
+            values["A_imag"] = eigenvalues.imag.expand(self.heads, -1)
+            if self.init != "real":
+                real = -eigenvalues.real[:1].expand(self.heads)
+        low, high, floor = self.time_step_range
+        step = torch.exp(math.log(low) + math.log(high / low) * torch.rand(self.heads)).clamp(min=floor)
+        # The inverse of softplus.
+        values |= {"A_log": real.log(), "dt_bias": step + torch.log(-torch.expm1(-step))}
+        return values if self.C_scale is None else values | {"C_scale": torch.ones(1)}
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        roles = super().parameter_roles()
+        roles["A_log"] = ParameterRole("A_real", "log_negative", is_dynamics=True)
+        roles["dt_bias"] = ParameterRole("step_size", "inverse_softplus", is_dynamics=True)
+        if self.A_imag is not None:
+            roles["A_imag"] = ParameterRole("A_imag", is_dynamics=True)
+        return roles
+
+    def fp32_parameters(self) -> list[str]:
+        return super().fp32_parameters() + ([] if self.C_scale is None else ["C_scale"])
+
+    @torch.no_grad()
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
+        """Multiply the scale of C, in place; all channels share it.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.C_scale is None:
+            raise ValueError(
+                "Rescaling a Mamba-2 model needs `rescale_init=True` in its configuration, which adds a scale of C: "
+                "build the model with it, or load it by `from_pretrained(..., rescale_init=True)`."
+            )
+        check_stored(self, "C_scale")
+        self.C_scale *= factor
+
+    def state_matrix(self) -> Tensor:
+        """A of each head, `(H,)`; of rotated states A + iω, complex, `(H, N/2)`."""
+        real = -self.A_log.exp()
+        return real if self.A_imag is None else torch.complex(real.unsqueeze(-1).expand_as(self.A_imag), self.A_imag)
+
+    def time_steps(self, step: Tensor) -> Tensor:
+        """Δ in float32 or better, `(..., H)`, from dt."""
+        step = nn.functional.softplus(step + self.dt_bias)
+        low, high = self.time_step_limit
+        step = step.clamp(min=low) if low > 0 else step
+        return step.clamp(max=high) if high < math.inf else step
+
+    def _split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x `(..., H, P)`, and B and C `(..., G, N)`, from all of them side by side."""
+        size = self.groups_of_heads * self.state_size
+        x, B, C = inputs.split([self.channels, size, size], dim=-1)
+        matrices = (part.unflatten(-1, (self.groups_of_heads, self.state_size)) for part in (B, C))
+        return x.unflatten(-1, (self.heads, self.head_dim)), *matrices
+
+    def _skip(self) -> Tensor:
+        """D, `(H,)` or `(H, P)`."""
+        return self.D if len(self.D) == self.heads else self.D.unflatten(0, (self.heads, self.head_dim))
+
+    def forward(
+        self,
+        inputs: Tensor,
+        step: Tensor,
+        mask: Tensor | None = None,
+        *,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scan and skip.
+
+        Args:
+            inputs: x, B and C side by side, `(B, L, D + 2 G N)`, zero at padding.
+            step: dt, `(B, L, H)`.
+            mask: `(B, L)` or `None`, true at tokens.
+            output_tau: Also return τ of the scan and the skip.
+            state: Continue from this state, which is changed in place.
+            documents: Where the inputs are documents in their layout.
+
+        Returns:
+            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
+        """
+        x, B, C = self._split(inputs)
+        with no_autocast(inputs.device):
+            if self.has_sobolev_filter:
+                filtered = self.filter_input(x.flatten(-2), mask, state, documents=documents)
+                x = filtered.view(x.shape)
+            if self.C_scale is not None:
+                C = C * self.C_scale
+            value = None
+            if output_tau or self.rescaling is not None:
+                value = self._tau_of(x.flatten(-2), step, B, C, mask, documents)
+                if self.rescaling is not None:
+                    self.rescaling.append(value.detach())
+                    C = C * self._rescale_(value.detach())
+            if documents is not None:
+                y = documents.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C)
+            elif state is None:
+                y = self._scan(x, step, B, C)[0]
+            else:
+                y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
+                state.put("scan", after)
+            return y.flatten(-2), value
+
+    def _scan(
+        self,
+        x: Tensor,
+        step: Tensor,
+        B: Tensor,
+        C: Tensor,
+        before: Tensor | None = None,
+        *,
+        is_continued: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The output `(B, L, H, P)` and, if the state is continued, the last state `(B, H, P, N)`."""
+        A, D = -self.A_log.exp(), self._skip()
+        steps: dict[str, Any] = {"dt_bias": self.dt_bias, "dt_softplus": True, "dt_limit": self.time_step_limit}
+        cosine = sine = None
+        if self.A_imag is not None:
+            step, steps = self.time_steps(step), {}
+            cosine, sine = rotation(step, self.A_imag)
+            B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
+            if before is not None:
+                first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
+                before = _turned(before, first.cos(), first.sin(), self.head_dim)
+        if not is_continued:
+            return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), x
+        if x.shape[1] == 1 and before is not None and not is_exporting():
+            y, after = ssd_step(x[:, 0], step[:, 0], A, B[:, 0], C[:, 0], before, D, **steps)
+            y = y.unsqueeze(1)
+        else:
+            states: dict[str, Any] = {"initial_state": before, "return_last_state": True}
+            y, after = ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **states, **steps)
+        if cosine is not None and sine is not None:
+            after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
+        return y, after
+
+    def _tau_of(
+        self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        """τ of the scan and the skip, of the filtered input x, `(B, L, D)`."""
+        rows: dict[str, Any] = {
+            "length": self._longest(step, documents),
+            "processes": self._processes(),
+            "documents": documents,
+        }
+        sequences = self._kernel_statistics(step, B, C)
+        means = {name: lag_means(part, mask, **rows) for name, part in sequences.items()}
+        kernel = self._kernel_of_means(means, -self.A_log.exp(), self.A_imag, self.D)
+        return self._tau(kernel, x, mask, documents).to(self.A_log.dtype)
+
+    def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
+        """Δ, B and C as sequences, `(B, L, ...)`."""
+        return {"delta": self.time_steps(step), "B": B.flatten(-2), "C": C.flatten(-2)}
+
+    def _kernel_of_means(self, means: Mapping[str, Tensor], A: Tensor, frequencies: Tensor | None, D: Tensor) -> Tensor:
+        """ρ of the mean Δ, B and C seen from the last token, `(D, L)` (our extension of Liu & Li's kernel)."""
+        B, C = (means[name].unflatten(-1, (self.groups_of_heads, self.state_size)) for name in ("B", "C"))
+        skip = D if len(D) == self.channels else D.repeat_interleave(self.head_dim)
+        kernel = ssd_kernel(means["delta"], A, B, C[0], frequencies).repeat_interleave(self.head_dim, dim=0)
+        return torch.cat([kernel[:, :1] + skip.unsqueeze(-1), kernel[:, 1:]], dim=1)
+
+    def kernel_inputs(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        *,
+        group: int = 0,
+        documents: Documents | None = None,
+        **arguments: Any,
+    ) -> Iterator[KernelInput]:
+        step: Tensor = arguments["step"]
+        if documents is not None:
+            for (batch, own), steps in zip(documents.masked_batches(inputs), documents.batches(step), strict=True):
+                yield from self.kernel_inputs(batch, own, step=steps)
+            return
+        with materialized(self), no_autocast(inputs.device):
+            x, B, C = self._split(inputs)
+            C = C if self.C_scale is None else C * self.C_scale
+            statistics = self._kernel_statistics(step, B, C)
+            yield KernelInput(self.filter_input(x.flatten(-2), mask), mask, self.direction, statistics=statistics)
+
+    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+        with materialized(self):
+            frequencies = None if self.A_imag is None else self.A_imag.double()
+            return self._kernel_of_means(means, -self.A_log.double().exp(), frequencies, self.D.double())
+
+    def attention_matrix(
+        self, inputs: tuple[Tensor, Tensor], mask: Tensor | None = None, channels: Sequence[int] | None = None
+    ) -> Tensor:
+        """The lower triangular matrix M such that the output is M x, channel by channel.
+
+        Args:
+            inputs: The first two arguments of `forward`.
+            mask: `(B, L)` or `None`, true at tokens; rows and columns of padding are 0.
+            channels: Which E channels; `None`: all D. Those of a head differ by the feed-through at most.
+
+        Returns:
+            `(B, E, L, L)`, row t for the output, column j for the input, with the feed-through on the diagonal, times
+            the Sobolev filter where there is one.
+
+        Source: Dao & Gu 2024, eq. (7); Honarpisheh et al. 2025, eq. (20).
+        """
+        chosen = list(range(self.channels)) if channels is None else list(channels)
+        heads = [channel // self.head_dim for channel in chosen]
+        some = list(dict.fromkeys(heads))
+        with materialized(self), no_autocast(inputs[0].device):
+            _, B, C = self._split(inputs[0])
+            C = C if self.C_scale is None else C * self.C_scale
+            delta = self.time_steps(inputs[1])
+            if self.A_imag is not None:
+                cosine, sine = rotation(delta, self.A_imag)
+                B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
+            own = [head * B.shape[2] // self.heads for head in some]
+            matrix = ssd_matrix(delta[..., some], -self.A_log[some].exp(), B[:, :, own], C[:, :, own])
+            skip = self.D[chosen if len(self.D) == self.channels else heads].unsqueeze(-1).to(matrix.dtype)
+            matrix = matrix[:, [some.index(head) for head in heads]]
+            matrix = matrix + torch.diag_embed(skip.expand(-1, matrix.shape[-1]))
+            return self._of_unfiltered(matrix, chosen, mask)
+
+
+def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles θ_t - θ_1 = (Δ_2 + ... + Δ_t) ω.
+
+    Args:
+        delta: Step sizes, `(B, L, H)`.
+        frequencies: ω, `(H, N/2)`.
+
+    Returns:
+        Both `(B, L, H, N/2)`, in the type of `delta`. The angles are computed in double precision, as they accumulate
+        over a long sequence.
+    """
+    total = delta.double().cumsum(1)
+    angle = (total - total[:, :1]).unsqueeze(-1) * frequencies.double()
+    return angle.cos().to(delta.dtype), angle.sin().to(delta.dtype)
+
+
+def _turned(vectors: Tensor, cosine: Tensor, sine: Tensor, rows: int) -> Tensor:
+    """Rotated pairs of adjacent numbers.
+
+    Args:
+        vectors: `(..., R, N)`.
+        cosine, sine: `(..., rows, N/2)`, or `(..., 1, N/2)`.
+        rows: A multiple of R; each vector is used for as many consecutive rows as fit.
+
+    Returns:
+        `(..., rows, N)`.
+    """
+    count = rows // vectors.shape[-2]
+    if count > 1:
+        vectors = vectors.repeat_interleave(count, dim=-2)
+    first, second = vectors.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1).flatten(-2)
+
+
+def ssd_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, frequencies: Tensor | None = None) -> Tensor:
+    """The time-varying kernel of Mamba-2's scan, as seen from the last token.
+
+    ρ_ℓ = C₀ᵀ R((Δ₀ + ... + Δ_{ℓ-1}) ω) B_ℓ exp(A (Δ₀ + ... + Δ_{ℓ-1})) Δ_ℓ, where ℓ is the distance to the last token;
+    R turns pairs of states, and is 1 without frequencies. See `theory.complexity.selective_kernel`.
+
+    Args:
+        delta: `(L, H)`, step sizes by distance to the last token.
+        A: `(H,)`.
+        B: `(L, G, N)`, by distance to the last token.
+        C: `(G, N)`, at the last token.
+        frequencies: ω, `(H, N/2)`; default 0.
+
+    Returns:
+        `(H, L)`; all channels of a head have the same kernel.
+
+    Source: an extension of Liu & Li 2024, eq. (6), to Dao & Gu 2024, eq. (7).
+    """
+    heads = len(A)
+    # In double precision, as phases of rotated states accumulate over a long sequence.
+    elapsed = delta.double().cumsum(0) - delta
+    B, C = (part.repeat_interleave(heads // B.shape[-2], dim=-2) for part in (B, C))
+    if frequencies is None:
+        scores = (B * C).sum(-1)
+    else:
+        angle = elapsed.unsqueeze(-1) * frequencies
+        scores = (_turned(B, angle.cos().to(B.dtype), angle.sin().to(B.dtype), heads) * C).sum(-1)
+    return (scores * torch.exp(A * elapsed).to(A.dtype) * delta).T
