@@ -70,6 +70,10 @@ class _TokenHead(SSMPreTrainedModel):
                 f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} means "
                 "continuous inputs: set it to None."
             )
+        if config.output_clip is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
+            )
         super().__init__(config)
         self.model = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -312,6 +316,8 @@ class _LabelHead(SSMPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
         logits = self._logits(hidden_states, mask, documents)
+        if self.config.output_clip is not None:
+            logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
         if labels is not None:
             check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
