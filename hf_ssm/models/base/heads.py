@@ -73,6 +73,10 @@ class _TokenHead(SSMPreTrainedModel):
                 f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
                 "set `rc_equivariant=True`."
             )
+        if config.output_clip is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
+            )
         super().__init__(config)
         self.model = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -329,6 +333,8 @@ class _LabelHead(SSMPreTrainedModel):
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
         scores = partial(self._logits, mask=mask, documents=documents)
         logits = mean_scores(scores, hidden_states) if both_strands else scores(hidden_states)
+        if self.config.output_clip is not None:
+            logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
         if labels is not None:
             check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
