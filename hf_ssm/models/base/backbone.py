@@ -484,7 +484,7 @@ class SSMModel(SSMPreTrainedModel):
             return inputs
         return self._look_up(inputs, both_strands) if name == "input_ids" else self._project(inputs)
 
-    def _look_up(self, input_ids: Tensor, both_strands: bool) -> Tensor:
+    def _look_up(self, input_ids: Tensor, both_strands: bool = False) -> Tensor:
         check_ids(input_ids, self.embed_tokens.weight.shape[0])
         if both_strands:
             return embed_strands(self.embed_tokens, input_ids, self.config)
