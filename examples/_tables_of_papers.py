@@ -4,7 +4,7 @@ import math
 import statistics
 from itertools import chain
 
-from _tables import grid, load, percent, pm, slope, span, table
+from _tables import code, grid, load, names, percent, pm, slope, span, table
 
 # Liu & Li 2024.
 
@@ -173,6 +173,24 @@ def moving_mnist() -> str:
         ]
         notes.append(f"{name}: {', '.join(changes)}")
     return grid(header, rows, f"Change of the mean error from {base}, in the order of the columns: {'; '.join(notes)}.")
+
+
+@table
+def sequential_images_s5() -> str:
+    """S4D and S5 at the default α and β."""
+    rows = []
+    for name in ("sequential_images", *names("sequential_images_s5*")):
+        found = load(name)
+        (values,) = (run["accuracy"] for run in found["accuracy"] if (run["alpha"], run["beta"]) == (1, 0))
+        given = found["arguments"]
+        states, channels, command = given["state_size"], given["hidden_size"], "python examples/sequential_images.py"
+        if name == "sequential_images":
+            rows.append(["S4D", f"{states} for each of {channels} channels", pm(values), code(command)])
+            continue
+        command += " --family s5" + (" --state-size 64" if states == 64 else "") + " --alphas 1 --betas 0"
+        command += f" --seeds {given['seeds']}" if given["seeds"] != 2 else ""
+        rows.append(["S5", f"{states} that {channels} channels share", pm(values), code(command)])
+    return grid(["model", "states of a layer and direction", "test accuracy", "command"], rows)
 
 
 # Honarpisheh et al. 2025.

@@ -13,12 +13,12 @@ selected on test rows, as in the paper.
 
     python examples/sequential_images.py --output examples/results/sequential_images.json
 
-S5 with the same sizes and seeds, for comparison, at the default (α, β) and the best pair of S4D; and with 64 states,
-which all channels of a layer share (S4D has 16 for each of 32 channels):
+S5 with the same sizes and seeds, for comparison, and with 64 states (all channels of a layer share them; S4D has 16 for
+each of 32 channels):
 
-    python examples/sequential_images.py --family s5 --alphas 1 4 --betas 0 -0.5 \
+    python examples/sequential_images.py --family s5 --alphas 1 --betas 0 \\
         --output examples/results/sequential_images_s5.json
-    python examples/sequential_images.py --family s5 --state-size 64 --alphas 1 4 --betas 0 -0.5 \
+    python examples/sequential_images.py --family s5 --state-size 64 --alphas 1 --betas 0 --seeds 1 \\
         --output examples/results/sequential_images_s5_64.json
 
 The paper's data, on a GPU (sizes as in the image settings of `examples/lra`, reduced):
