@@ -11,7 +11,6 @@ ours divided by the floor. On a CUDA device sequences are bfloat16, and absolute
 """
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 from _contests import AUTOGRAD_FFT, CONTESTS, LISTING, MAMBAPY, OURS, TRANSFORMERS, Contest
-from _measure import TABLE_HEAD, Row, check_agreement, describe_machine, race, ratios
+from _measure import TABLE_HEAD, Row, check_agreement, describe_machine, race, ratios, write_rows
 from _memory import can_measure, measure, measure_apart
 from _peers import MAMBAPY_MISSING, has_mambapy
 
@@ -253,9 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         RUN[section](bench)
         if args.output:
             # After each section, so that an interrupted run keeps its results.
-            found = {"machine": machine, "tiny": args.tiny, "results": [row.as_dict() for row in bench.rows]}
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.write_text(json.dumps(found, indent=1) + "\n")
+            write_rows(args.output, bench.rows, device, tiny=args.tiny)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from hf_ssm.ops.threads import run_tasks
 __all__ = ["ssd_numba", "supports_ssd"]
 
 # Positions of a chunk at most. The products with states cost the same for each size, and those within chunks grow with
-# it; shorter chunks load and keep more states. With 64 a training step is fastest for 16 to 256 states. It takes at most
-# 0.6 of the torch path's time, so that this kernel runs wherever it can: `python benchmarks/speed.py ssd`.
+# it; shorter chunks load and keep more states. With 64 a forward and backward is fastest for 16 to 256 states, and at
+# least twice as fast as the torch path, so that this kernel runs wherever it can: `python benchmarks/speed.py ssd`.
 _CHUNK = 64
 # Heads of a task at most, for the cache, and the number of tasks to aim for. Tasks do not depend on the number of
 # threads, and so neither do sums.
