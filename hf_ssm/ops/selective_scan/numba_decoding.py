@@ -32,7 +32,15 @@ from hf_ssm.ops.cpu.vector import (
 )
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 
-__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
+__all__ = [
+    "BlocksStep",
+    "add_vectors",
+    "apply_linear",
+    "apply_norm",
+    "convolve_step",
+    "scan_step_numba",
+    "supports_scan_step",
+]
 
 _NORMS = ("none", "layer", "rms")
 _NO_NORM, _LAYER_NORM = 0, 1
@@ -41,7 +49,7 @@ _LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float
 
 
 @kernel
-def _apply_linear(like, x, weight, bias, y, rows, columns):
+def apply_linear(like, x, weight, bias, y, rows, columns):
     """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
 
     Takes half the time of torch's matrix-vector product, and as long as reading the weights.
@@ -60,11 +68,11 @@ def _apply_linear(like, x, weight, bias, y, rows, columns):
             s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
         out[row] = total(add(add(s0, s1), add(s2, s3)))
     if bias != 0:
-        _add(like, y, bias, y, rows)
+        add_vectors(like, y, bias, y, rows)
 
 
 @kernel
-def _add(like, a, b, y, count):
+def add_vectors(like, a, b, y, count):
     """`y = a + b`."""
     left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
     for i in range(0, count, LANES):
@@ -72,7 +80,7 @@ def _add(like, a, b, y, count):
 
 
 @kernel
-def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
+def apply_norm(like, x, kind, epsilon, weight, bias, y, count):
     """Layer norm, RMS norm or none; `y` may be `x`."""
     v, out = pointer(x, like), pointer(y, like)
     mean = like
@@ -96,7 +104,7 @@ def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
 
 
 @kernel
-def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
+def convolve_step(like, u, past, weight, bias, new_past, y, channels, taps):
     """The short convolution with SiLU.
 
     Args:
@@ -190,24 +198,24 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
         source, target = hidden + row * size * item, new_hidden + row * size * item
         read = source
         if norm_first and kind != _NO_NORM:
-            _apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
+            apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
             read = scratch
-        _apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
+        apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
         at = row * (taps - 1) * channels * item
         before, after = past + at, new_past + at
-        _convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
-        _apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
-        _apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
+        convolve_step(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
+        apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
+        apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
         for k in range(0, channels, LANES):
             store_some(d, k, softplus(load_some(d, k, channels - k)), channels - k)
         at = row * channels * states * item
         held = state + at, new_state + at
         _scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
-        _apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
+        apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
         if residual:
-            _add(like, source, target, target, size)
+            add_vectors(like, source, target, target, size)
         if not norm_first and kind != _NO_NORM:
-            _apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
+            apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
 
 
 @kernel
@@ -268,7 +276,7 @@ def _blocks_step(
     if norm_first and kind != _NO_NORM:
         for row in range(batch):
             at = source + row * size * item
-            _apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
+            apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
 
 
 def _address(t: Tensor | None) -> int:
