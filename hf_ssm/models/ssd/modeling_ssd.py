@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
+from hf_ssm.models.base.decoding import fused_step
 from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
@@ -20,7 +21,7 @@ from hf_ssm.models.base.heads import (
     SSMForTokenClassification,
 )
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
-from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
+from hf_ssm.models.ssd.fused_decoding import read_ssd_block
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
@@ -29,6 +30,7 @@ from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.ssd.decoding import find_ssd_blocks_step
 
 
 class SSDMixer(nn.Module):
@@ -148,7 +150,8 @@ class SSDModel(SSDPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
     def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
-        stepped = step_of_ssd_blocks(SSDMixer, self.layers, self.norm, hidden_states, mask, states)
+        how = partial(read_ssd_block, SSDMixer), find_ssd_blocks_step
+        stepped = fused_step(self.layers, self.norm, hidden_states, mask, states, *how)
         return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
 
 
