@@ -2,10 +2,13 @@
 
 import gc
 import importlib.metadata
+import json
 import math
 import os
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +57,21 @@ class Row:
 
 
 TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---|---|---|"
+
+
+def write_rows(path: Path | None, rows: Sequence[Row], device: str = "cpu", **facts: Any) -> None:
+    """Write rows, the command and the machine to the file of `--output`, if given; `examples/tables.py` reads it."""
+    if path is None:
+        return
+    command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    found = {
+        "command": command,
+        "machine": describe_machine(device),
+        **facts,
+        "results": [row.as_dict() for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe_machine(device: str) -> dict[str, Any]:

@@ -11,9 +11,11 @@ import argparse
 import platform
 import statistics
 import time
+from pathlib import Path
 
 import torch
 import transformers
+from _measure import Row, write_rows
 
 import hf_ssm
 
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3, help="of all lengths but the longest, which runs once")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     args = parser.parse_args()
     lengths = [4, 8] if args.tiny else sorted(args.new_tokens)
     models = build_models(8 if args.tiny else args.hidden_size, PROMPT_LENGTH + lengths[-1])
@@ -78,14 +81,17 @@ def main() -> None:
     print("| new tokens | " + " | ".join(models) + " |\n" + "|---" * (1 + len(models)) + "|")
     for model in models.values():
         seconds(model, prompt, 2, use_cache=True)
+    rows = []
     for length in lengths:
         cells = []
-        for model in models.values():
+        for name, model in models.items():
             repetitions = 1 if length == lengths[-1] and not args.tiny else args.repetitions
             ratios = compare(model, prompt, length, repetitions)
+            rows.append(Row("generation", f"{length} tokens", name, ratios))
             spread = f" ({min(ratios):.1f} to {max(ratios):.1f})" if len(ratios) > 1 else ""
             cells.append(f"{statistics.median(ratios):.1f}{spread}")
         print(f"| {length} | " + " | ".join(cells) + " |", flush=True)
+        write_rows(args.output, rows)
 
 
 if __name__ == "__main__":

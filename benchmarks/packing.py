@@ -14,10 +14,11 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import datasets
 import torch
-from _measure import TABLE_HEAD, Row, check_agreement, race, ratios
+from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
 from torch import Tensor
 
 import hf_ssm
@@ -70,15 +71,20 @@ def steps(model: torch.nn.Module, batches: Sequence[dict[str, Tensor]]) -> tuple
     return total, *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)
 
 
-def compare_models(models: dict[str, torch.nn.Module], lengths: Sequence[int], per_batch: int, count: int, **how):
+def compare_models(
+    models: dict[str, torch.nn.Module], lengths: Sequence[int], per_batch: int, count: int, **how
+) -> list[Row]:
     groups = [lengths[start : start + per_batch] for start in range(0, per_batch * count, per_batch)]
     padded, packed = zip(*(batches_of(group) for group in groups), strict=True)
     share = sum(map(sum, groups)) / sum(batch["input_ids"].numel() for batch in padded)
     print(f"{count} batches of {per_batch} documents, {share:.2f} of their positions are tokens.\n\n{TABLE_HEAD}")
+    rows = [Row("models", "padded batches", "share of tokens", [share])]
     for name, model in models.items():
         calls = {"packed": partial(steps, model, packed), "padded": partial(steps, model, padded)}
         times = race(calls, check_agreement(calls, how["tolerance"]), how["repetitions"], how["turn"])
-        print(Row("models", name, "tokens per second", ratios(times, ["padded"], ["packed"])), flush=True)
+        rows.append(Row("models", name, "tokens per second", ratios(times, ["padded"], ["packed"])))
+        print(rows[-1], flush=True)
+    return rows
 
 
 def each_alone(documents: Documents, u: Tensor, kernel: Tensor) -> Tensor:
@@ -100,7 +106,7 @@ def in_buckets(documents: Documents, u: Tensor, kernel: Tensor) -> Tensor:
     return documents.restore(documents.map(lambda batch, _: long_conv(batch, kernel), documents.arrange(u)))
 
 
-def compare_layouts(lengths: Sequence[int], channels: int, masked: bool, **how) -> None:
+def compare_layouts(lengths: Sequence[int], channels: int, masked: bool, **how) -> list[Row]:
     sizes = torch.tensor(lengths)
     starts = sizes.cumsum(0) - sizes
     make = partial(Documents, torch.zeros_like(sizes), starts, sizes, (1, int(sizes.sum())))
@@ -124,8 +130,11 @@ def compare_layouts(lengths: Sequence[int], channels: int, masked: bool, **how) 
     times = race(calls, check_agreement(calls, how["tolerance"]), how["repetitions"], how["turn"])
     first, *others = calls
     print(f"{len(lengths)} documents of {min(lengths)} to {max(lengths)} positions.\n\n{TABLE_HEAD}")
+    rows = []
     for name in others:
-        print(Row("layouts", name, "time / package", ratios(times, [name], [first])), flush=True)
+        rows.append(Row(f"layouts, {len(lengths)} documents", name, "time / package", ratios(times, [name], [first])))
+        print(rows[-1], flush=True)
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -138,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
     parser.add_argument("--repetitions", type=int, default=7, help="default: 7")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     args = parser.parse_args(argv)
     sections = [name for name in args.arguments if name in SECTIONS] or SECTIONS
     tables = [name for name in args.arguments if name not in SECTIONS]
@@ -150,13 +160,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tiny:
         args.batch_size, args.batches, args.hidden_size, args.repetitions = 4, 2, 8, 2
     how = {"repetitions": args.repetitions, "turn": 0.0 if args.tiny else 0.1, "tolerance": 1e-4}
+    rows = []
     if "models" in sections:
         models = build_models(args.hidden_size, args.longest)
-        compare_models(models, lengths, args.batch_size, args.batches, **how)
+        rows += compare_models(models, lengths, args.batch_size, args.batches, **how)
     if "layouts" in sections:
         for count in (args.batch_size, 8 * args.batch_size):
             print()
-            compare_layouts(lengths[:count], args.hidden_size, masked=count == args.batch_size, **how)
+            rows += compare_layouts(lengths[:count], args.hidden_size, masked=count == args.batch_size, **how)
+    write_rows(args.output, rows)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,12 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import transformers
+from _measure import Row, write_rows
 
 import hf_ssm
 from hf_ssm.probes import MaskingProbe
@@ -164,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
     parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     args = parser.parse_args(argv)
     length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
@@ -173,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     names = ["full passes", "stored states", "differences"] if args.evaluators else ["CPU time", "wall time", "tokens"]
     print(f"| family | reads | {' | '.join(names)} |\n" + "|---" * 5 + "|")
+    rows = []
     for family in args.families:
         for head in args.heads:
             model = build_model(family, head, hidden, length + 1)
@@ -186,6 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"| {family} | {head} | " + " | ".join(f"{number:.{1 + args.evaluators}f}" for number in found) + " |",
                 flush=True,
             )
+            rows += [Row(family, head, name, [number]) for name, number in zip(names, found, strict=True)]
+            write_rows(args.output, rows)
 
 
 if __name__ == "__main__":

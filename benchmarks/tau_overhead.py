@@ -15,9 +15,11 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import transformers
+from _measure import Row, write_rows
 
 import hf_ssm
 
@@ -84,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=40, help="at the shortest length; fewer at longer ones")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     args = parser.parse_args(argv)
     lengths = [16, 32] if args.tiny else sorted(args.lengths)
     hidden, repetitions = (8, 4) if args.tiny else (args.hidden_size, args.repetitions)
@@ -93,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{torch.get_num_threads()} threads; batch {args.batch_size}, hidden size {hidden}, 2 layers\n"
     )
     print("| model | length | wall time | CPU time | repetitions |\n" + "|---" * 5 + "|")
+    rows = []
     for length in lengths:
         batch = {
             "input_ids": torch.randint(0, 64, (args.batch_size, length)),
@@ -101,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         number = max(min(5, repetitions), repetitions * lengths[0] // length)
         for name, model in models.items():
             wall, processor = compare(model, batch, number)
+            rows += [Row(name, f"L {length:,}", "wall time", wall), Row(name, f"L {length:,}", "CPU time", processor)]
             print(f"| {name} | {length} | {cell(wall)} | {cell(processor)} | {number} |", flush=True)
+        write_rows(args.output, rows)
 
 
 if __name__ == "__main__":

@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seeds, decays = 1, (1.0,)
     table_1 = {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_1.items()}
     print_table_1(table_1)
-    results: dict[str, Any] = {"table_1": table_1}
+    results: dict[str, Any] = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}
     if not args.table_1_only:
         table_12 = {row: table_1[row] for row in ("w/o (7, 8)", "w (8)")}
         table_12 |= {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_12.items()}

@@ -6,6 +6,10 @@ greedily: the token whose masking leaves the highest probability is masked, repe
 against the number of masked tokens, and that of *other* sequences masked at the same positions. The chosen sequence
 keeps its probability with most tokens masked, others lose theirs earlier.
 
+All sequences here are of class 1 (enhancers, or rows with the motif), the chosen ones and the others, and the others
+are among the chosen ones: the curves are probabilities of class 1, and a model that answers "class 1" for a wholly
+masked sequence keeps both high. The paper does not say of which classes its sequences are.
+
 Differences: the paper fine-tunes HyenaDNA, pretrained on the human genome, for 100 epochs; here a small model is
 trained from scratch, with early stopping, on a part of the data. The paper does not mention masks in training;
 `--mask-share` adds them. `exact` is run on a few sequences, `screened` and `one_shot` on all.

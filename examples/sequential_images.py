@@ -13,6 +13,14 @@ selected on test rows, as in the paper.
 
     python examples/sequential_images.py --output examples/results/sequential_images.json
 
+S5 with the same sizes and seeds, for comparison, at the default (α, β) and the best pair of S4D; and with 64 states,
+which all channels of a layer share (S4D has 16 for each of 32 channels):
+
+    python examples/sequential_images.py --family s5 --alphas 1 4 --betas 0 -0.5 \
+        --output examples/results/sequential_images_s5.json
+    python examples/sequential_images.py --family s5 --state-size 64 --alphas 1 4 --betas 0 -0.5 \
+        --output examples/results/sequential_images_s5_64.json
+
 The paper's data, on a GPU (sizes as in the image settings of `examples/lra`, reduced):
 
     python examples/sequential_images.py --dataset uoft-cs/cifar10 --sequence-column img --image-size 32 \\
@@ -59,7 +67,7 @@ def settings_of(args: argparse.Namespace, alpha: float, beta: float, seed: int) 
         data["sequence_column"] = args.sequence_column
     return {
         "model": {
-            "family": "s4",
+            "family": args.family,
             "hidden_size": args.hidden_size,
             "num_hidden_layers": args.layers,
             "state_size": args.state_size,
@@ -146,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser(__doc__.splitlines()[0])
     parser.add_argument("--dataset", default=SHARED, help="idx file, folder of images or Hub id")
     parser.add_argument("--sequence-column", help="column of the images of a Hub data set")
+    parser.add_argument("--family", choices=("s4", "s5"), default="s4", help="S4D (the paper's) or S5")
     parser.add_argument("--image-size", type=int, default=14, help="side in pixels")
     parser.add_argument("--test-fraction", type=float, default=0.5, help="where the data has no test split")
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.25, 1, 4, 16, 64])

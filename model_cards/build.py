@@ -3,9 +3,10 @@
     python model_cards/build.py
     python model_cards/build.py --reports
 
-The numbers come from `examples/results/masking_*.json`, from the tables of `examples/README.md` (for the settings files
-of `examples/`), and from the theory reports in `reports/*.md`. `--reports` measures the reports again, for the
-checkpoints that the commands on the cards wrote to `runs/`. A test fails if a card is out of date.
+The numbers come from `examples/results/masking_*.json`, from `examples/results/trained.json` (for the settings files of
+`examples/`), and from the theory reports in `reports/*.md`. `--reports` measures the reports again, for the checkpoints
+that the commands on the cards wrote to `runs/`. A test fails if a card is out of date. `examples/tables.py` makes the
+table of `README.md`.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hf_ssm.training.tasks import TASKS
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 EXAMPLES = ROOT / "examples"
+TRAINED = EXAMPLES / "results" / "trained.json"
 REPORT_ROWS, REPORT_BATCH = 256, 32
 
 # File (without suffixes) or generator to its description, vocabulary size and number of classes.
@@ -69,7 +70,6 @@ _NO_REPORT = (
     "## Theory report\n\nNot measured: `hf-ssm report {} --update-card` computes it and adds it to the card that the "
     "command below writes next to the model."
 )
-_TABLE = "## Cards\n"
 _WHERE = "`examples/README.md` lists the settings that were tried and the statistical uncertainty."
 # Metrics of the test split on a card.
 _METRICS = ("accuracy", "f1", "mcc", "perplexity", "token_accuracy", "loss")
@@ -118,7 +118,8 @@ def examples() -> Iterator[Example]:
             f"{found['threads']} thread; {versions}.",
         )
     for path in sorted(EXAMPLES.glob("*.yaml")):
-        command, accuracy, minutes = measured(path.name)
+        run = measured(path.name)
+        command, minutes = run["command"], run["minutes"]
         (folder,) = re.findall(r"--output (\S+)", command)
         (dataset,) = re.findall(r"--dataset (\S+)", command)
         sections = read_settings_file(path)
@@ -127,34 +128,24 @@ def examples() -> Iterator[Example]:
             command=command,
             folder=folder,
             sections={**sections, "data": {**sections.get("data", {}), "dataset": dataset}},
-            test={"accuracy": accuracy},
-            source="examples/README.md",
+            test=run["test"],
+            source=TRAINED.relative_to(ROOT).as_posix(),
             found={},
             environment=f"{minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
 
 
-@cache
-def _rows() -> list[list[str]]:
-    """The cells of all tables of `examples/README.md`."""
-    lines = (EXAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-
-
-def measured(settings_file: str) -> tuple[str, float, float | None]:
-    """Command, test accuracy and minutes of a run with a settings file, from `examples/README.md`.
+def measured(settings_file: str) -> dict[str, Any]:
+    """Command, test metrics and minutes of a run with a settings file, from `TRAINED`.
 
     Raises:
-        ValueError: The number of table rows with such a command is not 1.
+        ValueError: There is no such run.
     """
-    found = [row for row in _rows() if f"--config examples/{settings_file} " in row[-1]]
-    if len(found) != 1:
-        raise ValueError(f"examples/README.md must have one row with examples/{settings_file}, found {len(found)}")
-    *cells, command = found[0]
-    # "0.9596 | 7.5 | command", or "0.347; remarks | command".
-    numbers = [re.match(r"\d+(\.\d+)?(?=$|;)", cell) for cell in cells]
-    values = [float(number[0]) for number in numbers if number]
-    return command.strip("`"), values[0], values[1] if len(values) > 1 else None
+    runs = json.loads(TRAINED.read_text(encoding="utf-8"))["runs"]
+    name = settings_file.removesuffix(".yaml")
+    if name not in runs:
+        raise ValueError(f"{TRAINED.relative_to(ROOT)} must have a run {name!r} of examples/{settings_file}")
+    return dict(runs[name])
 
 
 def facts(example: Example) -> CardFacts:
@@ -280,18 +271,11 @@ def _wrapped(card: str) -> str:
 
 def contents() -> dict[str, str]:
     """Path in this folder to text, for all generated files."""
-    written, rows = {}, []
+    written = {}
     for example in examples():
-        known = facts(example)
-        written[f"{example.name}.md"] = f"{_wrapped(str(build_card(known)))}\n"
+        written[f"{example.name}.md"] = f"{_wrapped(str(build_card(facts(example))))}\n"
         if example.found:
             written[f"pictures/{example.name}.svg"] = curves_svg(example.found)
-        metric = next(name for name in _METRICS if name in example.test)
-        result = f"{metric} {example.test[metric]:.4f}"
-        rows.append(f"| [{example.name}]({example.name}.md) | {known.family} | {known.dataset_name} | {result} |")
-    introduction = (HERE / "README.md").read_text(encoding="utf-8").partition(_TABLE)[0]
-    table = ["| card | family | data | test |", "| --- | --- | --- | --- |", *rows]
-    written["README.md"] = introduction + _TABLE + "\n" + "\n".join(table) + "\n"
     return written
 
 

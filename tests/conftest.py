@@ -48,7 +48,7 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM", "SSD")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 

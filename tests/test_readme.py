@@ -42,6 +42,15 @@ def test_packed_rows():
     assert run_section("Packed rows")["loss"].isfinite()
 
 
+def test_both_strands():
+    assert run_section("Both strands of DNA")["one"].shape == (1, 5, 12)
+
+
+def test_videos():
+    names = run_section("Videos")
+    assert names["loss"].isfinite() and names["future"].shape == (2, 5, 16, 16, 3)
+
+
 def test_generation():
     names = run_section("Generate")
     assert names["more"].shape == (2, 80)

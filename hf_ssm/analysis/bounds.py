@@ -42,7 +42,7 @@ class ScanBound:
         log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
         contraction: Per token: `bound` (ρ_A), and measured `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂;
             `smallest_step` and `largest_step`, measured, with their bounds.
-        output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption fails), and the measured `largest`.
+        output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption other than m >= d_2 fails), and the measured `largest`.
     """
 
     name: str
@@ -192,7 +192,8 @@ def generalization_bound(
         batches: Keyword inputs of the model, for example a `DataLoader` of the training set; labels are ignored.
         input_bound: 𝔅_u; default: the largest norm of the scan's inputs, over the batches and, for a learnt embedding,
             the whole embedding.
-        num_sequences: m; default: the rows of the batches.
+        num_sequences: m; default: the rows of the batches. Below d_2 of Lemma C.4 (the Nd states, or the tokens of a
+            learnt embedding), there is no bound.
         loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are for the ramp loss
             with margin 1, which is at least the classification error.
 
@@ -222,13 +223,13 @@ def generalization_bound(
     _observe(model, batches, observers)
     first = observers[0]
     m = first.rows if num_sequences is None else num_sequences
-    scans = [_scan_bound(observer) for observer in observers]
+    scans = [_scan_bound(observer, m) for observer in observers]
     assumptions = _architecture(model, first)
     fits = all(assumption.holds for assumption in assumptions)
     norms = _theorem_norms(model, first, input_bound) if fits else None
     log_capacity = log_at_length = log_leading = gap = gap_at_length = None
     if norms is not None:
-        numbers = norm_assumptions(norms)
+        numbers = norm_assumptions(norms, m)
         assumptions += numbers
         if all(assumption.holds for assumption in numbers if assumption.name != "stable state matrix"):
             log_at_length = combine_covers(capacity_covers(norms, first.longest))
@@ -292,6 +293,8 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
         ("no bias of the score", bias is None, None, "classifier_bias=False"),
         ("inputs given or embedded", not learnt, None, "freeze `input_projection`, or read tokens"),
     ]
+    if config.reads_both_strands(training=False):
+        checks.append(("one strand", False, "both", "rc_equivariant=False, rc_conjoin='none'"))
     return [_requirement(*check) for check in checks]
 
 
@@ -315,7 +318,7 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
     return first.scan.bound_norms(w, measured if input_bound is None else input_bound, embedding)
 
 
-def _scan_bound(seen: _Observer) -> ScanBound:
+def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
     direction = scan.direction
@@ -336,13 +339,17 @@ def _scan_bound(seen: _Observer) -> ScanBound:
     norms = scan.bound_norms(None, seen.input_norm)
     smallest, largest = norms.step_range
     contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
-    found += norm_assumptions(norms)
-    if not all(assumption.holds for assumption in found):
+    numbers = norm_assumptions(norms)
+    is_bounded = all(assumption.holds for assumption in [*found, *numbers])
+    found += norm_assumptions(norms, num_sequences)
+    if not is_bounded:
         return ScanBound(seen.name, seen.layer, direction, found, norms, None, contraction, output)
     skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
     total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
     output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
-    log_capacity = combine_covers(capacity_covers(norms))
+    # The covers need m >= d_2, the bound on the output does not.
+    holds = all(assumption.holds for assumption in found)
+    log_capacity = combine_covers(capacity_covers(norms)) if holds else None
     return ScanBound(seen.name, seen.layer, direction, found, norms, log_capacity, contraction, output)
 
 

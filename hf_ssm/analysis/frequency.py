@@ -108,7 +108,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no operator with a frequency response: a selective scan varies "
-            "in time. Give a Hyena or S4 model."
+            "in time. Give a Hyena, S4 or S5 model."
         )
     return found
 
@@ -293,8 +293,8 @@ def alpha_recommendation(
     """The upper ends of the useful range of `frequency_scale` for a configuration.
 
     They depend on the state size, the initialisation and the discretization, and on the range of step sizes
-    [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The paper uses the initialisation "lin", whose
-    fastest pole is nπ/2; for the others the limit on Im a is the same, and α follows from their own fastest pole.
+    [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The limit on Im a is the same for all
+    initialisations, and α follows from the fastest pole of each: that of "lin" is (n/2 - 1)π (the paper's is nπ/2).
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
@@ -303,8 +303,8 @@ def alpha_recommendation(
         quantiles: Shares q of the power.
 
     Raises:
-        ValueError: The configuration has no state matrix with frequencies and a range of step sizes, or `power` is
-            zero.
+        ValueError: The configuration has no state matrix with frequencies other than 0 and a range of step sizes, or
+            `power` is zero.
 
     Source: Yu et al. 2025, Section 5.1 and Appendix G; `theory.frequency.alpha_max` lists the differences.
     """
@@ -315,15 +315,18 @@ def alpha_recommendation(
         )
     if config.no_alpha_rule is not None:
         raise ValueError(config.no_alpha_rule)
-    fastest = initial_eigenvalues(config.init, config.state_size).imag.max().item()
-    if config.init == "lin":
-        fastest = config.state_size * math.pi / 2
+    fastest = initial_eigenvalues(config.init, config.block_size).imag.max().item()
+    if not fastest:
+        raise ValueError(
+            f"`state_size`={config.block_size} has only the frequency 0 with `init`={config.init!r}, which α does not "
+            "change: use 4 states or more."
+        )
     steps = float(config.time_step_max), float(config.time_step_min)
     edges: Mapping[float, float] = {}
     if power is not None:
         total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
         edges = {q: spectral_edge(total, q).item() for q in quantiles}
-    size, rule = config.state_size, config.discretization
+    size, rule = config.block_size, config.discretization
     free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
     limits = {
         q: [alpha_max_from_spectrum(edge, size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]

@@ -36,6 +36,8 @@ def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterR
         if role.times is not None:
             partner = parameters[".".join([*name.split(".")[:-1], role.times])].detach().cpu().double()
             first, second = (torch.view_as_complex(part.contiguous()) for part in (value, partner))
+            # Channel c of `second` uses copy c mod S of `first`.
+            first = first.repeat(second.shape[-2] // first.shape[0], 1)
             yield "BC", torch.view_as_real(first * second)
 
 

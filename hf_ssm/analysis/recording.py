@@ -45,6 +45,10 @@ class OperatorRecord:
         variance: `(L, D)`, population variance.
         num_sequences: Number of rows.
         power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
+        longest: L.
+
+    For a kernel matrix (S5), `kernel` is `(D, D L)`, the rows of the matrix with all inputs and lags, and the moments
+    are `(D L, 1)`.
     """
 
     name: str
@@ -56,6 +60,7 @@ class OperatorRecord:
     variance: Tensor
     num_sequences: int
     power: Tensor | None = None
+    longest: int = 0
 
 
 class _MergedMoments:
@@ -145,8 +150,12 @@ class _Recorder:
             with torch.no_grad():
                 kernel = self.operator.mean_kernel(given, len(inputs.mean), means)
             mean, variance = inputs.mean[given.first_lag :], inputs.variance[given.first_lag :]
+            kernel = kernel[..., : len(mean)].double()
+            if kernel.dim() == 3:
+                # An input of another channel counts as one of another lag: see `theory.mimo.matrix_tau`.
+                kernel, mean, variance = kernel.flatten(1), *(t.T.reshape(-1, 1) for t in (mean, variance))
             place = self.name, self.layer, direction, group
-            yield OperatorRecord(*place, kernel[:, : len(mean)].double(), mean, variance, inputs.rows, inputs.power)
+            yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, inputs.power, longest=len(inputs.mean))
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:

@@ -204,7 +204,7 @@ def theory_report(
             "rescaled": bool(getattr(base, "rescaled", False)),
             "frequency_scale": getattr(base, "frequency_scale", None),
         },
-        data={**(data or {}), "rows": rows, "longest": records[0].kernel.shape[1], "num_sequences": n},
+        data={**(data or {}), "rows": rows, "longest": records[0].longest, "num_sequences": n},
         complexity=complexity,
         bands=tuple(float(edge) for edge in bands),
         responses=responses,

@@ -143,6 +143,10 @@ def _bound(report: "TheoryReport") -> list[Table]:
         for scan in found["scans"]
     ]
     notes += found["notes"]
+    # A scan of which no capacity is given, with the reason; the scans of a model have the same sizes.
+    lacking = [scan for scan in found["scans"] if scan["log10_capacity"] is None]
+    reasons = [entry["message"] for scan in lacking[:1] for entry in scan["assumptions"] if not entry["holds"]]
+    notes += [f"No capacity of the scans: {'; '.join(reasons)}"] if failed and reasons else []
     header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
     alone = Table("Each scan alone (an adaptation, not a bound for the network)", header, scans)
     return [Table(title, ("quantity", "value") if rows else (), rows, notes), *([alone] if failed and scans else [])]

@@ -78,7 +78,7 @@ _EXPECTED = (
     *(ValueError, OSError, ImportError, RuntimeError, MemoryError, FloatingPointError),
     *(SafetensorError, StrictDataclassError),
 )
-# What the operating system says of a file that cannot grow; libraries leave out the path.
+# Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
 
 

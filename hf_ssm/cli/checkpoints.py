@@ -164,6 +164,8 @@ def data_settings(
         of_run: Whether the data of the run that made the checkpoint are the default.
         **options: Further settings of the section `data`; None for the default.
     """
+    if config is not None and config.frame_shape is not None:
+        raise ValueError(f"{checkpoint!r} reads videos, and {what} needs a model of sequences")
     assignments = parse_assignments(args.assignments)
     for section in assignments:
         if section != "data":

@@ -13,7 +13,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4), or a "
-        "folder or Hub id of a Mamba or HyenaDNA model",
+        "folder or Hub id of a Mamba, Caduceus or HyenaDNA model",
     )
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
     parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
@@ -34,8 +34,9 @@ def run_convert(args: argparse.Namespace) -> None:
         norm_first=args.norm_first,
         discretization=args.discretization,
     )
+    count = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"{args.target} holds a {type(model).__name__}; after `import hf_ssm`, load it with "
+        f"{args.target} holds a {type(model).__name__} with {count:,} parameters; after `import hf_ssm`, load it with "
         f"{auto_class_of(model)}.from_pretrained({str(args.target)!r})"
     )
     unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}

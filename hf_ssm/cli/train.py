@@ -42,7 +42,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--task": (
         "model.task",
         str,
-        "sequence-classification (default), token-classification, signal-regression, causal-lm or masked-lm",
+        "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded separately), "
+        "token-classification, signal-regression, causal-lm or masked-lm",
     ),
     "--model": ("model.checkpoint", str, "fine-tune this folder or Hub id"),
     "--epochs": ("training.num_train_epochs", float, "passes over the training split"),
@@ -200,7 +201,7 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 def _prove_demo(output: Path, result: RunResult) -> None:
-    """Load the result in a new process, and say how to go on."""
+    """Load the result in a new process, and print the next steps."""
     for when, values in result.tau.items():
         print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
     reload.prove_export(output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")

@@ -55,7 +55,7 @@ def load_idx(path: Path, sequence_column: str, label_column: str | None, options
         FileNotFoundError: A file does not exist.
         ValueError: A file is not an idx file, or the numbers of images and labels differ.
     """
-    images = _read_idx(path, 3)
+    images = read_idx(path, 3)
     if options.image_size is not None:
         pillow = _pillow()
         images = np.stack([pixels(pillow.fromarray(image), options) for image in images])
@@ -66,13 +66,13 @@ def load_idx(path: Path, sequence_column: str, label_column: str | None, options
     if label_column is None:
         return table
     labels_path = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-    labels = _read_idx(labels_path, 1)
+    labels = read_idx(labels_path, 1)
     if len(labels) != len(images):
         raise ValueError(f"source={str(path)!r} has {len(images)} images, but {labels_path.name} {len(labels)} labels.")
     return table.add_column(label_column, labels.astype(np.int64))
 
 
-def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array of an idx file: four bytes of type and dimensions, the big-endian sizes, then the values."""
     with opened(path, "rb") as file:
         content = file.read()

@@ -50,6 +50,15 @@ def row_lengths(split: Dataset, column: str) -> np.ndarray:
     return np.concatenate(lengths)
 
 
+def inner_lengths(split: Dataset, column: str) -> np.ndarray:
+    """The lengths of the inner lists of all rows of a column of lists of lists, one after the other."""
+    lengths = [
+        pc.list_value_length(pc.list_flatten(_storage(table))).to_numpy(zero_copy_only=False)
+        for table in split.select_columns([column]).with_format("arrow").iter(_BATCH)
+    ]
+    return np.concatenate(lengths)
+
+
 def row_keys(split: Dataset, column: str) -> list[bytes]:
     """A hash of each row of numbers."""
     return [

@@ -3,8 +3,9 @@
 import logging
 from typing import Any
 
+import torch
 from datasets import Dataset, DatasetDict, Features, List, Value
-from transformers import PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_ssm.data.checks import check_column, check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
@@ -24,6 +25,8 @@ def tokenize(
     label_column: str | None = "label",
     max_length: int | None = None,
     pair_column: str | None = None,
+    *,
+    separate: bool = False,
 ) -> DatasetDict:
     """Replace sequences, or pairs of texts, by token ids, without padding.
 
@@ -37,16 +40,21 @@ def tokenize(
         label_column: Column of the labels, renamed to `labels`. None for language modelling, where the collator makes
             the labels.
         max_length: Longest row in tokens, including special tokens. None (the default) means the tokenizer's
-            `model_max_length`. Of a pair, the longer text is truncated first.
+            `model_max_length`. Of a pair in one row, the longer text is truncated first.
         pair_column: Column of the second text of each row, or None.
+        separate: Whether the texts of a pair are tokenized separately, for a model that encodes each by itself
+            (`PairCollator` makes its batches); `max_length` is then that of each text.
 
     Returns:
-        The splits with the columns `input_ids` and, if `label_column` is given, `labels`.
+        The splits with the columns `input_ids` (of separate texts two lists in each row) and, if `label_column` is
+        given, `labels`.
 
     Raises:
-        ValueError: A column is missing, `pair_column` equals `sequence_column`, `max_length` is not positive, or a
-            sequence has no token.
+        ValueError: A column is missing, `pair_column` equals `sequence_column`, `max_length` is not positive, a
+            sequence has no token, or `separate` without `pair_column`.
     """
+    if separate and pair_column is None:
+        raise ValueError("separate=True is for pairs of texts: give pair_column, the column of the second text.")
     if max_length is not None:
         check_integer("max_length", max_length, 1)
     if pair_column == sequence_column:
@@ -54,8 +62,30 @@ def tokenize(
     limit = tokenizer.model_max_length if max_length is None else max_length
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
     return DatasetDict(
-        {name: _tokenize_split(split, name, tokenizer, texts, label_column, limit) for name, split in data.items()}
+        {
+            name: _tokenize_split(split, name, tokenizer, texts, label_column, limit, separate)
+            for name, split in data.items()
+        }
     )
+
+
+class PairCollator:
+    """Pads pairs that were tokenized with `separate=True`, all texts of a batch to the same length.
+
+    Args:
+        tokenizer: The tokenizer, which knows the padding and its side.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._pad = DataCollatorWithPadding(tokenizer)
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """`input_ids` and `attention_mask` `(B, 2, L)`, and `labels` `(B,)` if the rows have them."""
+        padded = self._pad([{"input_ids": ids} for row in rows for ids in row["input_ids"]])
+        batch = {name: padded[name].unflatten(0, (-1, 2)) for name in ("input_ids", "attention_mask")}
+        if "labels" in rows[0]:
+            batch["labels"] = torch.tensor([row["labels"] for row in rows])
+        return batch
 
 
 def _tokenize_split(
@@ -65,6 +95,7 @@ def _tokenize_split(
     text_columns: dict[str, str],
     label_column: str | None,
     limit: int,
+    separate: bool,
 ) -> Dataset:
     source, columns = f"split {name!r}", list(text_columns.values())
     needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
@@ -72,7 +103,7 @@ def _tokenize_split(
         check_column(argument, column, split.column_names, source)
     # The counts are columns, because `map` does not call the function when it loads its result from the cache.
     tokens = split.select_columns(list(needed.values())).map(
-        _encode,
+        _encode_separately if separate else _encode,
         batched=True,
         batch_size=_ROWS,
         remove_columns=columns,
@@ -100,6 +131,20 @@ def _encode(
         ids[index] = tokenizer(*row, truncation=True, max_length=limit, return_attention_mask=False)["input_ids"]
     unknown = [row.count(tokenizer.unk_token_id) for row in ids]
     return {"input_ids": ids, _LENGTH: [len(row) for row in ids], _UNKNOWN: unknown, _CUT: cut}
+
+
+def _encode_separately(
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int
+) -> dict[str, list[Any]]:
+    """As `_encode`, for each text by itself; the counts are sums, but the length is 0 if a text has no token."""
+    found = [_encode({column: batch[column]}, tokenizer, [column], limit) for column in columns]
+    counts = {name: [part[name] for part in found] for name in (_LENGTH, _UNKNOWN, _CUT)}
+    return {
+        "input_ids": [list(pair) for pair in zip(*(part["input_ids"] for part in found), strict=True)],
+        _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
+        _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
+        _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
+    }
 
 
 def _report(tokens: Dataset, source: str, sequence_column: str, limit: int) -> None:

@@ -25,10 +25,12 @@ _BEGIN, _END = "<!-- hf-ssm report: begin -->", "<!-- hf-ssm report: end -->"
 # Task of the command -> (head, pipeline tag of the Hub, description).
 _TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
+    "sequence-pair-classification": ("ForSequencePairClassification", None, "classification of pairs of sequences"),
     "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
     "signal-regression": ("ForSignalRegression", None, "regression on signals"),
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
     "masked-lm": ("ForMaskedLM", "fill-mask", "masked-token prediction"),
+    "video-prediction": ("ForVideoPrediction", None, "prediction of the next frame of a video"),
     "features": ("Model", "feature-extraction", "features of sequences"),
 }
 # Name of a metric -> name on the Hub; other metrics are not part of the metadata.
@@ -75,6 +77,7 @@ class CardFacts:
         base_model: Fine-tuned checkpoint, if any.
         dna: Whether the tokens are nucleotides.
         signal_shape: Positions and channels of the input of a model of continuous signals.
+        frame_shape: Height, width and channels of the frames that a model of videos reads.
         images: Whether the signals are pixels.
         has_picture: Whether `training_log.png` exists.
         movement: Relative change of the parameters in training, by group.
@@ -104,6 +107,7 @@ class CardFacts:
     base_model: str | None = None
     dna: bool = False
     signal_shape: tuple[int, int] | None = None
+    frame_shape: tuple[int, int, int] | None = None
     images: bool = False
     has_picture: bool = False
     movement: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -118,6 +122,8 @@ class CardFacts:
     @property
     def pipeline_tag(self) -> str | None:
         """The pipeline tag of the task; the Hub has none for signals other than images."""
+        if self.frame_shape is not None:
+            return None
         if self.signal_shape is None:
             return _TASKS[self.task][1]
         return "image-classification" if self.images and self.task == "sequence-classification" else None
@@ -172,6 +178,7 @@ def build_card(facts: CardFacts) -> ModelCard:
         "auto_class": HEADS[head],
         "output": "last_hidden_state" if head == "Model" else "logits",
         "pipeline_tag": facts.pipeline_tag,
+        "pairs": head == "ForSequencePairClassification",
         "repo_id": facts.repo_id or _SOME_FOLDER,
         "example": facts.example,
         "metrics": {name: _METRIC_NAMES.get(name, name) for name in metrics},
@@ -219,6 +226,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         repo_id=name if "/" in name else None,
         dna=reads_dna(tokenizer),
         signal_shape=None if channels is None else (config.longest_input or _SOME_POSITIONS, channels),
+        frame_shape=config.frame_shape,
         origin="",
         probe=probe_section(folder),
         training_note="Settings that differ from the defaults of the configuration.",

@@ -50,7 +50,7 @@ def export(
 
     Args:
         model: A model of a registered family, with any head; it is not changed.
-        tokenizer: The model's tokenizer; `None` for models of continuous signals.
+        tokenizer: The model's tokenizer; `None` for models of continuous signals or videos.
         folder: A folder that is empty or does not exist.
         prove: Load the checkpoint in a new process that cannot import hf_ssm, save it from there and load that, and
             compare logits and one training step with `model`, bit for bit (see `prove_export`). Takes about ten
@@ -95,9 +95,9 @@ def export(
 def _check_tokenizer(model: PreTrainedModel, tokenizer: Any) -> None:
     """Raise `ValueError` for a tokenizer whose ids exceed the vocabulary, and for a missing or superfluous one."""
     config: Any = model.config
-    if config.num_input_channels is not None:
+    if config.num_input_channels is not None or config.frame_shape is not None:
         if tokenizer is not None:
-            raise ValueError("`tokenizer` must be None for a model of continuous signals")
+            raise ValueError("`tokenizer` must be None for a model of continuous signals or videos")
         return
     if tokenizer is None:
         raise ValueError("`tokenizer` is None, but the model reads tokens: pass the tokenizer it was trained with")

@@ -16,6 +16,7 @@ from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, 
 
 from hf_ssm.hub.exporting import auto_class_of
 from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.registry import HEADS
 
 __all__ = ["FORMATS", "export_program"]
 
@@ -36,10 +37,12 @@ def export_program(
     """Write a model as a program that runs without hf_ssm; the folder appears complete or not at all.
 
     The inputs are `input_ids` `(batch, length)`, or `input_values` `(batch, length, channels)`, and `attention_mask`
-    `(batch, length)`; the outputs those of the model. With a cache there are two programs: `prefill` reads a prompt,
-    without padding, and also returns the states; `decode` reads one token and the states, and returns both again. The
-    names of states are those of `SSMCache.named_tensors`, with `past_key_values.` before them. The file of a program
-    is `<program>.onnx` or `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
+    `(batch, length)`, all with a second dimension of size 2 for pairs of sequences; a model of videos has
+    `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs are those of the model. With a cache
+    there are two programs: `prefill` reads a prompt, without padding, and also returns the states; `decode` reads one
+    token and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with
+    `past_key_values.` before them. The file of a program is `<program>.onnx` or
+    `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
     `transformers.exporters.ExportedModel.from_pretrained(folder)` loads and runs them.
 
     Args:
@@ -93,6 +96,8 @@ def _length(model: Any) -> Any:
 def _example(model: Any) -> dict[str, Any]:
     longest = model.config.longest_input
     shape = _BATCH, _LENGTH if longest is None else min(_LENGTH, longest)
+    if model.config.frame_shape is not None:
+        return {"pixel_values": torch.zeros(*shape, *model.config.frame_shape).to(model.device)}
     channels = model.config.num_input_channels
     name, value = "input_ids", torch.ones(shape, dtype=torch.long)
     if channels is not None:
@@ -104,7 +109,11 @@ def _example(model: Any) -> dict[str, Any]:
 def _whole(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     inputs = _example(model)
     batch, length = Dim("batch"), _length(model)
-    config = config_class(dynamic=True, dynamic_shapes={name: {0: batch, 1: length} for name in inputs})
+    shape = {0: batch, 1: length}
+    if auto_class_of(model) == HEADS["ForSequencePairClassification"]:
+        inputs = {name: torch.stack([value, value], dim=1) for name, value in inputs.items()}
+        shape = {0: batch, 2: length}
+    config = config_class(dynamic=True, dynamic_shapes={name: dict(shape) for name in inputs})
     return exporter.export(model, inputs | {"use_cache": False}, config)
 
 

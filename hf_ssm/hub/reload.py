@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ssm.hub.clean_process import training_step
+from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
 
@@ -52,7 +53,7 @@ def prove_export(
     Raises:
         OSError: A step failed or a result differs; the message names the step and the last line of the process.
     """
-    inputs = probe_inputs(model.config)
+    inputs = probe_inputs(model.config, auto_class)
     texts = None if tokenizer is None else list(_TEXTS)
     with tempfile.TemporaryDirectory() as name:
         scratch, saved = Path(name), Path(name, "model")
@@ -74,14 +75,24 @@ def prove_export(
     _compare(expected, found)
 
 
-def probe_inputs(config: Any) -> dict[str, Tensor]:
-    """A padded batch that a model of this configuration can read, the same at each call.
+def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor]:
+    """A padded batch that a model of this configuration with the head of an Auto class can read, the same at each call.
 
     Returns:
-        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`.
+        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`; for pairs
+        these two rows as one pair, `(1, 2, L)`; of a model of videos `pixel_values` `(2, L, H, W, C)`.
     """
+    inputs = _probe_rows(config)
+    if auto_class != HEADS["ForSequencePairClassification"]:
+        return inputs
+    return {name: value.unsqueeze(0) for name, value in inputs.items()}
+
+
+def _probe_rows(config: Any) -> dict[str, Tensor]:
     length = min(_LONGEST, config.longest_input or _LONGEST)
     generator = torch.Generator().manual_seed(0)
+    if config.frame_shape is not None:
+        return {"pixel_values": torch.rand(_ROWS, length, *config.frame_shape, generator=generator)}
     mask = torch.ones(_ROWS, length, dtype=torch.long)
     mask[1, max(1, 2 * length // 3) :] = 0
     if config.num_input_channels is None:
@@ -99,7 +110,8 @@ def _labels(config: Any, auto_class: str, inputs: dict[str, Tensor], logits: Ten
         return {"labels": inputs["input_ids"].clone()}
     kind = config.problem_type or ("single_label_classification" if config.num_labels > 1 else "regression")
     if auto_class == "AutoModelForTokenClassification" or (
-        auto_class == "AutoModelForSequenceClassification" and kind == "single_label_classification"
+        auto_class in (HEADS["ForSequenceClassification"], HEADS["ForSequencePairClassification"])
+        and kind == "single_label_classification"
     ):
         return {"labels": torch.zeros(logits.shape[:-1], dtype=torch.long)}
     return {"labels": torch.zeros_like(logits)}

@@ -17,10 +17,16 @@ HEADS = {
     "ForCausalLM": "AutoModelForCausalLM",
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForSequencePairClassification": "AutoModelForNextSentencePrediction",
     "ForTokenClassification": "AutoModelForTokenClassification",
+    # A video is a time series of frames; transformers has no Auto class of its own for them.
+    "ForVideoPrediction": "AutoModelForTimeSeriesPrediction",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
-"""How the name of a model class ends, and the Auto class that loads it."""
+"""How the name of a model class ends, and the Auto class that loads it.
+
+Next-sentence prediction is transformers' only task that classifies pairs.
+"""
 
 
 @dataclass(frozen=True)

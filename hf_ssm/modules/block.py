@@ -3,7 +3,9 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +20,26 @@ __all__ = ["MLP", "Block"]
 
 
 class MLP(nn.Module):
-    """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`."""
+    """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`; in general fc1 to fcN with N - 1 activations between them."""
 
     parameter_quantity = "mlp"
 
     def __init__(self, config):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
-        self.activation = build_activation(config)
-        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
+        depth = config.num_mlp_layers
+        sizes = [config.hidden_size, *[config.mlp_size] * (depth - 1), config.hidden_size]
+        for layer, (before, after) in enumerate(pairwise(sizes), start=1):
+            self.add_module(f"fc{layer}", nn.Linear(before, after))
+            if layer == 1 < depth:
+                self.activation = build_activation(config)
+            elif layer < depth:
+                # A module for each call: rules of attributions are attached to modules.
+                self.add_module(f"activation{layer}", build_activation(config))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(hidden_states)))
+        for part in self.children():
+            hidden_states = part(hidden_states)
+        return hidden_states
 
 
 class Block(GradientCheckpointingLayer):
@@ -47,6 +57,7 @@ class Block(GradientCheckpointingLayer):
         self.norm1 = build_norm(config)
         self.mixer = mixer(config, layer_idx)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.tie_dropout = config.tie_dropout
         has_mlp = config.mlp_size is not None
         self.norm2 = build_norm(config) if has_mlp else None
         self.mlp = MLP(config) if has_mlp else None
@@ -58,6 +69,7 @@ class Block(GradientCheckpointingLayer):
         output_tau: bool = False,
         state: LayerState | None = None,
         documents: Documents | None = None,
+        extra_inputs: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """One block.
 
@@ -67,21 +79,24 @@ class Block(GradientCheckpointingLayer):
             output_tau: Also return the τ of the mixer.
             state: Continue from this state, which is changed in place.
             documents: Where the hidden states are documents in their layout.
+            extra_inputs: Further arguments of the mixer, `(B, L)` each.
 
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
         """
-        packed = {} if documents is None else {"documents": documents}
-        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **packed)
+        given: dict[str, Any] = {**(extra_inputs or {})}
+        if documents is not None:
+            given["documents"] = documents
+        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **given)
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
-        hidden_states = self._sum(hidden_states, mixed)
+        hidden_states = self._sum(hidden_states, self._dropped(mixed, documents))
         if not self.norm_first:
             hidden_states = self._normed(self.norm1, hidden_states, mask)
         if self.mlp is None or self.norm2 is None:
             return hidden_states, tau
         normed = self._normed(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
-        hidden_states = self._sum(hidden_states, self.mlp(self._as_computed(normed)))
+        hidden_states = self._sum(hidden_states, self._dropped(self.mlp(self._as_computed(normed)), documents))
         return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -101,8 +116,15 @@ class Block(GradientCheckpointingLayer):
             hidden_states = hidden_states.to(weight.dtype)
         return normalized(norm, hidden_states, mask, self.norm_type)
 
+    def _dropped(self, update: Tensor, documents: Documents | None) -> Tensor:
+        """Dropout; tied: one mask for all positions of a sequence or document."""
+        if not (self.tie_dropout and self.dropout.training):
+            return self.dropout(update)
+        if documents is None:
+            return update * self.dropout(torch.ones_like(update[:, :1]))
+        return documents.map(lambda batch, _: batch * self.dropout(torch.ones_like(batch[:, :1])), update)
+
     def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
-        update = self.dropout(update)
         if not self.use_residual:
             return update
         if self.residual_in_fp32:

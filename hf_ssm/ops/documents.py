@@ -9,6 +9,7 @@ positions read each bucket, a view of it, as an ordinary batch. The work grows w
 number of documents; `benchmarks/packing.py` compares the alternatives.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -61,6 +62,7 @@ class Documents:
         shape: `(B, L)` of the packed rows.
         device: Where the tensors of the model are.
         share: Documents of a bucket have at least this share of the length of its longest one.
+        continued: Whether a document continues that of a cache, `(n,)`, on the CPU; default: none does.
 
     Attributes:
         mask: `(1, T)`, false at padding of the buckets; `None` where there is none.
@@ -77,10 +79,12 @@ class Documents:
         device: torch.device | None = None,
         *,
         share: float = _SHARE,
+        continued: Tensor | None = None,
     ):
         self.rows, self.starts, self.lengths, self.shape = rows, starts, lengths, shape
         self.longest = int(lengths.max())
-        order = lengths.argsort(descending=True, stable=True)
+        self.continued = torch.zeros(len(rows), dtype=torch.bool) if continued is None else continued
+        self._order = order = lengths.argsort(descending=True, stable=True)
         sizes = lengths[order].tolist()
         borders = [0]
         for place, size in enumerate(sizes):
@@ -107,8 +111,6 @@ class Documents:
         self._places = tuple(part.to(device) for part in (layout, at, is_token, tokens))
         self.mask = None if bool(tokens.all()) else self._places[-1].unsqueeze(0)
         self.masks: list[Tensor | None] = [None if bool(there.all()) else there.to(device) for there in present]
-        # Whether the document goes on from what a cache holds of its row, `(n,)`, on the CPU.
-        self.continued = torch.zeros(len(rows), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -121,7 +123,7 @@ class Documents:
         return first.to(self._places[0].device)
 
     def longest_after(self, history: int) -> int:
-        """Length of the longest document, with a history of so many positions where it goes on from a cache."""
+        """Length of the longest document, including the `history` positions in the cache of one that continues."""
         return int((self.lengths + history * self.continued).max())
 
     def arrange(self, packed: Tensor) -> Tensor:
@@ -174,13 +176,12 @@ class Documents:
             function: Called with the batch and the mask of a bucket; returns `(documents, ...)`.
         """
         found = torch.cat([function(*part) for part in self.masked_batches(arranged)])
-        order = self.lengths.argsort(descending=True, stable=True)
-        return found[order.argsort().to(found.device)]
+        return found[self._order.argsort().to(found.device)]
 
     def reversed(self) -> "Documents":
         """The same layout with the positions of each bucket in reverse order, as `flip` returns them."""
-        other = object.__new__(Documents)
-        other.__dict__ = {**self.__dict__, "masks": [None if mask is None else mask.flip(1) for mask in self.masks]}
+        other = copy.copy(self)
+        other.masks = [None if mask is None else mask.flip(1) for mask in self.masks]
         other.mask = None if self.mask is None else self.flip(self.mask)
         return other
 

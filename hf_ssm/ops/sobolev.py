@@ -9,6 +9,8 @@ Three conventions of the frequency of the j-th node of an FFT of n points, selec
 - `"normalized"`: `|s| = j / n`, cycles per sample, at most 1/2 (as in their published code);
 - `"radian"`: `|s| = 2 π j / (n dt)`, radians per unit of time.
 
+The zero-phase filter bounds the bilinear frequency at a cutoff, see `ZERO_PHASE_CUTOFF`.
+
 All functions compute in float64 and return float32, or float64 if the order or dt is a float64 tensor.
 """
 
@@ -22,6 +24,12 @@ from hf_ssm.ops.long_conv.dft import dft_tables
 from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
+
+# Angular frequency in radians per sample above which the bilinear |s| of the zero-phase filter stays constant, at
+# (2 / dt) tan(0.475 π), about 25.4 / dt. Towards π it would grow without bound: the taps, integrals of (1 + |s|)^β over
+# all frequencies, would not exist for β >= 1, and would depend on the number of nodes for β > 0. It affects the fastest
+# 5 % of the nodes of eq. (6), which Yu et al. 2025, Appendix D, set apart too.
+ZERO_PHASE_CUTOFF = 0.95 * math.pi
 
 
 def _check_sobolev(
@@ -55,14 +63,17 @@ def _sobolev_columns(
     return columns[0], columns[1], device, dtype
 
 
-def _node_frequencies(n_fft: int, frequency: str, dt: torch.Tensor) -> torch.Tensor:
-    """`|s|` at the nodes 0, 1, ... of the rfft grid below Nyquist, or up to it where it is finite there."""
+def _node_frequencies(n_fft: int, frequency: str, dt: torch.Tensor, cutoff: float = math.pi) -> torch.Tensor:
+    """`|s|` at the nodes 0, 1, ... of the rfft grid below Nyquist, or up to it where it is finite there.
+
+    A bilinear frequency is constant above the cutoff, in radians per sample.
+    """
     nodes = n_fft // 2 + 1
     if frequency == "bilinear" and n_fft % 2 == 0:
         nodes -= 1
     turns = torch.arange(nodes, device=dt.device, dtype=torch.float64) / n_fft
     if frequency == "bilinear":
-        return 2 / dt * torch.tan(math.pi * turns)
+        return 2 / dt * torch.tan((math.pi * turns).clamp(max=cutoff / 2))
     if frequency == "radian":
         return 2 * math.pi * turns / dt
     return turns.expand(*dt.shape[:-1], -1)
@@ -107,11 +118,13 @@ def zero_phase_taps(
     """Taps `h[0], ..., h[n_grid // 2]` of the symmetric filter whose DFT on `n_grid` points is `(1 + |s|)^β`.
 
     The filter reaches equally into past and future, `h[-m] = h[m]`; for bidirectional models only. β =
-    0 gives exactly `[1, 0, 0, ...]`.
+    0 gives exactly `[1, 0, 0, ...]`. The frequency `"bilinear"` is constant above `ZERO_PHASE_CUTOFF`, so that the taps
+    converge with the number of nodes for every β. Weights with β < 0 bend within dt of the frequency 0, which the nodes
+    have to resolve: with 16,875 of them and β = -1, the taps differ from the limit by 2e-5 of the largest one at
+    dt = 0.01, and by 1e-3 at dt = 0.001 (not `"normalized"`).
 
     Args:
-        n_grid: Number of frequencies, odd: an odd grid has no node at Nyquist, where `"bilinear"` is
-            infinite.
+        n_grid: Number of frequencies, odd.
         order: β, a number or `(D,)`.
         frequency: `"bilinear"`, `"normalized"` or `"radian"`.
         dt: Step size, a number or `(D,)`, positive (unchecked if a tensor); not used by `"normalized"`.
@@ -129,7 +142,7 @@ def zero_phase_taps(
         raise ValueError(f"n_grid must be odd (no node at Nyquist), got {n_grid}; use {n_grid + 1}")
     beta, step, device, dtype = _sobolev_columns(order, dt)
     # The transform of the weight minus one, which is exactly zero for order 0.
-    excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step)))
+    excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step, ZERO_PHASE_CUTOFF)))
     if is_exporting():
         rows = max(count for count in range(1, math.isqrt(n_grid) + 1) if n_grid % count == 0)
         tables = dft_tables(rows, n_grid // rows, excess.dtype, device)

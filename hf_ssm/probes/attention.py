@@ -66,10 +66,11 @@ def attention_matrix(
     chosen = list(range(scan.channels)) if channels is None else list(channels)
     if not chosen or not all(0 <= channel < scan.channels for channel in chosen):
         raise ValueError(f"`channels` must be some of 0 to {scan.channels - 1}, got {chosen}.")
-    if inputs.dim() != 3 or not inputs.is_floating_point():
+    size = next(part.in_features for part in mixer.modules() if isinstance(part, nn.Linear))
+    if inputs.dim() != 3 or inputs.shape[-1] != size or not inputs.is_floating_point():
         raise ValueError(
-            f"`inputs` must be hidden states of the shape (batch, length, hidden_size), got {tuple(inputs.shape)} of "
-            f"{inputs.dtype}: see `output_hidden_states=True`."
+            f"`inputs` must be hidden states of the shape (batch, length, {size}), got {tuple(inputs.shape)} of "
+            f"{inputs.dtype}: see `output_hidden_states=True`, and of both strands take one, the first {size} channels."
         )
     batch, length, _ = inputs.shape
     if batch * len(chosen) * length**2 > max_elements:
@@ -78,7 +79,7 @@ def attention_matrix(
             f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
         )
     mask = check_mask(attention_mask, inputs)
-    projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask)
+    projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask, reverse=reverse)
     if reverse:
         projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
     read = mixer.scan_inputs(projected, mask, reverse=reverse)

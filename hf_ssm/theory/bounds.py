@@ -13,7 +13,9 @@ Corrections of the paper: (105) lacks the square of ε. Lemma E.3 prints a √d 
 that is omitted here. (68) has t ρ^t where Lemma D.1 gives t ρ^(t-1), which is used here (`as_printed` selects the
 other). (58) and (27) omit the factor 2 of Theorem 4.2 and the l_l inside the logarithm of (61), which `gap_bound`
 includes. With log(2/δ), Theorem 4.2 bounds the expected minus the empirical loss, not its absolute value. As in the
-paper, the rounding up in Lemma C.1 is omitted, and covers are assumed to lie inside the class.
+paper, the rounding up in Lemma C.1 is omitted, and covers are assumed to lie inside the class. Lemma C.4 holds for m at
+least the size d_2 of the inputs that it covers, which the theorems leave out: `norm_assumptions` checks it, the numbers
+here do not.
 """
 
 import math
@@ -204,7 +206,7 @@ def gap_bound(
 
     Args:
         log_capacity: log C, from `combine_covers`.
-        num_sequences: m.
+        num_sequences: m; a bound only for m >= d_2 of Lemma C.4, see `norm_assumptions`.
         loss_bound: c_l, the upper bound of the loss. The ramp loss of margin γ (1 for the wrong sign, 0 above γ, linear
             between them) is at least the classification error and has c_l = 1. The logistic loss has
             c_l = log(1 + e^Z) for |z| <= Z, see `log_output_bound`.

@@ -185,11 +185,15 @@ def random_system_variation_bound(
     B = nπ/2. Its Corollary 2 takes the eigenvalues of HiPPO-LegS to be real, max |w| = 0; for S4D-LegS, give the
     largest |Im a|.
 
+    The default is the largest frequency of the conjugate pairs 0, ±π, ..., ±(n/2 - 1)π of the initialisation "lin".
+    The paper's poles i(-1)^j ⌊j/2⌋π, j = 1, ..., n, have one frequency more, nπ/2, without its conjugate: give
+    `largest_frequency=n * math.pi / 2` for these.
+
     Args:
         num_poles: n.
         bound: B, above `largest_frequency`.
         delta: δ in (0, 1).
-        largest_frequency: max |w|; default nπ/2, that of the initialisation "lin" with α = 1.
+        largest_frequency: max |w|; default (n/2 - 1)π, that of the initialisation "lin" with α = 1.
 
     Raises:
         ValueError: An argument out of range.
@@ -197,7 +201,7 @@ def random_system_variation_bound(
     Source: Yu et al. 2025, Corollary 1; Laurent & Massart 2000 for the χ² tail.
     """
     _check_positive("num_poles", num_poles)
-    largest = num_poles * math.pi / 2 if largest_frequency is None else largest_frequency
+    largest = _largest_of_lin(num_poles) if largest_frequency is None else largest_frequency
     if not 0 < delta < 1:
         raise ValueError(f"`delta` must lie in (0, 1), got {delta}.")
     if not bound > largest:
@@ -297,10 +301,20 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 
+def _largest_of_lin(num_poles: int) -> float:
+    """max |w| of the initialisation "lin" with α = 1, the conjugate pairs 0, ±π, ..., ±(n/2 - 1)π."""
+    return (num_poles - 1) // 2 * math.pi
+
+
 def _scale_for(limit: float, state_size: int, largest_frequency: float | None) -> float:
     """The α at which the fastest pole reaches `limit`."""
     _check_positive("state_size", state_size)
-    fastest = state_size * math.pi / 2 if largest_frequency is None else largest_frequency
+    fastest = _largest_of_lin(state_size) if largest_frequency is None else largest_frequency
+    if largest_frequency is None and not fastest:
+        raise ValueError(
+            f"`state_size`={state_size} has only the frequency 0 in the initialisation 'lin', which α does not change: "
+            "use 4 states or more, or give `largest_frequency`."
+        )
     _check_positive("largest_frequency", fastest)
     return limit / fastest
 
@@ -315,19 +329,23 @@ def alpha_max(
 ) -> float:
     """The largest useful α, independent of the data.
 
-    `"bilinear"`: (2/π) atan(Im(a) Δ / 4) ≤ share, that is α_max = 8 tan(share π/2) / (π n Δ). With the paper's share
-    this is 50.51 / (π n Δ); the paper prints 50.52, from a rounded 25.26. (The 4 results from a threshold at Im(a)/2 in
-    Appendix D: at α_max, the fastest pole lies below the fastest 5 % of the Fourier nodes, not 10 %.)
+    `"bilinear"`: (2/π) atan(Im(a) Δ / 4) ≤ share, that is α_max = 4 tan(share π/2) / (w Δ) with the largest frequency
+    w of α = 1. (The 4 results from a threshold at Im(a)/2 in Appendix D: at α_max, the fastest pole lies below the
+    fastest 5 % of the Fourier nodes, not 10 %.)
 
     `"zoh"`: a pole resonates at ω = Im(a) Δ, and is an alias of a slower pole above π; Im(a) Δ ≤ share π, that is
-    α_max = 2 share / (n Δ).
+    α_max = share π / (w Δ).
+
+    The default of w is that of the conjugate pairs of "lin", (n/2 - 1)π. The paper's poles reach nπ/2; with
+    `largest_frequency=n * math.pi / 2` and the paper's share, α_max is 50.51 / (π n Δ) (the paper prints 50.52, from a
+    rounded 25.26).
 
     Args:
         state_size: n, the number of poles (both of each conjugate pair).
         dt: Δ.
         share: Part of the Fourier nodes; default 0.9.
         discretization: `"bilinear"` (as in the paper) or `"zoh"` (derived here in the same way).
-        largest_frequency: max |w| at α = 1; default nπ/2, that of the initialisation "lin".
+        largest_frequency: max |w| at α = 1; default (n/2 - 1)π, that of the initialisation "lin".
 
     Raises:
         ValueError: An argument out of range.
@@ -343,7 +361,10 @@ def alpha_max(
 
 
 def alpha_ceiling(state_size: int, dt: float, length: int, *, largest_frequency: float | None = None) -> float:
-    """Rule II: the α = 4 tan((1 - 1/L) π/2) / (n π Δ) above which the fastest pole exceeds the largest bilinear node.
+    """Rule II: the α = (2/Δ) tan((1 - 1/L) π/2) / w above which the fastest pole exceeds the largest bilinear node.
+
+    w is the largest frequency at α = 1, by default that of "lin", (n/2 - 1)π; with the paper's nπ/2, the rule reads
+    4 tan((1 - 1/L) π/2) / (n π Δ).
 
     The paper prints tan((1 - (L-1)/L) π/2), which tends to 0; its Appendix D and Fig. 7 show that the largest node is
     meant. For an even L, the node at the Nyquist frequency is infinite, and the formula lies between it and the next
@@ -374,8 +395,8 @@ def alpha_max_from_spectrum(
     """The α at which the fastest pole lies at the edge of the spectrum of the inputs.
 
     The edge ω_q, in radians per sample, corresponds to s = (2/Δ) tan(ω_q / 2) for the bilinear rule and to s = ω_q / Δ
-    for the zero-order hold; α_max = 2 s / (π n). (The paper reads s_max from a figure and prints s_max / (π n L Δ),
-    where s_max is in cycles per sequence and factors of two are unclear.)
+    for the zero-order hold; α_max = s / w with the largest frequency w at α = 1. (The paper reads s_max from a figure
+    and prints s_max / (π n L Δ), where s_max is in cycles per sequence and factors of two are unclear.)
 
     Args:
         edge: ω_q in (0, π], for example from `spectral_edge`. At π, the bilinear rule has no limit (inf).

@@ -188,8 +188,19 @@ def selective_norms(
     )
 
 
-def norm_assumptions(norms: SelectiveNorms) -> list[Assumption]:
-    """Check the assumptions of Theorem 4.6 (with the fixed step: of Theorem 4.5)."""
+def norm_assumptions(norms: SelectiveNorms, num_sequences: int | None = None) -> list[Assumption]:
+    """Check the assumptions of Theorem 4.6 (with the fixed step: of Theorem 4.5).
+
+    Lemma C.4, which covers W_B, W_C, w and q, assumes m >= d_2, the size of the inputs of the covered linear map: Nd
+    for W_C, whose inputs are states (106), d for the others, and V for a learnt embedding (one-hot inputs). The
+    theorems do not repeat it.
+
+    Args:
+        norms: Norms of the class.
+        num_sequences: m; `None` leaves m >= d_2 out.
+
+    Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2, and Lemma C.4.
+    """
     finite = all(math.isfinite(value) for value in vars(norms).values() if value is not None)
     size = f"‖u[t]‖₂ <= {norms.B_u:.4g} at every token"
     largest = "the largest real part of the state matrix is"
@@ -206,7 +217,20 @@ def norm_assumptions(norms: SelectiveNorms) -> list[Assumption]:
     if norms.L_p is not None:
         text = f"p >= {norms.L_p:.4g}, which keeps Δ above {norms.step_range[0]:.3g}"
         found.append(Assumption("bias of the step bounded below", math.isfinite(norms.L_p), norms.L_p, text))
+    if num_sequences is not None:
+        found.append(_enough_sequences(norms, num_sequences))
     return found
+
+
+def _enough_sequences(norms: SelectiveNorms, num_sequences: int) -> Assumption:
+    """m >= d_2 of Lemma C.4."""
+    states, tokens = norms.num_channels * norms.num_states, norms.num_tokens or 0
+    needed, what = max((states, "states of the scan, the inputs of W_C"), (tokens, "tokens of the learnt embedding"))
+    holds = num_sequences >= needed
+    text = f"m = {num_sequences} sequences, {'at least' if holds else 'fewer than'} d_2 = {needed} ({what})"
+    if not holds:
+        text += ": the covers of Lemma C.4 need m >= d_2, so the theorem gives no bound; use more sequences"
+    return Assumption("enough sequences for Lemma C.4", holds, num_sequences, text)
 
 
 def _softplus(x: float) -> float:

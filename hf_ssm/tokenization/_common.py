@@ -14,6 +14,7 @@ def finish(
     eos_token: str | None,
     named: dict[str, str] | None = None,
     split_special_tokens: bool = False,
+    pair_separator: str | None = "[SEP]",
 ) -> PreTrainedTokenizerFast:
     """Add special tokens and a post-processor to `backend`, and wrap it in the class of transformers.
 
@@ -25,6 +26,7 @@ def finish(
         eos_token: Token appended to every sequence; None appends none.
         named: Named special tokens, such as `{"pad_token": "[PAD]"}`; by default each special token by its own name.
         split_special_tokens: Read special tokens in a text as ordinary characters.
+        pair_separator: Token between the sequences of a pair; None for none.
 
     Raises:
         ValueError: `model_max_length` is neither None nor a positive integer, or `padding_side` neither "right" nor
@@ -43,11 +45,13 @@ def finish(
     # normalized=False: special tokens are extracted before the normalizer changes their case.
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
     # Without a post-processor in the file, transformers adds one of its own when it loads the tokenizer.
+    separator = "" if pair_separator is None else f"{pair_separator}:0 "
+    added = {token for token in (pair_separator, eos_token) if token is not None}
     end = "" if eos_token is None else f" {eos_token}:"
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0{end and end + '0'}",
-        pair=f"$A:0 [SEP]:0 $B:1{end and end + '1'}",
-        special_tokens=[(token, backend.token_to_id(token)) for token in sorted({"[SEP]", eos_token or "[SEP]"})],
+        pair=f"$A:0 {separator}$B:1{end and end + '1'}",
+        special_tokens=[(token, backend.token_to_id(token)) for token in sorted(added)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

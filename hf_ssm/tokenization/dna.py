@@ -14,14 +14,18 @@ DNA_TOKENS: dict[str, int] = {token: index for index, token in enumerate(_SPECIA
 
 
 def build_dna_tokenizer(
-    model_max_length: int | None = None, padding_side: str = "right", add_eos: bool = False
+    model_max_length: int | None = None,
+    padding_side: str = "right",
+    add_eos: bool = False,
+    keep_whitespace: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Build the single-nucleotide tokenizer.
 
     Each base is one token, with the ids of `DNA_TOKENS`:
 
     * `a c g t n` (soft-masked bases) are the tokens of their capitals;
-    * white space is dropped, such as line breaks of a FASTA record; offsets refer to the original text;
+    * white space is dropped, such as line breaks of a FASTA record (or one `[UNK]` each, with `keep_whitespace`);
+      offsets refer to the original text;
     * every other character, including the ambiguity codes `R Y S W K M B D H V` and `U`, is one `[UNK]`;
     * a special token in the text, such as `ACG[MASK]TT`, is that token, in this spelling only;
     * a pair of sequences is joined by `[SEP]`.
@@ -33,6 +37,7 @@ def build_dna_tokenizer(
         model_max_length: Longest input in tokens, used by `truncation=True`; None (the default) means no limit.
         padding_side: "right" (default), or "left" for `generate`.
         add_eos: Append `[SEP]` to every sequence, as in HyenaDNA's pretraining. Default False: L bases give L tokens.
+        keep_whitespace: Read white space as `[UNK]`, as Caduceus' tokenizer does. Default False.
 
     Returns:
         A fast tokenizer with `[SEP]` as end of sequence, and the outputs `input_ids` and `attention_mask`.
@@ -45,9 +50,36 @@ def build_dna_tokenizer(
     backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
     # The library has no upper-case normalizer.
     backend.normalizer = normalizers.Sequence([normalizers.Replace(base.lower(), base) for base in _BASES])
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if not keep_whitespace:
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.Fuse()
     named = {**_NAMED, "eos_token": "[SEP]"}
     return finish(
         backend, _SPECIAL_TOKENS, model_max_length, padding_side, eos_token="[SEP]" if add_eos else None, named=named
     )
+
+
+def build_plant_dna_tokenizer(
+    model_max_length: int | None = None, padding_side: str = "right"
+) -> PreTrainedTokenizerFast:
+    """Build the single-nucleotide tokenizer of PlantCaduceus (Zhai et al. 2025).
+
+    The ids are [PAD] 0, [MASK] 1, [UNK] 2, a 3, c 4, g 5, t 6. Text is converted to lower case; every character other
+    than these bases, white space and `n` included, is one `[UNK]`. No special tokens are added.
+
+    Args:
+        model_max_length: Longest input in tokens, used by `truncation=True`; None (the default) means no limit.
+        padding_side: "right" (default) or "left".
+
+    Returns:
+        A fast tokenizer with the outputs `input_ids` and `attention_mask`.
+
+    Raises:
+        ValueError: `model_max_length` or `padding_side` is invalid.
+    """
+    special = ["[PAD]", "[MASK]", "[UNK]"]
+    vocabulary = {token: index for index, token in enumerate([*special, *"acgt"])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="[UNK]", fuse_unk=False))
+    backend.normalizer = normalizers.Lowercase()
+    backend.decoder = decoders.Fuse()
+    return finish(backend, special, model_max_length, padding_side, eos_token=None, pair_separator=None)

@@ -126,6 +126,10 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     checkpoint = settings.model["checkpoint"]
     config = read_config(checkpoint)
     family = family_of(config)
+    if config.frame_shape is not None:
+        raise ValueError(
+            f"--model {checkpoint!r} predicts videos, and the command has no such task: train it in Python"
+        )
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
     known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, List
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
@@ -13,11 +13,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_ssm.data import GENERATORS, SignalFeatureExtractor, label_names, load_sequences, tokenize
+from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
 from hf_ssm.data.labels import label_kind
-from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
+from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer
 from hf_ssm.training.loading import read_tokenizer
@@ -76,9 +76,16 @@ class RunData:
         return self.tokenizer is None and is_pixels(self.splits["train"], "input_values")
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether a row holds two texts that are encoded separately."""
+        feature = self.splits["train"].features[self._input_column]
+        return self.tokenizer is not None and isinstance(getattr(feature, "feature", None), List)
+
+    @property
     def longest(self) -> int:
         """Length of the longest sequence of all splits, in tokens or positions."""
-        found = max(int(row_lengths(split, self._input_column).max()) for split in self.splits.values())
+        lengths = inner_lengths if self.has_pairs else row_lengths
+        found = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
         return found if self.max_length is None else min(found, self.max_length)
 
     @property
@@ -91,7 +98,7 @@ class RunData:
         """Pads rows, with labels of whole sequences if they have any, to a batch."""
         if isinstance(self.processor, SignalFeatureExtractor):
             return SignalCollator(self.processor, self.max_length)
-        return DataCollatorWithPadding(self.processor)
+        return PairCollator(self.processor) if self.has_pairs else DataCollatorWithPadding(self.processor)
 
     def batch(self, rows: Dataset) -> dict[str, Any]:
         """The inputs of some rows as one padded batch, without labels."""
@@ -158,6 +165,11 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     labels = settings.label_column if labelled else None
     if labelled and task.labelled and labels is None:
         raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
+    if task.reads_pairs and not settings.data.get("pair_column"):
+        raise ValueError(
+            f"model.task={settings.task!r} reads two texts of each row: name the column of the second one with "
+            "data.pair_column"
+        )
     # A misspelled name is found before a download.
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
     rows = load_rows(settings, labelled)
@@ -179,7 +191,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
         processor, limit = tokenizer or load_tokenizer(settings), settings.data["max_length"]
         pairs = settings.data.get("pair_column")
-        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs)
+        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, separate=task.reads_pairs)
         if kind == "classes":
             splits = align_labels(splits, processor, limit)
     description = rows["train"].info.description if source in GENERATORS else ""
@@ -218,7 +230,7 @@ def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
     held, other = ("images or numbers", "text") if numbers else ("texts", "numbers")
     if TASKS[task].reads == other:
         fitting = " or ".join(name for name, entry in TASKS.items() if entry.reads != other)
-        what = "predicts tokens" if numbers else "reads numbers"
+        what = "reads pairs of texts" if TASKS[task].reads_pairs else "predicts tokens" if numbers else "reads numbers"
         raise ValueError(
             f"model.task={task!r} {what}, but {data['dataset']!r} holds {held}: choose --task {fitting}, or another "
             "data.sequence_column"
@@ -256,7 +268,7 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
     """The collator of the task; masks are drawn with the seed of the run."""
-    if data.tokenizer is None or settings.task == "sequence-classification":
+    if data.tokenizer is None or settings.task in ("sequence-classification", "sequence-pair-classification"):
         return data.collator
     if settings.task == "token-classification":
         return DataCollatorForTokenClassification(data.tokenizer)

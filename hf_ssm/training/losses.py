@@ -5,11 +5,15 @@ from typing import Any
 
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
 
 from hf_ssm.models.base.packing import find_documents
+from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_model, check_type
 
-__all__ = ["TauLogger", "TauLoss", "tau_loss"]
+__all__ = ["TauLogger", "TauLoss", "tau_loss", "warn_of_fixed_orders"]
+
+logger = logging.get_logger(__name__)
 
 
 class TauLoss:
@@ -44,6 +48,28 @@ class TauLoss:
         return total * (counted.ne(-100).sum() / num_items_in_batch)
 
 
+def warn_of_fixed_orders(model: Any) -> None:
+    """Warn once if the regulariser gives trainable Sobolev orders β no gradient.
+
+    A filter of the inputs (zero-phase, or before a scan) enters τ only through the statistics of the inputs.
+    """
+    config = model.config
+    constant = config.tau_detach_statistics or config.tau_statistics != "batch"
+    if not constant:
+        return
+    operators = (part for part in model.modules() if isinstance(part, SequenceOperator))
+    filters_inputs = any(
+        part.sobolev_order is not None and (part.sobolev_mode == "zero_phase" or not part.is_time_invariant)
+        for part in operators
+    )
+    if filters_inputs:
+        logger.warning_once(
+            "The Sobolev filter acts on the inputs, whose statistics τ takes as constants: the regulariser does not "
+            "train β (`sobolev_trainable`), only the task loss does. Set `tau_statistics='batch'` and "
+            "`tau_detach_statistics=False` for gradients of τ with respect to β."
+        )
+
+
 def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     """A `compute_loss_func` for the plain `transformers.Trainer`: task loss + λ Σ τ over the layers.
 
@@ -70,6 +96,8 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
     factor = float(model.config.tau_weight if weight is None else weight)
     if not factor >= 0:
         raise ValueError(f"`weight` must not be negative, got {weight}.")
+    if factor > 0:
+        warn_of_fixed_orders(model)
     return TauLoss(model, factor)
 
 

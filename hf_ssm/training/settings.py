@@ -239,6 +239,11 @@ def _check_model(settings: RunSettings) -> None:
     family = settings.model["family"]
     if family is not None:
         check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
+        if config_class(str(family))().frame_shape is not None:
+            raise ValueError(
+                f"model.family={family!r} predicts videos, and the command has no such task: train it in Python, as "
+                "examples/moving_mnist.py does"
+            )
     if settings.model["checkpoint"] is None:
         try:
             config_class(str(family))(**settings.config_fields)

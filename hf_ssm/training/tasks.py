@@ -7,6 +7,7 @@ from typing import Any
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
     AutoModelForTimeSeriesPrediction,
     AutoModelForTokenClassification,
@@ -27,6 +28,7 @@ class Task:
         greater_is_better: Whether a larger value of `best_metric` is better.
         compute_metrics: Argument of the Trainer.
         preprocess: The Trainer's `preprocess_logits_for_metrics`, if any.
+        reads_pairs: Whether the model encodes two texts of each row separately.
     """
 
     auto_class: Any
@@ -36,6 +38,7 @@ class Task:
     greater_is_better: bool
     compute_metrics: Callable[..., dict[str, float]]
     preprocess: Callable[..., Any] | None = None
+    reads_pairs: bool = False
 
     @property
     def labelled(self) -> bool:
@@ -56,6 +59,15 @@ def _language_modelling(auto_class: Any, shift: bool) -> Task:
 TASKS: dict[str, Task] = {
     "sequence-classification": Task(
         AutoModelForSequenceClassification, ("class",), "either", "accuracy", True, metrics.classification_metrics
+    ),
+    "sequence-pair-classification": Task(
+        AutoModelForNextSentencePrediction,
+        ("class",),
+        "text",
+        "accuracy",
+        True,
+        metrics.classification_metrics,
+        reads_pairs=True,
     ),
     "token-classification": Task(
         AutoModelForTokenClassification,

@@ -13,7 +13,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.training.losses import TauLoss
+from hf_ssm.training.losses import TauLoss, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
@@ -78,6 +78,8 @@ class SSMTrainer(PushingTrainer):
                 "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
                 f"tau_weight={self._ssm.config.tau_weight}). Remove one of the two."
             )
+        if self._ssm.config.tau_weight > 0:
+            warn_of_fixed_orders(self._ssm)
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
         self._parts: dict[str, Tensor] = {}

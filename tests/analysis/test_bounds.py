@@ -56,7 +56,7 @@ def plain(**arguments):
 class TestPlain:
     def test_numbers_are_those_of_the_weights(self, weights, batch):
         model = plain_classifier_from_state_dict(weights)
-        found = generalization_bound(model, [batch])
+        found = generalization_bound(model, [batch], num_sequences=15)
         largest = weights["embedding.weight"].double().norm(dim=1).max().item()
         norms = expected_norms(weights, largest, weights["embedding.weight"])
         for name, value in vars(norms).items():
@@ -64,16 +64,16 @@ class TestPlain:
         assert all(assumption.holds for assumption in found.assumptions)
         capacity = combine_covers(capacity_covers(norms))
         assert math.log(found.capacity) == pytest.approx(capacity)
-        assert found.bound == pytest.approx(gap_bound(capacity, 3).value)
+        assert found.bound == pytest.approx(gap_bound(capacity, 15).value)
         assert found.log_capacity_at_length == pytest.approx(combine_covers(capacity_covers(norms, 11)))
-        assert (found.theorem, found.longest, found.num_sequences) == ("4.6", 11, 3)
-        assert found.gap_at_length == gap_bound(found.log_capacity_at_length, 3)
+        assert (found.theorem, found.longest, found.num_sequences) == ("4.6", 11, 15)
+        assert found.gap_at_length == gap_bound(found.log_capacity_at_length, 15)
         assert found.notes[0].startswith("The bound is vacuous: no gap exceeds the largest loss, 1,")
 
     def test_a_given_embedding_is_measured_on_the_data_and_not_counted(self, weights, batch):
         model = plain_classifier_from_state_dict(weights)
         model.model.embed_tokens.requires_grad_(False)
-        found = generalization_bound(model, [batch])
+        found = generalization_bound(model, [batch], num_sequences=100)
         seen = weights["embedding.weight"][batch["input_ids"][batch["attention_mask"].bool()]]
         norms = expected_norms(weights, seen.double().norm(dim=-1).max().item())
         assert found.norms["B_u"] == pytest.approx(norms.B_u)
@@ -93,18 +93,19 @@ class TestPlain:
             generalization_bound(model, [])
 
     def test_two_logits_are_read_as_their_difference(self, weights, batch):
-        one = generalization_bound(plain_classifier_from_state_dict(weights), [batch])
+        one = generalization_bound(plain_classifier_from_state_dict(weights), [batch], num_sequences=100)
         both = plain(state_matrix="raw", hidden_size=CHANNELS, state_size=STATES, num_labels=2, problem_type=None)
         state = plain_classifier_from_state_dict(weights).state_dict()
         other = torch.randn(CHANNELS)
         state["classifier.weight"] = torch.stack([other, other + weights["SSM.w"]])
         both.load_state_dict(state)
-        two = generalization_bound(both, [{name: value for name, value in batch.items() if name != "labels"}])
+        batch.pop("labels")
+        two = generalization_bound(both, [batch], num_sequences=100)
         assert two.log_capacity == pytest.approx(one.log_capacity, rel=1e-6)
 
     def test_fixed_step(self, batch):
         model = plain(fixed_step=True)
-        found = generalization_bound(model, [batch])
+        found = generalization_bound(model, [batch], num_sequences=10**4)
         assert found.theorem == "4.5"
         assert found.norms["rho_A"] == pytest.approx(math.exp(-found.norms["s_A"]))
         assert found.bound > 0
@@ -135,14 +136,14 @@ class TestPlain:
     def test_the_length_changes_nothing(self, weights, batch):
         model = plain_classifier_from_state_dict(weights)
         longer = {"input_ids": batch["input_ids"].repeat(1, 5)}
-        one, other = (generalization_bound(model, [given]) for given in (batch, longer))
+        one, other = (generalization_bound(model, [given], num_sequences=100) for given in (batch, longer))
         assert (one.bound, one.log_capacity) == (other.bound, other.log_capacity)
         assert one.log_capacity_at_length < other.log_capacity_at_length
 
     def test_authors_models_are_unstable_and_have_no_bound(self, shared_data):
         path = shared_data / "selective_ssm" / "majority_T100.pth"
         model = plain_classifier_from_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        found = generalization_bound(model, [{"input_ids": torch.randint(0, 2, (8, 100))}])
+        found = generalization_bound(model, [{"input_ids": torch.randint(0, 2, (8, 100))}], num_sequences=1000)
         failing = [assumption for assumption in found.assumptions if not assumption.holds]
         assert [a.name for a in failing] == ["stable state matrix"]
         assert failing[0].value == pytest.approx(-0.0908, abs=1e-4)
@@ -150,6 +151,22 @@ class TestPlain:
         assert math.isfinite(found.log_capacity_at_length)
         assert found.scans[0].contraction["largest"] > 1
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["bound"] is None
+
+    def test_fewer_sequences_than_lemma_c4_needs(self, weights, batch):
+        """W_C acts on states, N d = 15 numbers, and a learnt embedding on one-hot vectors of 7 tokens."""
+        model = plain_classifier_from_state_dict(weights)
+        assert generalization_bound(model, [batch], num_sequences=15).bound > 0
+        found = generalization_bound(model, [batch], num_sequences=14)
+        failing = [assumption for assumption in found.assumptions if not assumption.holds]
+        assert [(entry.name, entry.value) for entry in failing] == [("enough sequences for Lemma C.4", 14)]
+        assert "fewer than d_2 = 15 (states of the scan" in failing[0].message
+        assert found.bound is found.capacity is found.log_capacity_at_length is found.scans[0].log_capacity is None
+        assert found.scans[0].output["log10_bound"] is not None
+        model.resize_token_embeddings(20)
+        found = generalization_bound(model, [batch], num_sequences=19)
+        assert "fewer than d_2 = 20 (tokens of the learnt embedding)" in found.assumptions[-1].message
+        model.get_input_embeddings().weight.requires_grad_(False)
+        assert generalization_bound(model, [batch], num_sequences=19).bound > 0
 
     def test_nan_weights(self, weights, batch):
         weights["SSM.ssm.W_B"][0, 0] = math.inf
@@ -202,7 +219,7 @@ def test_continuous_inputs_need_a_given_projection():
     failing = [a.name for a in generalization_bound(model, batches).assumptions if not a.holds]
     assert failing == ["inputs given or embedded"]
     model.model.input_projection.requires_grad_(False)
-    assert generalization_bound(model, batches).bound > 0
+    assert generalization_bound(model, batches, num_sequences=10**5).bound > 0
 
 
 class TestMamba:
@@ -211,7 +228,8 @@ class TestMamba:
         return make_model("SelectiveSSM", "ForSequenceClassification", bidirectional=True)
 
     def test_each_scan_by_itself(self, model, make_batch):
-        found = generalization_bound(model, [make_batch("ForSequenceClassification") for _ in range(2)])
+        batches = [make_batch("ForSequenceClassification") for _ in range(2)]
+        found = generalization_bound(model, batches, num_sequences=10**5)
         assert found.bound is found.capacity is None
         assert "block" in [assumption.name for assumption in found.assumptions if not assumption.holds]
         expected = [(layer, way) for layer in range(2) for way in ("forward", "backward")]
@@ -270,9 +288,10 @@ class TestMamba:
                 where = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
                 ids[number, where], mask[number, where] = row, 1
             batches.append({"input_ids": ids, "attention_mask": mask})
-        found = generalization_bound(model, batches)
-        alone = generalization_bound(model, [{"input_ids": row.unsqueeze(0)} for row in rows])
-        assert (found.num_sequences, found.longest) == (alone.num_sequences, alone.longest) == (3, 9)
+        assert generalization_bound(model, batches).num_sequences == 3
+        found = generalization_bound(model, batches, num_sequences=10**5)
+        alone = generalization_bound(model, [{"input_ids": row.unsqueeze(0)} for row in rows], num_sequences=10**5)
+        assert found.longest == alone.longest == 9
         for scan, expected in zip(found.scans, alone.scans, strict=True):
             assert scan.contraction == pytest.approx(expected.contraction, rel=1e-5)
             assert scan.output == pytest.approx(expected.output, rel=1e-5)

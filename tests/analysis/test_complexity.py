@@ -14,6 +14,7 @@ from hf_ssm.analysis.recording import OperatorRecord, record_operators
     [
         ("Hyena", {"hyena_order": 3, "bidirectional": True}),
         ("S4", {"bidirectional": True}),
+        ("S5", {"bidirectional": True}),
         ("SelectiveSSM", {"bidirectional": True}),
     ],
 )
@@ -32,9 +33,10 @@ def test_tau_is_what_the_model_returns(make_model, make_batch, family, flags) ->
         assert layer.tau == pytest.approx(layer.tau_of_channels.mean().item())
 
 
+@pytest.mark.parametrize("family", ["S4", "S5"])
 @pytest.mark.parametrize(("statistics", "name"), [("unit", "squared_l1_norm"), ("white", "squared_l2_norm")])
-def test_filter_norms_are_what_the_model_returns(make_model, make_batch, statistics, name) -> None:
-    model = make_model("S4", "ForSequenceClassification", tau_statistics=statistics)
+def test_filter_norms_are_what_the_model_returns(make_model, make_batch, statistics, name, family) -> None:
+    model = make_model(family, "ForSequenceClassification", tau_statistics=statistics)
     batch = make_batch("ForSequenceClassification")
     found = layer_complexities(record_operators(model, [batch]))
     expected = model(**batch, output_tau=True).tau.tolist()

@@ -30,6 +30,11 @@ VARIANTS = {
         "Hyena",
         {"hyena_order": 3, "sobolev_order": [0.5, 0.0], "sobolev_mode": "zero_phase"},
     ),
+    "s5": ("S5", {"sobolev_order": 0.5, "sobolev_trainable": True}),
+    "s5 with a zero-phase filter, two-sided": (
+        "S5",
+        {"sobolev_order": 0.5, "sobolev_mode": "zero_phase", "bidirectional": True},
+    ),
     "mamba": ("SelectiveSSM", {}),
     "mamba, complex, two-sided": (
         "SelectiveSSM",

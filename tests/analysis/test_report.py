@@ -17,6 +17,7 @@ from hf_ssm.modules.roles import QUANTITIES
 VARIANTS = {
     "hyena": ("Hyena", {"hyena_order": 3, "filter_order": 4, "max_position_embeddings": 16}),
     "s4": ("S4", {"bidirectional": True, "state_size": 4}),
+    "s5": ("S5", {"bidirectional": True, "state_size": 4}),
     "mamba": ("SelectiveSSM", {"bidirectional": True}),
 }
 PLAIN = {
@@ -64,10 +65,10 @@ def test_the_json_is_complete_and_has_no_other_numbers(make_model, variant) -> N
     assert len(found["complexity"]) == 2
     for layer, own in zip(found["complexity"], report.complexity, strict=True):
         assert np.mean(layer["tau_of_channels"]) == pytest.approx(layer["tau"]) == own.tau
-    directions = ["forward", "backward"] if variant == "s4" else ["forward"]
+    directions = ["forward", "backward"] if variant in ("s4", "s5") else ["forward"]
     places = [(part["layer"], part["direction"]) for part in found["total_variation"]]
     assert places == ([] if variant == "mamba" else [(layer, way) for layer in (0, 1) for way in directions])
-    assert "none" in (found["alpha"] if variant != "s4" else found["bound"])
+    assert "none" in (found["bound"] if variant in ("s4", "s5") else found["alpha"])
 
 
 def test_what_is_not_finite_is_null_in_the_json(make_model) -> None:
@@ -105,8 +106,8 @@ def test_alpha_from_data_follows_what_the_layer_reads(make_model) -> None:
     report = theory_report(model, [{"input_values": waves[:4]}, {"input_values": waves[4:, :250]}])
     found = report.alpha_of_layers[0]
     assert found.edges[0.5] == pytest.approx(omega, abs=0.03)
-    # The fastest pole of "lin" is nπ/2, and α ω₁ Δ = ω under the zero-order hold.
-    assert found.from_data[0.5][0] == pytest.approx(omega / (4 * math.pi / 2 * 0.01), rel=0.05)
+    # The fastest pole of "lin" with n = 4 is π, and α ω₁ Δ = ω under the zero-order hold.
+    assert found.from_data[0.5][0] == pytest.approx(omega / (math.pi * 0.01), rel=0.05)
     text = report.to_text()
     assert "inputs of layer 0" in text and "α = 3, below the limit" in text
 

@@ -17,7 +17,9 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "s4d": {"filter_type": "s4d"},
     },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
+    "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "S5": {"blocks": {"num_blocks": 2}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
         # Its paper has one layer; two layers without norms would raise the input to the ninth power.
@@ -43,6 +45,11 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.family.name}_{self.variant}"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of inputs that the models are tested with."""
+        return ("videos",) if "ForVideoPrediction" in self.family.model_classes else ("tokens", "signals")
 
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""

@@ -1,7 +1,7 @@
 """transformers' own model tests on every model class of every family; `run.py` fetches and runs them.
 
-Each family is tested with token ids and with continuous signals as inputs. pytest does not collect this file by its
-name: the package `transformers_tests` does not exist in normal test runs.
+Each family is tested with token ids and with continuous signals as inputs, or with videos. pytest does not collect this
+file by its name: the package `transformers_tests` does not exist in normal test runs.
 """
 
 import unittest
@@ -17,6 +17,7 @@ from transformers_tests.test_modeling_common import ModelTesterMixin
 from transformers_tests.test_training_mixin import TrainingTesterMixin
 
 TOKEN_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+VIDEO_HEADS = ("Model", "ForVideoPrediction")
 SIGNAL_HEADS = ("Model", "ForSignalRegression", "ForSequenceClassification", "ForTokenClassification")
 _CHANNELS = 3
 
@@ -81,6 +82,20 @@ class Tester:
         return self.get_config(), {**inputs, "attention_mask": mask}
 
 
+class VideoTester(Tester):
+    """Tiny configurations and videos of 8 x 8 pixels."""
+
+    # The last dimension but one of the hidden states, which is their width.
+    seq_length = 4
+
+    def __init__(self, row: Row):
+        super().__init__(row, signals=False)
+        self.causal_lm_class = None
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self.get_config(), {"pixel_values": torch.rand(self.batch_size, 7, 8, 8, _CHANNELS)}
+
+
 class _Common(ModelTesterMixin):
     """Settings for both kinds of inputs."""
 
@@ -125,8 +140,35 @@ class _Signals(_Common):
         return inputs
 
 
+class _Videos(_Common):
+    def setUp(self) -> None:
+        super().setUp()
+        if self._testMethodName in NOT_FOR_SIGNALS:
+            self.skipTest("The inputs are videos: there is no token embedding")
+        self.model_tester = VideoTester(self.row)
+        self.config_tester = ConfigTester(
+            self,
+            config_class=self.row.family.config_class,
+            common_properties=["hidden_size", "num_hidden_layers"],
+            **self.row.config,
+        )
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+    def _prepare_for_class(
+        self, inputs_dict: dict[str, Any], model_class: type, return_labels: bool = False
+    ) -> dict[str, Any]:
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels=return_labels)
+        if return_labels and model_class.__name__.endswith("ForVideoPrediction"):
+            inputs["labels"] = inputs["pixel_values"]
+        return inputs
+
+
+_KINDS = {"tokens": (_Tokens, TOKEN_HEADS), "signals": (_Signals, SIGNAL_HEADS), "videos": (_Videos, VIDEO_HEADS)}
 for _row in ROWS:
-    for _kind, _mixin, _heads in (("tokens", _Tokens, TOKEN_HEADS), ("signals", _Signals, SIGNAL_HEADS)):
+    for _kind in _row.kinds:
+        _mixin, _heads = _KINDS[_kind]
         _classes = tuple(_row.family.model_classes[_head] for _head in _heads if _head in _row.family.model_classes)
         _name = f"{_row.name}_{_kind}"
         globals()[_name] = type(

@@ -37,10 +37,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hyena.signal": ("Hyena", "ForSignalRegression", {"filter_type": "s4", "num_labels": 2}),
     "s4-classifier": ("S4", "ForSequenceClassification", {"bidirectional": True}),
     "s4-lm": ("S4", "ForCausalLM", {"kernel_type": "s4", "tie_word_embeddings": True, "bidirectional": False}),
+    "s4-pairs": ("S4", "ForSequencePairClassification", {"n_ssm": 2, "bidirectional": True}),
     "7-masked": ("S4", "ForMaskedLM", {"init": "lin", "norm_type": "batch"}),
     "mamba": ("SelectiveSSM", "ForCausalLM", {}),
     "complex": ("SelectiveSSM", "ForTokenClassification", {"complex_state": True}),
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
+    "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
     "toy": ("Toy", "ForCausalLM", {}),
 }
@@ -184,7 +186,7 @@ def exported(toy: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = {}
     for name in MODELS:
         model = make(name)
-        inputs = probe_inputs(model.config)
+        inputs = probe_inputs(model.config, auto_class_of(model))
         tokenizer = hf_ssm.build_dna_tokenizer() if "input_ids" in inputs else None
         assert export(model, tokenizer, home / name, prove=False) == home / name
         save_file(inputs, home / f"{name}.inputs")
@@ -217,7 +219,7 @@ def without(exported: Path, python_without: Path, beside: object) -> tuple[dict[
 @pytest.mark.parametrize("prefix", ["", "again "])
 def test_without_hf_ssm_no_bit_is_another(without, name, prefix):
     model = make(name)
-    expected = expected_of(model, probe_inputs(model.config))
+    expected = expected_of(model, probe_inputs(model.config, auto_class_of(model)))
     found = {key.removeprefix(f"{prefix}{name}."): value for key, value in without[0].items()}
     found = {key: value for key, value in found.items() if not key.startswith(("again ", *MODELS))}
     assert found.keys() == expected.keys()

@@ -58,6 +58,7 @@ def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, 
     [
         ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
         pytest.param("S4", "ForCausalLM", {"kernel_type": "s4"}, marks=slow),
+        pytest.param("S5", "ForCausalLM", {}, marks=slow),
         *(pytest.param(*case, marks=grid) for case in GRID),
     ],
     ids=str,
@@ -83,6 +84,7 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
     [
         ("Hyena", {}),
         pytest.param("S4", {}, marks=slow),
+        pytest.param("S5", {}, marks=slow),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
         pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),
         pytest.param("SelectiveSSM", {}, marks=grid),

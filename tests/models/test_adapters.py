@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 import hf_ssm
 from hf_ssm.modules.roles import parameter_roles
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 
 pytestmark = [
     # peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
@@ -19,6 +19,7 @@ pytestmark = [
 VARIANTS = {
     "s4d": ("S4", {}),
     "s4": ("S4", {"kernel_type": "s4"}),
+    "s5": ("S5", {}),
     "s4d-sobolev": ("S4", {"sobolev_order": -0.3, "sobolev_frequency": "radian"}),
     "hyena": ("Hyena", {}),
     "hyena-sinusoid": ("Hyena", {"filter_type": "sinusoid"}),
@@ -37,7 +38,7 @@ def matrices(model: nn.Module) -> list[str]:
     return [
         name.removeprefix("model.layers.0.mixer.")
         for name, parameter in model.named_parameters()
-        if name.startswith(("model.layers.0.mixer.long_conv.", "model.layers.0.mixer.scan."))
+        if name.startswith(tuple(f"model.layers.0.mixer.{part}." for part in ("long_conv", "scan", "ssm")))
         and parameter.dim() in (2, 3)
         and "proj" not in name
     ]
@@ -209,7 +210,7 @@ def test_functional_call_with_other_tensors(maker, variant: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vector_of_step_sizes_has_no_low_rank_matrix(make_model, family: str) -> None:
-    names = {"Hyena": "filter.frequency", "S4": "filter.log_dt", "SelectiveSSM": "scan.dt_bias"}
+    names = {"Hyena": "filter.frequency", "S4": "filter.log_dt", "S5": "ssm.log_dt", "SelectiveSSM": "scan.dt_bias"}
     model = make_model(family, "ForCausalLM", **({"filter_train_frequency": True} if family == "Hyena" else {}))
     with pytest.raises(ValueError, match="1 dimensional Parameter"):
         get_peft_model(model, LoraConfig(target_modules=[], target_parameters=[names[family]]))

@@ -1,15 +1,12 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaModel, S4Config, S4ForMaskedLM, SelectiveSSMConfig
-from hf_ssm.models.base.heads import check_labels
-from hf_ssm.models.base.inputs import check_mask
+from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM, SelectiveSSMConfig
+from hf_ssm.models.base.inputs import check_ids, check_labels, check_mask
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 
 
@@ -19,7 +16,7 @@ HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenCla
     [
         ({"sobolev_ordr": 1.0}, "did you mean `sobolev_order`"),
         ({"d_models": 3}, "did you mean `d_model`"),
-        ({"completely_wrong": 3}, "the arguments are"),
+        ({"zzz": 3}, "the arguments are"),
         ({"init": "hippo"}, "`init` must be one of 'legs', 'lin', 'inv', 'real', got 'hippo'"),
         ({"sobolev_mode": "acausal"}, "`sobolev_mode` must be one of"),
         ({"hidden_size": 0}, "`hidden_size` must be positive"),
@@ -228,8 +225,7 @@ def test_checks_read_tensors_on_the_cpu_only() -> None:
     assert check_mask(mask, hidden) is not None
     assert check_mask(mask[:1, :1], hidden[:1, :1]) is not None
     check_labels(labels, 3, "num_labels")
-    backbone = SimpleNamespace(embed_tokens=torch.nn.Embedding(12, 4, device="meta"))
-    assert HyenaModel._look_up(backbone, labels).shape == (2, 5, 4)
+    check_ids(labels, 12)
 
 
 IDS = torch.tensor([[1, 2, 3]])

@@ -6,7 +6,7 @@ import torch
 LENGTHS = (8, 5, 2)
 
 
-@pytest.fixture(params=["Hyena", "S4", "SelectiveSSM"])
+@pytest.fixture(params=["Hyena", "S4", "S5", "SelectiveSSM"])
 def model(make_model, request):
     return make_model(request.param, "ForCausalLM")
 

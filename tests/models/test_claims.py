@@ -13,7 +13,7 @@ from hf_ssm import S4Config, S4ForSequenceClassification, S4Model, SelectiveSSMF
 from hf_ssm.models.base.converter import load_state_dict
 from hf_ssm.models.base.weights import check_fit
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 
 
 def configure(folder: Path, **changes) -> None:

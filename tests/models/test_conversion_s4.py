@@ -386,3 +386,11 @@ def test_a_model_without_final_norm(make_model):
     found = plain(ids).last_hidden_state
     expected = F.layer_norm(found, (8,), normed.norm.weight, normed.norm.bias)
     torch.testing.assert_close(normed(ids).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(("version", "copies"), [("s4d", None), ("first_s4d", 1), ("s4_4", 3)])
+def test_shared_systems_stay_shared(version, copies):
+    parameters, options = layer_from_state_dict(LAYERS[version]())
+    assert options["n_ssm"] == copies
+    rows = {name: len(parameters[f"long_conv.filter.{name}"]) for name in ("log_A_real", "A_imag", "B", "log_dt")}
+    assert rows == {**dict.fromkeys(rows, copies or H), "log_dt": H}

@@ -22,12 +22,14 @@ DEFAULT = [
     pytest.param("S4", "ForCausalLM", {"sobolev_order": 0.7}, marks=slow),
     pytest.param("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}, marks=slow),
     pytest.param("SSD", "ForTokenClassification", {}, marks=slow),
+    pytest.param("S5", "ForCausalLM", {}, marks=slow),
 ]
 GRID = [
     *(("S4", "ForCausalLM", flags) for flags in ({}, {"kernel_type": "s4"}, {"discretization": "bilinear"})),
     ("S4", "ForCausalLM", {"kernel_type": "s4", "discretization": "bilinear"}),
     ("S4", "ForCausalLM", {"sobolev_order": 0.7, "sobolev_frequency": "bilinear", "sobolev_trainable": True}),
     ("S4", "ForTokenClassification", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
+    ("S5", "ForTokenClassification", {"bidirectional": True, "discretization": "bilinear", "sobolev_order": 0.5}),
     *(("Hyena", "ForCausalLM", {"filter_type": kind}) for kind in ("implicit", "sinusoid", "s4d", "s4")),
     ("Hyena", "ForCausalLM", {"hyena_order": 3, "filter_positions": "stored"}),
     ("SelectiveSSM", "ForCausalLM", {}),

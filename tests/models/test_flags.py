@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import hf_ssm
+from hf_ssm.analysis.parameter_change import relative_change
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.modules.roles import parameter_roles
 
 # A value other than the default for each flag that changes the output of a freshly drawn model in training mode.
 COMMON = {
@@ -33,6 +35,7 @@ COMMON = {
 }
 FLAGS = {
     "S4": {**COMMON, "kernel_type": "s4", "output_glu": False, "use_final_norm": False, "use_skip": False},
+    "S5": {**COMMON, "num_blocks": 2, "output_gate": "glu", "use_final_norm": False, "use_skip": False},
     "Hyena": {
         **COMMON,
         "conv_kernel": 5,
@@ -44,11 +47,17 @@ FLAGS = {
         "hyena_order": 3,
         "intermediate_size": 8,
         "max_position_embeddings": 32,
+        "mlp_depth": 3,
         "num_inner_mlps": 1,
+        "sinusoid_inclusive": True,
         "sinusoid_window": 5,
+        "use_output_projection": False,
+        "use_skip": False,
     },
     "SelectiveSSM": {
         **{name: value for name, value in COMMON.items() if name != "discretization"},
+        "bidirectional_strategy": "ew_multiply",
+        "bidirectional_weight_tie": False,
         "block": "plain",
         "complex_state": True,
         "conv_kernel": 3,
@@ -85,7 +94,11 @@ ELSEWHERE = {
     "classifier_bias": "test_trainable_flags below",
     "residual_in_fp32": "test_residual_in_fp32 below",
     "state_matrix": "test_selective",
+    "output_clip": "test_gated_convolution",
+    "n_ssm": "modules/test_filters",
+    "tie_dropout": "modules/test_block, test_tied_dropout below",
     "use_cache": "test_generation",
+    **dict.fromkeys(("rc_equivariant", "rc_swap", "rc_conjoin", "complement_map"), "test_rc_equivariance"),
     "tie_word_embeddings": "test_transformers_habits",
     "pad_token_id": "transformers",
     "bos_token_id": "transformers",
@@ -97,7 +110,10 @@ NEEDS = {
     ("Hyena", "discretization"): {"filter_type": "s4d"},
     ("Hyena", "time_step_min"): {"filter_type": "s4d"},
     ("Hyena", "time_step_max"): {"filter_type": "s4d"},
+    ("Hyena", "sinusoid_inclusive"): {"filter_type": "sinusoid", "sinusoid_window": 5},
     ("Hyena", "sinusoid_window"): {"filter_type": "sinusoid"},
+    ("SelectiveSSM", "bidirectional_strategy"): {"bidirectional": True},
+    ("SelectiveSSM", "bidirectional_weight_tie"): {"bidirectional": True},
     ("SelectiveSSM", "init"): {"complex_state": True, "init": "inv"},
     ("SelectiveSSM", "frequency_scale"): {"complex_state": True},
     ("SelectiveSSM", "frequency_shift"): {"complex_state": True},
@@ -238,3 +254,68 @@ def test_short_convolutions_begin_uniform_by_their_taps_with_zero_bias(make_mode
         assert convolution.weight.abs().max() <= taps**-0.5
         assert abs(convolution.weight.std() * (3 * taps) ** 0.5 - 1) < 0.05
         assert convolution.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize("family", FLAGS)
+def test_tied_dropout(make_model, family: str) -> None:
+    """Off in evaluation; in training, a document of a packed row has a mask of its own, as a row of a batch has."""
+    model = make_model(family, "Model", hidden_dropout=0.5, tie_dropout=True)
+    plain = make_model(family, "Model", hidden_dropout=0.5)
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, 12, (2, 6))
+    assert torch.equal(model(tokens).last_hidden_state, plain(tokens).last_hidden_state)
+    tokens, packed = torch.cat([tokens[:1]] * 2), {"seq_idx": torch.arange(2).repeat_interleave(6)[None]}
+    for batch in ({"input_ids": tokens}, {"input_ids": tokens.view(1, 12), **packed}):
+        torch.manual_seed(0)
+        first, second = model.train()(**batch).last_hidden_state.view(2, 6, -1)
+        assert not torch.allclose(first, second)
+        torch.manual_seed(0)
+        assert torch.equal(model(**batch).last_hidden_state.view(2, 6, -1)[1], second)
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {"filter_type": "s4d", "hyena_order": 3})]
+)
+def test_shared_state_matrices(make_model, family: str, flags: dict, tmp_path) -> None:
+    """The model is that with a copy for each channel, in every way of running; τ can be made 1; it saves and loads."""
+    shared = make_model(family, "ForCausalLM", n_ssm=2, **flags)
+    whole = make_model(family, "ForCausalLM", **flags)
+    state = shared.state_dict()
+    for name, value in whole.state_dict().items():
+        copies = len(value) // len(state[name])
+        state[name] = state[name].repeat(copies, *[1] * (value.dim() - 1))
+    whole.load_state_dict(state)
+    assert sum(p.numel() for p in shared.parameters()) < sum(p.numel() for p in whole.parameters())
+    ids = torch.randint(0, 12, (3, 9))
+    logits = shared(ids).logits
+    torch.testing.assert_close(logits, whole(ids).logits)
+    torch.testing.assert_close(shared.generate(ids, max_new_tokens=4), whole.generate(ids, max_new_tokens=4))
+    shared.save_pretrained(tmp_path)
+    assert torch.equal(type(shared).from_pretrained(tmp_path)(ids).logits, logits)
+    hf_ssm.rescale_init_(shared, {"input_ids": ids})
+    torch.testing.assert_close(shared(ids, output_tau=True).tau, torch.ones(2), rtol=1e-3, atol=0)
+    moved = {name: value + 0.1 for name, value in shared.named_parameters()}
+    roles, before = parameter_roles(shared), dict(shared.named_parameters())
+    change = relative_change(roles, before, moved)
+    expected, squares = 0.0, 0.0
+    for name in (name for name in before if name.endswith("filter.B")):
+        first = [torch.view_as_complex(p[name].detach().double()) for p in (before, moved)]
+        second = [torch.view_as_complex(p[name[:-1] + "C"].detach().double()) for p in (before, moved)]
+        for channel in range(second[0].shape[1]):
+            old, new = (b[channel % 2] * c[0, channel] for b, c in zip(first, second, strict=True))
+            expected, squares = expected + (new - old).abs().square().sum(), squares + old.abs().square().sum()
+    assert change["BC"] == pytest.approx((expected / squares).sqrt().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hf_ssm.S4Config(hidden_size=6, n_ssm=4), r"`n_ssm`=4 must divide the 6 channels .*: give 1"),
+        (lambda: hf_ssm.S4Config(n_ssm=0), "`n_ssm` must be positive"),
+        (lambda: hf_ssm.HyenaConfig(n_ssm=1), "needs `filter_type='s4d'` or 's4', but 'implicit'"),
+        (lambda: hf_ssm.HyenaConfig(hidden_size=6, filter_type="s4", hyena_order=3, n_ssm=5), "divide the 12 filters"),
+    ],
+)
+def test_copies_that_do_not_fit(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "s4d": ("S4", {}),
+    "s5, two-sided": ("S5", {"bidirectional": True}),
     "s4, two-sided, Sobolev": ("S4", {"kernel_type": "s4", "bidirectional": True, "sobolev_order": -0.3}),
     "hyena": ("Hyena", {}),
     "hyena, sinusoid": ("Hyena", {"filter_type": "sinusoid"}),
@@ -85,7 +86,7 @@ def test_gradients_of_each_sequence(make, variant: str) -> None:
                 torch.testing.assert_close(each[name][row], parameter.grad, rtol=1e-7, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["S4", "S5", "Hyena", "SelectiveSSM"])
 @BACKENDS
 def test_second_derivatives_through_a_cache(make_model, family: str, backend: str) -> None:
     model = make_model(family, "ForCausalLM").double()

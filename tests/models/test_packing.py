@@ -18,6 +18,7 @@ CAUSAL = [
     ("Hyena", {"filter_type": "sinusoid", "sobolev_trainable": True}),
     ("S4", {}),
     ("S4", {"kernel_type": "s4", "norm_first": False, "sobolev_order": -0.5}),
+    ("S5", {"sobolev_order": 0.5}),
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"complex_state": True, "sobolev_order": 0.5}),
     ("SelectiveSSM", {"block": "plain"}),
@@ -26,6 +27,7 @@ CAUSAL = [
 OTHERS = [
     ("Hyena", {"bidirectional": True}),
     ("S4", {"bidirectional": True}),
+    ("S5", {"bidirectional": True}),
     ("S4", {"sobolev_mode": "zero_phase", "sobolev_order": 1.0}),
     ("SelectiveSSM", {"bidirectional": True}),
     ("SelectiveSSM", {"sobolev_mode": "zero_phase", "sobolev_order": 0.5}),
@@ -155,7 +157,7 @@ def test_statistics_of_packed_rows_are_those_of_the_padded_batch(make_model, fam
         assert found.num_sequences == 9
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_rescaling_and_gradients_of_tau(make_model, family: str) -> None:
     packed = Packed(LAYOUTS[0])
     batches = packed.padded(), {"input_ids": packed.ids, "seq_idx": packed.seq_idx}
@@ -172,7 +174,7 @@ def test_rescaling_and_gradients_of_tau(make_model, family: str) -> None:
         assert_equal(grads[1][name], gradient, 1e-10)
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_losses(make_model, family: str) -> None:
     packed = Packed(LAYOUTS[0])
     padded = packed.padded()
@@ -187,7 +189,7 @@ def test_losses(make_model, family: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_one_label_for_each_document(make_model, family: str, pooling: str) -> None:
     model, packed = make_model(family, "ForSequenceClassification", pooling=pooling, num_labels=3), Packed(LAYOUTS[0])
     labels = torch.randint(0, 3, (9,))
@@ -284,7 +286,7 @@ def test_errors(make_model, given: dict, message: str) -> None:
 def test_errors_with_a_cache(make_model) -> None:
     model, ids = make_model("S4", "ForCausalLM"), torch.zeros(1, 4, dtype=torch.long)
     cache = model(ids).past_key_values
-    with pytest.raises(ValueError, match="`cu_seq_lens_q` does not say whether a document goes on from `past_key_val"):
+    with pytest.raises(ValueError, match="`cu_seq_lens_q` does not say whether a document continues that of `past_key"):
         model(ids, past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
     with pytest.raises(ValueError, match="`past_key_values` was filled without `seq_idx`"):
         model(ids, past_key_values=cache, seq_idx=torch.tensor([[0, 0, 1, 1]]))
@@ -298,7 +300,7 @@ def test_documents_longer_than_the_implicit_filter(make_model) -> None:
         model(ids, seq_idx=torch.tensor([[0] * 9 + [1] * 7]))
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_the_collator_of_transformers(make_model, family: str) -> None:
     model = make_model(family, "ForCausalLM")
     rows = [{"input_ids": torch.randint(0, 12, (count,)).tolist()} for count in (5, 1, 11)]

@@ -5,7 +5,7 @@ import torch
 
 from hf_ssm.modules.operator import SequenceOperator
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM", "SSD")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 VARIANTS = [
     ("Hyena", {"filter_type": "implicit"}),

@@ -9,6 +9,7 @@ from transformers import TorchAoConfig
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "s4d": ("S4", {}),
+    "s5": ("S5", {}),
     "s4": ("S4", {"kernel_type": "s4"}),
     "hyena": ("Hyena", {}),
     "mamba": ("SelectiveSSM", {}),

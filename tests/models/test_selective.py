@@ -446,7 +446,7 @@ class TestFlags:
     @pytest.mark.parametrize("kind", BLOCKS)
     def test_tau_by_loops(self, make, kind):
         """The mean kernel at the last token, by an impulse through the recurrence of the batch's means."""
-        model = make(num_hidden_layers=1, **kind)
+        model = make(num_hidden_layers=1, **kind).double()
         ids, mask = torch.randint(0, 12, (6, 9)), torch.ones(6, 9, dtype=torch.long)
         mask[0, :3], mask[1, 7:] = 0, 0
         seen = {}
@@ -471,7 +471,8 @@ class TestFlags:
         if scan.D is not None:
             kernel[0] = kernel[0] + scan.D
         expected = tau(torch.stack(kernel, dim=1), torch.stack(mean), torch.stack(variance)).mean()
-        torch.testing.assert_close(found, expected.reshape(1))
+        # The scan's part of τ can be far below that of the feed-through, and both far below 1.
+        torch.testing.assert_close(found, expected.reshape(1), rtol=1e-9, atol=0)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_tau_has_gradients_for_what_shapes_the_kernel(self, make, kind):

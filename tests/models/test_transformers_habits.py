@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from hf_ssm import build_byte_tokenizer
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM", "SSD")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 PAIRS = [(family, head) for family in FAMILIES for head in HEADS]
 

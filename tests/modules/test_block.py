@@ -64,3 +64,20 @@ def test_dropout_acts_on_the_updates_and_not_on_the_residual() -> None:
     kept = ratio.abs() > 1e-2
     torch.testing.assert_close(ratio[kept], torch.full_like(ratio[kept], 4.0), rtol=1e-2, atol=1e-2)
     assert abs(kept.float().mean() - 0.25) < 0.02
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_dropout_has_the_same_mask_at_all_positions(tied: bool) -> None:
+    """The block without residual and MLP is its dropout of twice the input, divided by the share that is kept."""
+    config = HyenaConfig(hidden_size=64, norm_type="none", use_residual=False, hidden_dropout=0.75, tie_dropout=tied)
+    block = Block(config, 0, Double)
+    block.mlp = None
+    inputs = torch.rand(3, 50, 64) + 1
+    factors = block(inputs)[0] / (2 * inputs)
+    torch.testing.assert_close(factors, torch.where(factors > 0, 4.0, 0.0))
+    assert 0.15 < (factors > 0).double().mean() < 0.35
+    assert torch.equal(factors, factors[:, :1].expand_as(factors)) == tied
+    assert not torch.equal(factors[0], factors[1])
+    gradient = torch.autograd.grad(block(inputs.requires_grad_())[0].sum(), inputs)[0]
+    assert set(gradient.unique().tolist()) == {0.0, 8.0}
+    assert torch.equal(block.eval()(inputs)[0], 2 * inputs)

@@ -212,3 +212,46 @@ def test_scaling_multiplies_the_kernels_of_the_chosen_channels_in_both_direction
         found = filter(40, torch.float64)
     factors = torch.tensor([1.0, 2.5, 1.0]).double().unsqueeze(-1)
     torch.testing.assert_close(found, factors * before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("kind", ["s4d", "s4"])
+def test_shared_state_matrices_are_those_of_separate_channels_with_equal_ones(kind, copies):
+    """Channel c uses copy c mod n_ssm; gradients of a copy are the sums over its channels."""
+    config = HyenaConfig(hidden_size=6, bidirectional=True, filter_type="s4d", n_ssm=copies, **FADING)
+    separate = HyenaConfig(hidden_size=6, bidirectional=True, filter_type="s4d", **FADING)
+    shared, whole = (build_filter(each, kind, 6).double() for each in (config, separate))
+    with torch.no_grad():
+        for name, value in shared.initial_parameters().items():
+            getattr(shared, name).copy_(value + 0.1 * torch.randn_like(value))
+            getattr(whole, name).copy_(
+                getattr(shared, name)
+                if name in ("C", "log_dt")
+                else torch.stack([getattr(shared, name)[channel % copies] for channel in range(6)])
+            )
+    assert shared.A_imag.shape == (copies, 4) and whole.A_imag.shape == (6, 4)
+    assert shared.parameter_roles() == whole.parameter_roles()
+    found, expected = (each.kernel(50, torch.float64) for each in (shared, whole))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(found)
+    names = [name for name, _ in whole.named_parameters()]
+    own, others = (
+        torch.autograd.grad((kernel * weight).sum(), list(each.parameters()))
+        for kernel, each in ((found, shared), (expected, whole))
+    )
+    for name, gradient, other in zip(names, own, others, strict=True):
+        if name not in ("C", "log_dt"):
+            other = torch.stack([other[copy::copies].sum(0) for copy in range(copies)])
+        torch.testing.assert_close(gradient, other, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        omega, rows = frequency_grid(9), torch.tensor([1, 4, 11])
+        torch.testing.assert_close(shared.response(omega, rows), whole.response(omega, rows), rtol=1e-12, atol=1e-12)
+        for one, other in zip(shared.response_features(rows), whole.response_features(rows), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        for channels in (slice(None), slice(1, None, 2)):
+            inputs = torch.randn(2, 9, 6, dtype=torch.float64)[..., channels]
+            ends = [each.recurrence(channels, None).advance(inputs) for each in (shared, whole)]
+            torch.testing.assert_close(*ends)
+            kernels = [each.exported_system(1, channels, None, torch.float64).kernel(20) for each in (shared, whole)]
+            torch.testing.assert_close(kernels[0], kernels[1], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(kernels[0], found[1, channels, :20], rtol=1e-9, atol=1e-9)

@@ -17,6 +17,7 @@ from hf_ssm.ops.selective_scan import selective_scan
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.hub import hub_scan, supports_hub_scan
 from hf_ssm.ops.short_conv import short_conv
+from hf_ssm.ops.ssd import ssd_scan
 from hf_ssm.utils.processes import Processes
 
 # torch compiles its own formulas of forward-mode derivatives with it.
@@ -45,6 +46,18 @@ def scan_arguments(complex_state: bool, shared: bool) -> list[Tensor]:
 def scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
     *given, state = tensors
     return selective_scan(*given, True, initial_state=state, return_last_state=True)
+
+
+def ssd_arguments() -> list[Tensor]:
+    weights = [randn(BATCH, LENGTH, 1, STATES) for _ in "BC"]
+    given = [randn(BATCH, LENGTH, 2, CHANNELS), randn(BATCH, LENGTH, 2), -randn(2).abs(), *weights]
+    return [*given, randn(2), randn(2), randn(BATCH, 2, CHANNELS, STATES)]
+
+
+def ssd(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    *given, state = tensors
+    seq_idx = torch.tensor([[0] * LENGTH, [0, 0, 1, 1, 2]])
+    return ssd_scan(*given, True, initial_state=state, seq_idx=seq_idx, chunk_size=2, return_last_state=True)
 
 
 def system(low_rank: bool) -> list[Tensor]:
@@ -78,6 +91,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
         partial(system, False),
     ),
     "dplr_kernel": (partial(dplr_kernel, length=35, discretization="bilinear"), partial(system, True)),
+    "ssd_scan": (ssd, ssd_arguments),
     "selective_scan": (scan, partial(scan_arguments, False, False)),
     "selective_scan, complex": (scan, partial(scan_arguments, True, False)),
     "selective_scan, shared step": (scan, partial(scan_arguments, False, True)),
@@ -185,7 +199,7 @@ def test_sums_over_processes(monkeypatch) -> None:
     torch.testing.assert_close(second, 120 * x**4)
 
 
-@pytest.mark.parametrize("name", ["long_conv", "short_conv", "diagonal_kernel", "selective_scan"])
+@pytest.mark.parametrize("name", ["long_conv", "short_conv", "diagonal_kernel", "selective_scan", "ssd_scan"])
 def test_transforms_inside_compiled_code(name: str) -> None:
     function, made = OPERATORS[name]
     (first, *others), tangent = made(), made()[0]

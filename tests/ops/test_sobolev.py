@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ssm.modules.operator import ZERO_PHASE_GRID
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.sobolev import causal_taps, circular_response, sobolev_weight, zero_phase_taps
 
@@ -82,8 +83,20 @@ def test_zero_phase_taps_have_the_weight_as_spectrum(n_grid, order, frequency):
     assert taps.shape == (n_grid // 2 + 1,)
     for node in range(n_grid // 2 + 1):
         spectrum = taps[0] + 2 * sum(taps[m] * math.cos(2 * math.pi * m * node / n_grid) for m in range(1, len(taps)))
-        expected = (1 + magnitude(frequency, node, n_grid, 0.1)) ** order
-        assert spectrum == pytest.approx(expected, rel=1e-10, abs=1e-12 * np.abs(taps).sum())
+        size = magnitude(frequency, node, n_grid, 0.1)
+        if frequency == "bilinear":
+            size = min(size, 2 / 0.1 * math.tan(0.475 * math.pi))
+        assert spectrum == pytest.approx((1 + size) ** order, rel=1e-10, abs=1e-12 * np.abs(taps).sum())
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0, -0.1])
+def test_zero_phase_taps_do_not_depend_on_the_grid(order, frequency):
+    """The bilinear frequency without a cutoff changes by 0.2 % at 0.5, and by 9 % at 1, where the integral diverges."""
+    dt = torch.tensor([0.1, 0.01], dtype=torch.float64)
+    one, finer = (zero_phase_taps(n, order, frequency, dt)[..., :2000] for n in (ZERO_PHASE_GRID, 3 * ZERO_PHASE_GRID))
+    scale = finer.abs().amax(-1, keepdim=True)
+    torch.testing.assert_close(one / scale, finer / scale, rtol=0, atol=3e-7)
 
 
 @pytest.mark.parametrize("frequency", FREQUENCIES)

@@ -13,6 +13,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "s4d": ("S4", {}),
     "s4, two-sided": ("S4", {"kernel_type": "s4", "bidirectional": True, "norm_type": "rms", "output_glu": False}),
     "s4d, batch norm": ("S4", {"norm_type": "batch", "norm_first": False}),
+    "s5": ("S5", {"bidirectional": True}),
     "hyena": ("Hyena", {}),
     "hyena, order 3": ("Hyena", {"hyena_order": 3, "norm_type": "rms"}),
     "mamba": ("SelectiveSSM", {}),

@@ -19,6 +19,7 @@ MODELS = [
     ("S4", {}),
     ("S4", {"kernel_type": "s4", "sobolev_order": 0.5}),
     ("S4", {"num_hidden_layers": 3}),
+    ("S5", {}),
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"num_hidden_layers": 1}),
     ("SelectiveSSM", {"num_hidden_layers": 3}),
@@ -77,7 +78,7 @@ def test_classifiers_equal_full_passes(make_model, family, options, mask, poolin
     check_search(model, "class", mask)
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_models_that_look_ahead_use_full_passes(make_model, family):
     model = make_model(family, "ForSequenceClassification", bidirectional=True)
     assert type(evaluator_for(model, probed_sequence("class"), MASK, 99)) is Evaluator
@@ -96,7 +97,7 @@ def test_states_that_exceed_the_memory_are_not_stored(make_model, monkeypatch):
             assert type(evaluator_for(model, asked, MASK, 99)) is kind
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_tokens_are_those_processed_by_the_model(make_model, monkeypatch, family):
     """About half as many as in full passes."""
     model = make_model(family, "ForCausalLM")
@@ -123,7 +124,7 @@ def test_the_model_is_left_as_it_was(make_model):
     assert torch.equal(model(ids).logits, before)
 
 
-@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_last_position_only_returns_the_last_position(make_model, family):
     """The state after it is the same."""
     model, ids = make_model(family, "Model"), torch.randint(4, 12, (2, 12))

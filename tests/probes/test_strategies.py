@@ -61,7 +61,7 @@ def bases(length):
     return torch.randint(7, 11, (length,)).tolist()
 
 
-FAMILIES = [("Hyena", {}), ("S4", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {})]
+FAMILIES = [("Hyena", {}), ("S4", {}), ("S5", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {})]
 LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order": 0.5})]
 
 

@@ -162,7 +162,7 @@ def test_corollary_1_holds_with_its_probability():
     residues = torch.randn(draws, n, dtype=torch.complex128, generator=generator) * math.sqrt(2)
     bound = n * math.pi / 2 + 3
     variation = total_variation(lin_poles(n).expand(draws, -1), residues, bound, math.inf, rtol=1e-6)
-    claimed = random_system_variation_bound(n, bound, delta)
+    claimed = random_system_variation_bound(n, bound, delta, largest_frequency=n * math.pi / 2)
     assert claimed == pytest.approx(math.sqrt(2 * n) * (math.sqrt(n) + math.sqrt(math.log(1 / delta))) / 3)
     assert (variation <= claimed).double().mean() >= 1 - delta
 
@@ -239,39 +239,37 @@ def test_a_pole_beyond_the_nodes_is_hardly_seen():
 
 
 def test_alpha_max_is_the_papers_condition():
-    n, dt = 64, 0.01
-    alpha = alpha_max(n, dt)
-    assert 2 / math.pi * math.atan(alpha * n * math.pi / 2 * dt / 4) == pytest.approx(0.9)
+    n, dt, fastest = 64, 0.01, 64 * math.pi / 2
+    alpha = alpha_max(n, dt, largest_frequency=fastest)
+    assert 2 / math.pi * math.atan(alpha * fastest * dt / 4) == pytest.approx(0.9)
     assert alpha == pytest.approx(50.52 / (math.pi * n * dt), rel=3e-4)
     # The paper's 5 % variant in Appendix D: 50.82 / Δt for Im(a).
-    assert alpha_max(n, dt, share=0.95) * n * math.pi / 2 * dt == pytest.approx(50.82, rel=2e-4)
+    assert alpha_max(n, dt, share=0.95, largest_frequency=fastest) * fastest * dt == pytest.approx(50.82, rel=2e-4)
     assert alpha_max(n, dt, largest_frequency=1000.0) * 1000 * dt == pytest.approx(4 * math.tan(0.45 * math.pi))
 
 
-def test_alpha_max_of_the_zero_order_hold_keeps_the_fastest_pole_below_nyquist():
-    n, dt = 64, 0.05
-    fastest = initial_eigenvalues("lin", n, alpha_max(n, dt, discretization="zoh")).imag.max().item()
-    assert 0.85 * math.pi < fastest * dt < 0.9 * math.pi
+def fastest_of_lin(n: int, alpha: float) -> float:
+    return initial_eigenvalues("lin", n, alpha).imag.max().item()
 
 
-def test_alpha_ceiling_is_the_largest_node():
-    n, dt, length = 32, 0.02, 101
+def test_the_limits_of_alpha_are_those_of_the_poles_of_lin():
+    n, dt, length, edge = 8, 0.02, 101, 1.1
+    assert fastest_of_lin(n, alpha_max(n, dt)) * dt == pytest.approx(4 * math.tan(0.45 * math.pi))
+    assert fastest_of_lin(n, alpha_max(n, dt, discretization="zoh")) * dt == pytest.approx(0.9 * math.pi)
     nodes = [2 / dt * math.tan(math.pi * j / length) for j in range(1, (length + 1) // 2)]
-    assert alpha_ceiling(n, dt, length) * n * math.pi / 2 == pytest.approx(max(nodes))
-
-
-@pytest.mark.parametrize("rule", ["bilinear", "zoh"])
-def test_alpha_from_the_spectrum_puts_the_fastest_pole_at_the_edge(rule):
-    n, dt, edge = 32, 0.02, 1.1
-    fastest = alpha_max_from_spectrum(edge, n, dt, discretization=rule) * n * math.pi / 2
-    a = complex(-1e-9, fastest) * dt
-    a_bar = np.exp(a) if rule == "zoh" else (1 + a / 2) / (1 - a / 2)
-    assert np.angle(a_bar) == pytest.approx(edge)
+    assert fastest_of_lin(n, alpha_ceiling(n, dt, length)) == pytest.approx(max(nodes))
+    for rule in ("bilinear", "zoh"):
+        a = complex(-1e-9, fastest_of_lin(n, alpha_max_from_spectrum(edge, n, dt, discretization=rule))) * dt
+        a_bar = np.exp(a) if rule == "zoh" else (1 + a / 2) / (1 - a / 2)
+        assert np.angle(a_bar) == pytest.approx(edge)
+    # Corollary 1 with one unit between B and the fastest pole.
+    claimed = random_system_variation_bound(n, fastest_of_lin(n, 1.0) + 1, 0.5)
+    assert claimed == pytest.approx(math.sqrt(2 * n) * (math.sqrt(n) + math.sqrt(math.log(2))))
 
 
 def test_the_whole_spectrum_sets_no_limit_for_the_bilinear_rule():
     assert alpha_max_from_spectrum(math.pi, 64, 0.01) == math.inf
-    assert alpha_max_from_spectrum(math.pi, 64, 0.01, discretization="zoh") == pytest.approx(2 / 64 / 0.01)
+    assert alpha_max_from_spectrum(math.pi, 64, 0.01, discretization="zoh") == pytest.approx(1 / 31 / 0.01)
 
 
 STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
@@ -284,7 +282,7 @@ STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
         (lambda: total_variation(UNSTABLE, STABLE, 0.0, 1.0), "negative real parts"),
         (lambda: total_variation(STABLE, STABLE[0], 0.0, 1.0), "must share one shape"),
         (lambda: variation_bounds(STABLE, STABLE, 2.0), r"must exceed the largest \|Im a\| \(2\)"),
-        (lambda: random_system_variation_bound(64, 32.0, 0.1), r"must exceed the largest \|Im a\| \(100"),
+        (lambda: random_system_variation_bound(64, 32.0, 0.1), r"must exceed the largest \|Im a\| \(97"),
         (lambda: random_system_variation_bound(64, 200.0, 1.0), r"`delta` must lie in \(0, 1\)"),
         (lambda: gradient_share(STABLE, 2.0, 1.0), "`low` must be below `high`"),
         (lambda: pole_visibility(STABLE, -0.1, 9), "`dt` must be positive"),
@@ -292,6 +290,7 @@ STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
         (lambda: alpha_max(64, 0.1, share=1.0), "`share` must lie in"),
         (lambda: alpha_max(64, 0.1, discretization="euler"), "discretization must be one of"),
         (lambda: alpha_max(0, 0.1), "`state_size` must be positive"),
+        (lambda: alpha_max(2, 0.1), "`state_size`=2 has only the frequency 0 .* use 4 states or more"),
         (lambda: alpha_max(64, 0.1, largest_frequency=0.0), "`largest_frequency` must be positive"),
         (lambda: alpha_ceiling(64, 0.1, 1), "`length` must be at least 2"),
         (lambda: alpha_max_from_spectrum(3.5, 64, 0.1), "`edge` must lie in"),

@@ -9,6 +9,7 @@ import torch
 from hf_ssm import SSMTrainer
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.training import SSMTrainingArguments
@@ -29,6 +30,8 @@ def state_matrices(model: Any) -> list[torch.Tensor]:
             space = module.state_space(torch.float64)
             low_rank = space.get("p", torch.zeros_like(space["a"]))
             found.append(dplr_dense(space["a"], low_rank, space["b"], space["c"][0])[0].detach().clone())
+        elif isinstance(module, S5StateSpace):
+            found.append(module.eigenvalues(torch.float64).detach().clone())
         elif isinstance(module, SelectiveScan):
             found.append(module.state_matrix().detach().clone())
     return found
@@ -51,6 +54,7 @@ def one_step(model: Any, settings: SSMTrainingArguments, batch: dict[str, torch.
         *(("S4", {"kernel_type": "s4"}), ("S4", {}), ("Hyena", {"filter_type": "s4"})),
         ("SelectiveSSM", {"complex_state": True, "bidirectional": True}),
         ("SelectiveSSM", {"block": "plain", "state_matrix": "raw"}),
+        ("S5", {"num_blocks": 2}),
     ],
 )
 def test_state_matrices_decay_by_the_stated_factor_and_nothing_else_does(

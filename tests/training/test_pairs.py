@@ -1,11 +1,15 @@
 """Pairs of texts and tables for each split, from the settings of a run to its token ids."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_ssm.training.inputs import load_data
+from hf_ssm import theory_report
+from hf_ssm.hub.card import write_default_card
+from hf_ssm.training import run
+from hf_ssm.training.inputs import build_collator, load_data
 from hf_ssm.training.settings import RunSettings, resolve
 
 
@@ -46,3 +50,51 @@ def test_listops_is_a_name_of_a_tokenizer(settings: Any) -> None:
     assert loaded.tokenizer.convert_tokens_to_ids("[MAX") == 18
     with pytest.raises(ValueError, match=r"data.tokenizer 'listop'.*did you mean 'listops'"):
         load_data(settings(tokenizer="listop"))
+
+
+PAIRS = {"model": {"task": "sequence-pair-classification", "family": "s4", "hidden_size": 4, "num_hidden_layers": 1}}
+
+
+@pytest.fixture
+def separate(settings: Any) -> Any:
+    """As `settings`, for a model that encodes both texts by themselves."""
+    return lambda **data: resolve(PAIRS, {"data": settings(**data).data})
+
+
+def test_separate_pairs_are_two_lists(separate: Any, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_data(separate(max_length=2))
+    assert loaded.splits["train"].to_dict() == {"labels": [0, 1], "input_ids": [[[7, 8], [7, 7]], [[7], [10, 10]]]}
+    assert loaded.longest == 2 and loaded.has_pairs
+    assert "truncated 2 of 2 sequences to 2 tokens" in caplog.text
+    batch = build_collator(separate(), loaded)(list(loaded.splits["train"]))
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 2, 2)
+    assert batch["attention_mask"].sum().item() == 7
+    assert load_data(separate()).longest == 3
+
+
+def test_separate_pairs_need_a_second_column_and_texts_with_tokens(separate: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"reads two texts of each row: name the column .* data.pair_column"):
+        load_data(separate(pair_column=None))
+    (tmp_path / "train.tsv").write_text("ACG\tAA\t0\nAC\t \t1\n")
+    with pytest.raises(ValueError, match=r"have no token|empty|missing"):
+        load_data(separate())
+
+
+def test_a_run_with_separate_pairs(separate: Any, tmp_path: Path) -> None:
+    """Trains, evaluates, writes a card that loads both sequences, and the theory report reads the pairs."""
+    tiny = {"max_steps": 1, "disable_tqdm": True, "load_best_model_at_end": False, "save_strategy": "no"}
+    chosen = resolve(
+        {"model": {**PAIRS["model"], "rescale_init": True, "tau_weight": 1e-4}},
+        {"data": separate().data, "training": {**tiny, "eval_strategy": "no"}},
+    )
+    result = run.train(chosen, tmp_path / "out")
+    assert type(result.model).__name__ == "S4ForSequencePairClassification"
+    assert 0 <= result.results["test"]["accuracy"] <= 1
+    report = theory_report(result.model, result.data.batches(result.data.splits["train"], 2))
+    assert report.data["rows"] == 4  # both texts of two pairs
+    write_default_card(tmp_path / "out", result.model, result.data.tokenizer)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    code = next(part for part in re.findall(r"```python\n(.*?)```", card, flags=re.S) if "import hf_ssm" in part)
+    found: dict[str, Any] = {}
+    exec(code.replace("path/to/this/folder", str(tmp_path / "out")), found)
+    assert found["logits"].shape == (1, 2)

@@ -15,6 +15,7 @@ VARIANTS = [
     ("S4", "ForSignalRegression", {"sobolev_order": 1.0}),
     ("S4", "ForTokenClassification", {"sobolev_order": 1.0, "sobolev_mode": "zero_phase", "hidden_dropout": 0.3}),
     ("S4", "ForSequenceClassification", {"tau_statistics": "unit"}),
+    ("S5", "ForSequenceClassification", {"bidirectional": True, "sobolev_order": 0.5}),
     ("S4", "ForSequenceClassification", {"use_skip": False, "norm_first": False}),
     ("SelectiveSSM", "ForCausalLM", {}),
     ("SelectiveSSM", "ForMaskedLM", {"complex_state": True}),

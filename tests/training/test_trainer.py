@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
-from hf_ssm.training import SSMTrainingArguments
+from hf_ssm.training import SSMTrainingArguments, losses
 
 # The default collator pins memory where there is an accelerator; here there is none.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
@@ -408,3 +408,33 @@ def test_a_plain_trainer_logs_tau(make_model, tmp_path: Path, regularised: bool)
         assert [entry["tau_layer_0"], entry["tau_layer_1"]] == pytest.approx(expected, rel=1e-5)
         assert entry["tau"] == pytest.approx(sum(expected), rel=1e-5)
     assert model.train()(torch.tensor(dataset["input_ids"])).tau is None or regularised
+
+
+@pytest.mark.parametrize("family", ["S4", "SelectiveSSM"])
+def test_orders_that_the_regulariser_does_not_train_are_named(make_model, tmp_path: Path, caplog, family: str) -> None:
+    """A filter of the inputs enters τ only through their mean and variance."""
+    flags = {"sobolev_trainable": True, "sobolev_order": 0.3, "sobolev_mode": "zero_phase", "tau_weight": 1e-3}
+    flags |= {"num_hidden_layers": 1}
+    for detached, statistics, warns in ((True, "batch", True), (False, "batch", False), (False, "unit", True)):
+        extra = {"tau_detach_statistics": detached, "tau_statistics": statistics}
+        model = make_model(family, "ForSequenceClassification", **flags, **extra)
+        tau = model(torch.randint(0, 12, (8, 10)), output_tau=True).tau.sum()
+        tau.backward()
+        grads = [parameter.grad for name, parameter in model.named_parameters() if name.endswith("sobolev_order")]
+        assert len(grads) == 1
+        assert (grads[0] is None or not grads[0].any()) == warns
+        for use in (lambda model=model: tau_loss(model), lambda model=model: trainer_of(model, tmp_path)):
+            losses.logger.warning_once.cache_clear()
+            caplog.clear()
+            use()
+            found = [message for message in caplog.messages if "the regulariser does not train β" in message]
+            assert len(found) == warns
+    causal = make_model("S4", "ForSequenceClassification", **{**flags, "sobolev_mode": "causal"})
+    losses.logger.warning_once.cache_clear()
+    caplog.clear()
+    tau_loss(causal)
+    assert not caplog.messages
+
+
+def trainer_of(model, folder: Path) -> SSMTrainer:
+    return SSMTrainer(model, arguments(folder), train_dataset=data("ForSequenceClassification"))

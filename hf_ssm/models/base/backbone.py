@@ -17,11 +17,21 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, forward_with_cache
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_mask
+from hf_ssm.models.base.incremental import forward_with_cache
+from hf_ssm.models.base.inputs import (
+    attach_extra_inputs,
+    check_extra_arguments,
+    check_ids,
+    check_is_tensor,
+    check_mask,
+    declaring,
+    take_extra_inputs,
+)
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.base.packing import find_documents, forward_packed_with_cache
+from hf_ssm.models.base.reverse_complement import Strands, complements, embed_strands
 from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
@@ -42,10 +52,10 @@ class SSMModelOutput(ModelOutput):
     """Output of a backbone.
 
     Args:
-        last_hidden_state: `(B, L, D)`, after the final norm.
+        last_hidden_state: `(B, L, D)`, after the final norm; `(B, L, 2 D)` of both strands with `rc_equivariant`.
         past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
-            after the final norm; each `(B, L, D)`.
+            after the final norm; each in the shape of `last_hidden_state`.
         tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
     """
 
@@ -59,7 +69,7 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-def _selected(
+def selected_states(
     hidden_states: list[Tensor], requested: bool | int | list[int] | None
 ) -> tuple[Tensor | None, ...] | None:
     """The requested hidden states; `None` in the place of others, or instead of the tuple if none is requested."""
@@ -73,9 +83,11 @@ def _selected(
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
 
 
-def _restored(documents: Documents | None, hidden_states: Tensor | None) -> Tensor | None:
-    """Hidden states of documents back in packed rows."""
-    return hidden_states if documents is None or hidden_states is None else documents.restore(hidden_states)
+def _restored(documents: Documents | None, strands: Strands | None, hidden_states: Tensor | None) -> Tensor | None:
+    """Hidden states of documents back in packed rows, and those of both strands side by side."""
+    if documents is not None and hidden_states is not None:
+        hidden_states = documents.restore(hidden_states)
+    return hidden_states if strands is None else strands.join(hidden_states)
 
 
 class SSMPreTrainedModel(PreTrainedModel):
@@ -91,6 +103,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
     mixer_class: ClassVar[Callable[..., nn.Module]]
+    # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
+    extra_inputs: ClassVar[tuple[str, ...]] = ()
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
     weights_were_loaded = False
     weights_were_rescaled = False
@@ -100,6 +114,13 @@ class SSMPreTrainedModel(PreTrainedModel):
         config.check()
         super().__init__(config, *inputs, **kwargs)
         self.register_load_state_dict_post_hook(_remember_loading)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward: Any = cls.forward
+        # Not for the base class of a family, which is no model yet.
+        if cls.extra_inputs and forward is not nn.Module.forward:
+            cls.forward = declaring(forward, cls.extra_inputs)
 
     @classmethod
     def expect(cls, config: Any) -> None:
@@ -153,6 +174,16 @@ class SSMPreTrainedModel(PreTrainedModel):
         _remember_loading(model)
         return (model, info) if output_loading_info else model
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; new tokens are their own complement."""
+        config = self.config
+        before = complements(config) if config.rc_equivariant or config.complement_map is not None else None
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        if before is not None:
+            size = config.vocab_size
+            config.complement_map = [*before[:size], *range(len(before), size)]
+        return embedding
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         initial_parameters: Any = getattr(module, "initial_parameters", None)
@@ -175,11 +206,7 @@ class SSMModel(SSMPreTrainedModel):
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
-        size = config.hidden_size
-        if config.num_input_channels is None:
-            self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        else:
-            self.input_projection = nn.Linear(config.num_input_channels, size)
+        self.build_embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
             Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
@@ -193,6 +220,13 @@ class SSMModel(SSMPreTrainedModel):
         targets[config.model_type] = sorted(names.union(targets.get(config.model_type, ())))
         self.gradient_checkpointing = False
         self.post_init()
+
+    def build_embedding(self, config: Any) -> None:
+        """Add the modules that map inputs to hidden states."""
+        if config.num_input_channels is None:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        else:
+            self.input_projection = nn.Linear(config.num_input_channels, config.hidden_size)
 
     @can_return_tuple
     def forward(
@@ -209,6 +243,7 @@ class SSMModel(SSMPreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         documents: Documents | None = None,
+        both_strands: bool | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
         r"""
@@ -216,7 +251,8 @@ class SSMModel(SSMPreTrainedModel):
             input_ids: `(B, L)`, token ids.
             attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
                 `(B, P + L)`, where P positions were read before, whose entries are ignored.
-            inputs_embeds: `(B, L, D)`, instead of `input_ids`.
+            inputs_embeds: `(B, L, D)`, instead of `input_ids`; with `rc_equivariant` those of both strands,
+                `(B, L, 2 D)`, which are `hidden_states[0]` without dropout.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: the
                 embedding; the others are then `None`); default: the configuration's.
@@ -227,6 +263,9 @@ class SSMModel(SSMPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead: where each document begins; see `find_documents`.
             position_ids: `(B, L)`, instead: a document begins where they start again.
             documents: The documents, from a model with a head, which has looked them up.
+            both_strands: Whether to read the reverse complement too, from a model with a head; default:
+                `rc_equivariant`.
+            kwargs: The family's `extra_inputs`, `(B, L)` each, positive; others are refused, see `inputs.py`.
 
         Raises:
             TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
@@ -243,15 +282,27 @@ class SSMModel(SSMPreTrainedModel):
         if documents is None:
             packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
             documents = find_documents(attention_mask, past_key_values, packing, input_ids, inputs_embeds, input_values)
-        hidden_states = self._embed(input_ids, inputs_embeds, input_values, past_key_values, documents)
+        both_strands = self.config.rc_equivariant if both_strands is None else both_strands
+        hidden_states = self._embed(
+            input_ids, inputs_embeds, input_values, past_key_values, documents, both_strands=both_strands
+        )
         cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         mask = None
         if documents is None:
             mask = check_mask(attention_mask, hidden_states, past, in_pieces=past_key_values is not None)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        strands = Strands(hidden_states, mask, documents) if both_strands else None
+        if strands is not None:
+            hidden_states, mask, documents = strands.hidden_states, strands.mask, strands.documents
+        exchange = strands.exchange if strands is not None and self.config.rc_swap else None
         if self.dropout.training:
             hidden_states = self.dropout(hidden_states)
+        extra = take_extra_inputs(self, kwargs)
+        if extra and strands is not None:
+            raise ValueError(f"`{next(iter(extra))}` is for signals, which have no reverse complement: leave it out.")
+        if extra:
+            hidden_states = attach_extra_inputs(hidden_states, extra, attention_mask)
         taus: list[Tensor] = []
         if cache is not None:
             if not cache.belongs_to(self):
@@ -260,14 +311,14 @@ class SSMModel(SSMPreTrainedModel):
             if seq_idx is not None:
                 cache.remember_document(seq_idx, attention_mask)
         elif documents is None:
-            all_hidden_states, taus = self._run(hidden_states, mask, output_tau)
+            all_hidden_states, taus = self._run(hidden_states, mask, output_tau, exchange=exchange)
         else:
             # Hidden states of the layers between are put in order on request only.
             all_hidden_states, taus = self._run(
-                documents.arrange(hidden_states), documents.mask, output_tau, documents=documents
+                documents.arrange(hidden_states), documents.mask, output_tau, documents=documents, exchange=exchange
             )
-        restored = partial(_restored, documents if cache is None else None)
-        chosen = _selected(all_hidden_states, output_hidden_states)
+        restored = partial(_restored, documents if cache is None else None, strands)
+        chosen = selected_states(all_hidden_states, output_hidden_states)
         return SSMModelOutput(
             last_hidden_state=restored(all_hidden_states[-1]),
             past_key_values=cache,
@@ -280,8 +331,12 @@ class SSMModel(SSMPreTrainedModel):
     ) -> list[Tensor]:
         """The hidden states of every layer for the next positions of the sequences in a cache."""
         if documents is None:
-            return forward_with_cache(self._run_states, hidden_states, mask, cache)
-        return forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
+            outputs = forward_with_cache(self._run_states, hidden_states, mask, cache)
+        else:
+            outputs = forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
+        # A piece without tokens still has the channels of extra inputs.
+        size = self.config.hidden_size
+        return [part if part.shape[-1] == size else part[..., :size] for part in outputs]
 
     def _run_documents(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents) -> list[Tensor]:
         return self._run(hidden_states, mask, documents=documents)[0]
@@ -309,13 +364,24 @@ class SSMModel(SSMPreTrainedModel):
         output_tau: bool = False,
         states: Sequence[LayerState] | None = None,
         documents: Documents | None = None,
+        exchange: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ."""
+        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ.
+
+        `exchange` is applied to the hidden states before each layer. Extra inputs are further channels of them.
+        """
+        size, extra = self.config.hidden_size, None
+        if hidden_states.shape[-1] > size:
+            extra = dict(zip(self.extra_inputs, hidden_states[..., size:].unbind(-1), strict=True))
+            hidden_states = hidden_states[..., :size].to(self.dtype)
         dtype = hidden_states.dtype
         all_hidden_states, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
+            if exchange is not None:
+                hidden_states = exchange(hidden_states)
+            given = {} if extra is None else {"extra_inputs": extra}
             hidden_states, tau = layer(
-                hidden_states, mask, output_tau, None if states is None else states[index], documents
+                hidden_states, mask, output_tau, None if states is None else states[index], documents, **given
             )
             all_hidden_states.append(hidden_states)
             taus.append(tau)
@@ -379,6 +445,8 @@ class SSMModel(SSMPreTrainedModel):
         input_values: Tensor | None,
         cache: SSMCache | None,
         documents: Documents | None,
+        *,
+        both_strands: bool,
     ) -> Tensor:
         named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         given = [(name, value) for name, value in named.items() if value is not None]
@@ -406,32 +474,20 @@ class SSMModel(SSMPreTrainedModel):
                     f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
                 )
         if name == "inputs_embeds":
-            if inputs.shape[-1] != self.config.hidden_size or not inputs.is_floating_point():
+            size = self.config.hidden_size * (1 + both_strands)
+            if inputs.shape[-1] != size or not inputs.is_floating_point():
+                which = "`hidden_size` of both strands" if both_strands else "`hidden_size`"
                 raise ValueError(
-                    f"`inputs_embeds` must hold {self.config.hidden_size} floating point numbers (`hidden_size`) at "
-                    f"each position, got {inputs.shape[-1]} of {inputs.dtype}."
+                    f"`inputs_embeds` must hold {size} floating point numbers ({which}) at each position, got "
+                    f"{inputs.shape[-1]} of {inputs.dtype}."
                 )
             return inputs
-        return self._look_up(inputs) if name == "input_ids" else self._project(inputs)
+        return self._look_up(inputs, both_strands) if name == "input_ids" else self._project(inputs)
 
-    def _look_up(self, input_ids: Tensor) -> Tensor:
-        if input_ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"`input_ids` must be integers of torch.int64 or torch.int32, got {input_ids.dtype}: convert ids by "
-                "`.long()`, and pass embeddings as `inputs_embeds`."
-            )
-        # On a GPU the check would wait for the device, which reports such ids itself.
-        if has_readable_values(input_ids):
-            size = self.embed_tokens.weight.shape[0]
-            if input_ids.numel() == 1:
-                least = greatest = input_ids.item()
-            else:
-                least, greatest = (bound.item() for bound in input_ids.aminmax())
-            if least < 0 or greatest >= size:
-                raise ValueError(
-                    f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {size}: use the model's "
-                    "own tokenizer, or `resize_token_embeddings`."
-                )
+    def _look_up(self, input_ids: Tensor, both_strands: bool = False) -> Tensor:
+        check_ids(input_ids, self.embed_tokens.weight.shape[0])
+        if both_strands:
+            return embed_strands(self.embed_tokens, input_ids, self.config)
         return self.embed_tokens(input_ids)
 
     def _project(self, input_values: Tensor) -> Tensor:
@@ -451,4 +507,4 @@ class SSMModel(SSMPreTrainedModel):
         return self.input_projection(input_values.to(self.input_projection.weight.dtype))
 
 
-__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel"]
+__all__ = ["SSMModel", "SSMModelOutput", "SSMPreTrainedModel", "selected_states"]

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.state import LayerState, as_real
-from hf_ssm.ops.context import has_readable_values, is_exporting
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.utils.checks import check_type
 
@@ -234,6 +234,8 @@ class SSMCache(Cache):
             layer.convert_(target, dtype)
         if self.tokens_seen is not None:
             self.tokens_seen = self.tokens_seen.to(target)
+        if self.document_ids is not None:
+            self.document_ids = self.document_ids.to(target)
         return self
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -394,87 +396,13 @@ class SSMCache(Cache):
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """A number for the weights of a model: changes if one is added, or changes in shape or in its first values."""
+    """SHA-256 of the names, shapes and values of all weights."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        first = parameter.detach().flatten()[:8].double().tolist()
-        digest.update(repr((name, tuple(parameter.shape), first)).encode())
+        digest.update(repr((name, tuple(parameter.shape))).encode())
+        # Not in its own precision: numpy has no bfloat16.
+        digest.update(parameter.detach().double().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-# All layers of a model with their states: hidden states, mask and states to the hidden states of every layer.
-RunLayers = Callable[[Tensor, Tensor | None, Sequence[LayerState]], list[Tensor]]
-
-
-def forward_with_cache(run: RunLayers, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache) -> list[Tensor]:
-    """Read the next positions of the sequences in a cache; rows may be padded on either side.
-
-    Mixers handle padding before the first token only. So rows without history are shifted to the right, and rows with
-    padding after their history are grouped by their number of tokens and read without padding.
-
-    Args:
-        run: The layers.
-        hidden_states: `(B, L, D)`.
-        mask: `(B, L)`, true at tokens; `None` if all positions are tokens.
-        cache: Changed in place.
-
-    Returns:
-        The hidden states of every layer, each `(B, L, D)`; values at padding are meaningless.
-    """
-    batch, length = hidden_states.shape[:2]
-    if mask is None and cache.tokens_seen is not None:
-        outputs = run(hidden_states, None, cache.states)
-        cache.advance(length, length)
-        return outputs
-    tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
-    if mask is None:
-        outputs = run(hidden_states, None, cache.states)
-    elif cache.tokens_seen is not None and is_exporting():
-        raise ValueError(
-            "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
-            "first piece."
-        )
-    elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
-        outputs = _right_aligned(run, hidden_states, mask, cache)
-    else:
-        outputs = _in_groups(run, hidden_states, mask, tokens, cache)
-    cache.advance(length, tokens)
-    return outputs
-
-
-def _right_aligned(run: RunLayers, hidden_states: Tensor, mask: Tensor, cache: SSMCache) -> list[Tensor]:
-    length = hidden_states.shape[1]
-    steps = torch.arange(length, device=mask.device)
-    behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
-    behind = behind * mask.any(dim=1, keepdim=True)
-    if has_readable_values(behind) and not behind.any():
-        return run(hidden_states, mask, cache.states)
-    forth, back = steps - behind, steps + behind
-    # Not the remainder by the length, which ONNX exporters do not know.
-    forth, back = torch.where(forth < 0, forth + length, forth), torch.where(back < length, back, back - length)
-    outputs = run(_permuted(hidden_states, forth), mask.gather(1, forth), cache.states)
-    return [_permuted(output, back) for output in outputs]
-
-
-def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
-    """Positions of each row in the order `index`, `(B, L)`."""
-    return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
-
-
-def _in_groups(run: RunLayers, hidden_states: Tensor, mask: Tensor, tokens: Tensor, cache: SSMCache) -> list[Tensor]:
-    """Rows with equally many tokens are read together, without their padding; those without tokens do not change."""
-    outputs = [torch.zeros_like(hidden_states) for _ in range(len(cache) + 1)]
-    groups = []
-    for count in tokens.unique().tolist():
-        rows = (tokens == count).nonzero().squeeze(1)
-        states = cache.rows(rows)
-        groups.append((rows, states))
-        if count > 0:
-            places = rows.unsqueeze(1), mask[rows].nonzero()[:, 1].view(len(rows), count)
-            found = run(hidden_states[places], None, states)
-            outputs = [whole.to(part.dtype).index_put(places, part) for whole, part in zip(outputs, found, strict=True)]
-    cache.assemble(groups)
-    return outputs
-
-
-__all__ = ["SSMCache", "SSMCacheLayer", "forward_with_cache"]
+__all__ = ["SSMCache", "SSMCacheLayer"]

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.models.base.loading import converter_for
+from hf_ssm.models.base.reverse_complement import check_strands, complements
 from hf_ssm.models.base.weights import FETCHING
 from hf_ssm.utils.hints import closest_name
 
@@ -110,7 +111,8 @@ class SSMConfig(PreTrainedConfig):
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
             is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
-            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6)).
+            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6); with `"zero_phase"` constant above
+            ω = 0.95 π, as the taps of the filter would not exist otherwise for β of 1 or more).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
         rescale_init (`bool`, defaults to `False`): Liu & Li, Algorithm 1, done once by `SSMTrainer` before the first
             step of a fresh model.
@@ -121,14 +123,30 @@ class SSMConfig(PreTrainedConfig):
             kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
             all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
             process uses its own rows.
-        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance.
+        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance. A Sobolev filter
+            of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters τ only through
+            them: the regulariser then does not train β, of which `SSMTrainer` and `tau_loss` warn.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
         embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
             each mixer and MLP, before the classifier.
+        tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
+            state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
+        output_clip (`float`, *optional*): R: the logits of the classifier and regression heads are clipped to [-R, R]
+            (clip_R of Nishikawa & Suzuki, Section 3). Heads that predict tokens refuse it.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
+        rc_equivariant (`bool`, defaults to `False`): Read a DNA sequence and its reverse complement with the same
+            weights (Caduceus-PS): the reverse complement of the input gives the reverse complement of the output, and
+            the same class. Hidden states are `(B, L, 2 D)`: both strands, see `models/base/reverse_complement.py`.
+        rc_swap (`bool`, defaults to `False`): With `rc_equivariant`: before each block, each strand becomes the
+            reverse complement of the other, as in the published Caduceus-PS models.
+        rc_conjoin (`str`, defaults to `"none"`): For classifiers that are not equivariant: the scores are means over
+            the sequence and its reverse complement, outside training (`"eval"`) or always (`"always"`).
+        complement_map (list of `int`, or dictionary, *optional*): Id of the complement of each token, a list of
+            `vocab_size` ids, or a dictionary of the tokens that are not their own complement. `None`: that of
+            single nucleotides where `vocab_size` is 12.
 
     Raises:
         ValueError: An unknown argument, a value out of its range or choices, flags that exclude each other.
@@ -149,13 +167,14 @@ class SSMConfig(PreTrainedConfig):
         "init": ("legs", "lin", "inv", "real"),
         "norm_type": ("layer", "batch", "rms", "none"),
         "pooling": ("last", "mean", "first", None),
+        "rc_conjoin": ("none", "eval", "always"),
         "sobolev_frequency": ("normalized", "radian", "bilinear"),
         "sobolev_mode": ("causal", "zero_phase"),
         "tau_statistics": ("batch", "unit", "white"),
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
         *("vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_input_channels", "frequency_scale"),
-        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
+        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "output_clip"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
@@ -193,9 +212,15 @@ class SSMConfig(PreTrainedConfig):
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
+    tie_dropout: bool = False
     classifier_bias: bool = True
+    output_clip: float | int | None = None
     tie_word_embeddings: bool = False
     use_cache: bool = True
+    rc_equivariant: bool = False
+    rc_swap: bool = False
+    rc_conjoin: str = "none"
+    complement_map: list[int] | dict[Any, int] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -206,6 +231,8 @@ class SSMConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
+        if self.complement_map is not None or self.reads_both_strands(training=False):
+            self.complement_map = complements(self)
 
     def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
         """Check arguments that transformers converts without a check."""
@@ -307,6 +334,7 @@ class SSMConfig(PreTrainedConfig):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         self._check_numbers()
+        check_strands(self)
         if self.stores_pairs and self.state_size % 2:
             raise ValueError(f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.")
         if self.time_step_min > self.time_step_max:
@@ -363,9 +391,19 @@ class SSMConfig(PreTrainedConfig):
         return self.init != "real"
 
     @property
+    def block_size(self) -> int:
+        """States of one copy of the initial state matrix, of which a layer may have several."""
+        return self.state_size
+
+    @property
     def mlp_size(self) -> int | None:
         """Width of each block's MLP; `None` where there is none."""
         return None
+
+    @property
+    def num_mlp_layers(self) -> int:
+        """Linear maps of each block's MLP."""
+        return 2
 
     @property
     def has_final_norm(self) -> bool:
@@ -378,6 +416,11 @@ class SSMConfig(PreTrainedConfig):
         return "mean"
 
     @property
+    def frame_shape(self) -> tuple[int, int, int] | None:
+        """Height, width and channels of a small frame that the model can read; `None` if it does not read frames."""
+        return None
+
+    @property
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return None
@@ -388,11 +431,17 @@ class SSMConfig(PreTrainedConfig):
         orders = self.sobolev_order if isinstance(self.sobolev_order, list) else [self.sobolev_order]
         return self.sobolev_trainable or any(orders)
 
+    def reads_both_strands(self, training: bool) -> bool:
+        """Whether classifiers read the reverse complement too, in training mode or outside."""
+        return self.rc_equivariant or self.rc_conjoin == "always" or (self.rc_conjoin == "eval" and not training)
+
     @property
     def non_causal_flag(self) -> str | None:
         """The flag that lets the model read later positions, with the value to set instead; `None` if it is causal."""
         if self.bidirectional:
             return "`bidirectional=True` (set `bidirectional=False`)"
+        if self.rc_equivariant:
+            return "`rc_equivariant=True` (set `rc_equivariant=False`)"
         if self.sobolev_mode == "zero_phase" and self.has_sobolev_filter:
             return "`sobolev_mode='zero_phase'` (set `sobolev_mode='causal'`)"
         return None

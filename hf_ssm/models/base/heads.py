@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `V` vocabulary.
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +17,16 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.inputs import (
+    check_extra_arguments,
+    check_is_tensor,
+    check_labels,
+    cut_extra_input,
+    take_extra_inputs,
+)
 from hf_ssm.models.base.packing import find_documents
+from hf_ssm.models.base.reverse_complement import mean_scores, pooling_of, token_logits
 from hf_ssm.modules.pooling import pool
-from hf_ssm.ops.context import has_readable_values
 from hf_ssm.ops.documents import Documents
 
 # Arguments of `generate` that these models do not read after the prompt.
@@ -43,20 +50,11 @@ class SSMHeadOutput(ModelOutput):
     tau: Tensor | None = None
 
 
-def check_labels(labels: Tensor, classes: int, argument: str) -> None:
-    """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
-    if not has_readable_values(labels):
-        return
-    bad = (labels != -100) & ((labels < 0) | (labels >= classes))
-    if bad.any():
-        raise ValueError(
-            f"`labels` has the value {labels[bad][0].item()}, but `{argument}`={classes} allows 0 to {classes - 1} "
-            f"(and -100 for positions without a label): correct the labels, or set `{argument}`."
-        )
-
-
 class _TokenHead(SSMPreTrainedModel):
-    """Shared by the heads that predict tokens: backbone, linear map to the vocabulary, cross-entropy."""
+    """Shared by the heads that predict tokens: backbone, linear map to the vocabulary, cross-entropy.
+
+    With `rc_equivariant`, the logits are the sum over both strands, where the reverse complement votes for complements.
+    """
 
     parameter_quantity = "head"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -69,6 +67,15 @@ class _TokenHead(SSMPreTrainedModel):
             raise ValueError(
                 f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} means "
                 "continuous inputs: set it to None."
+            )
+        if config.rc_conjoin != "none":
+            raise ValueError(
+                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
+                "set `rc_equivariant=True`."
+            )
+        if config.output_clip is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
             )
         super().__init__(config)
         self.model = self.backbone_class(config)
@@ -140,9 +147,11 @@ class _TokenHead(SSMPreTrainedModel):
             seq_idx=seq_idx,
             documents=documents,
             return_dict=True,
+            **take_extra_inputs(self, kwargs),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        last = outputs.last_hidden_state[:, keep]
+        logits = token_logits(self.lm_head, last, self.config) if self.config.rc_equivariant else self.lm_head(last)
         if labels is not None:
             check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, attention_mask, documents, **kwargs)
@@ -233,17 +242,25 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
             # the time per token of the model in the section "decoding" of benchmarks/speed.py.
             count = kwargs.pop("next_sequence_length", None)
-            inputs = {name: value for name, value in kwargs.items() if name not in _NOT_READ}
+            # Generated tokens follow in equal time steps, the default.
+            unread = _NOT_READ.union(self.extra_inputs)
+            inputs = {name: value for name, value in kwargs.items() if name not in unread}
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
         inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
-        if inputs_embeds is None or kwargs.get("use_cache"):
-            return inputs
-        # Ids of such a prompt are ignored if they are given too; those generated since are not.
-        if kwargs.get("is_first_iteration"):
-            self._ids_of_prompt = input_ids.shape[1]
-        generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
-        return {**inputs, "input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
+        if inputs_embeds is not None and not kwargs.get("use_cache"):
+            # Ids of such a prompt are ignored if they are given too; those generated since are not.
+            if kwargs.get("is_first_iteration"):
+                self._ids_of_prompt = input_ids.shape[1]
+            generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
+            inputs |= {"input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
+        cache = kwargs.get("past_key_values")
+        for name, value in take_extra_inputs(self, dict(kwargs)).items():
+            read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            # Of all positions, or only of those that follow what is in the cache.
+            past = 0 if cache is None or value.shape[1] == read.shape[1] else cache.get_seq_length()
+            inputs[name] = cut_extra_input(value, past, read.shape[1])
+        return inputs
 
 
 class SSMForMaskedLM(_TokenHead):
@@ -298,6 +315,7 @@ class _LabelHead(SSMPreTrainedModel):
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
         packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
         documents = find_documents(attention_mask, None, packing, input_ids, inputs_embeds, input_values)
+        both_strands = self.config.reads_both_strands(self.training)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -307,17 +325,25 @@ class _LabelHead(SSMPreTrainedModel):
             output_tau=output_tau,
             use_cache=False,
             documents=documents,
+            both_strands=both_strands,
             return_dict=True,
+            **take_extra_inputs(self, kwargs),
         )
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
-        logits = self._logits(hidden_states, mask, documents)
+        scores = partial(self._logits, mask=mask, documents=documents)
+        logits = mean_scores(scores, hidden_states) if both_strands else scores(hidden_states)
+        if self.config.output_clip is not None:
+            logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
         if labels is not None:
             check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
+    def _logits(
+        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        """Scores of one strand `(B, L, D)`, which may stand in reverse order."""
         return self.classifier(self.dropout(hidden_states))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -328,12 +354,18 @@ class _LabelHead(SSMPreTrainedModel):
 class SSMForSequenceClassification(_LabelHead):
     """Pooled backbone and a linear map to `(B, num_labels)`.
 
+    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those
+    of a sequence and of its reverse complement are the same.
+
     `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels per row, or floats for
     regression, by `problem_type` (deduced by default, as in transformers).
     """
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
-        pooled = pool(hidden_states, mask, self.config.pooling or self.config.default_pooling, documents)
+    def _logits(
+        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        how = pooling_of(self.config.pooling or self.config.default_pooling, is_reversed)
+        pooled = pool(hidden_states, mask, how, documents)
         return self.classifier(self.dropout(pooled))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -347,7 +379,12 @@ class SSMForSequenceClassification(_LabelHead):
 
 
 class SSMForTokenClassification(_LabelHead):
-    """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored."""
+    """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored.
+
+    With `rc_equivariant` or `rc_conjoin`, the scores at a position are the mean of those of the sequence there and of
+    its reverse complement at the position of the paired base: the scores of the reverse complement are those of the
+    sequence in reverse order.
+    """
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         check_labels(labels, self.num_labels, "num_labels")
@@ -393,7 +430,9 @@ class SSMForSignalRegression(_LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
+    def _logits(
+        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
         if self.config.pooling is not None:
             hidden_states = pool(hidden_states, mask, self.config.pooling, documents)
         return self.classifier(self.dropout(hidden_states))

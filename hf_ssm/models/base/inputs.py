@@ -3,7 +3,9 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import functools
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +55,7 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
             "computes the attention matrix of a selective layer.)"
         )
-    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *(_BESIDE_LABELS if has_labels else ())}
+    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *model.extra_inputs, *(_BESIDE_LABELS if has_labels else ())}
     accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
     unknown = given.keys() - accepted
     if not unknown:
@@ -67,10 +69,101 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: {hint}")
 
 
+def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`forward` with keyword arguments in its signature that it takes as `**kwargs`.
+
+    The Trainer keeps the columns of a data set that the signature names, and `generate` passes the arguments on.
+    """
+    signature = inspect.signature(forward)
+    *others, last = (parameter for name, parameter in signature.parameters.items() if name not in names)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=None, annotation=Tensor | None) for name in names]
+
+    @functools.wraps(forward)
+    def declared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    declared.__signature__ = signature.replace(parameters=[*others, *added, last])  # type: ignore[attr-defined]
+    return declared
+
+
+def take_extra_inputs(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the given ones of the model's `extra_inputs` from keyword arguments, and return them."""
+    taken = {name: kwargs.pop(name, None) for name in model.extra_inputs}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def attach_extra_inputs(hidden_states: Tensor, extra: Mapping[str, Any], attention_mask: Tensor | None) -> Tensor:
+    """Hidden states `(B, L, D)` with a further channel for each extra input, so that all move together.
+
+    Args:
+        hidden_states: `(B, L, D)`.
+        extra: Numbers `(B, L)` by name; those at padding are ignored.
+        attention_mask: `(B, L)` or `(B, past + L)`, or `None`.
+
+    Raises:
+        TypeError: An input is not a tensor.
+        ValueError: Another shape or type; on a CPU also a number at a token that is not positive and finite.
+    """
+    parts = [hidden_states]
+    shape = hidden_states.shape[:2]
+    for name, value in extra.items():
+        check_is_tensor(name, value)
+        if value.shape != shape or value.dtype == torch.bool or value.is_complex():
+            raise ValueError(
+                f"`{name}` must be a number for each position, (batch, length) = {tuple(shape)}, got "
+                f"{tuple(value.shape)} of {value.dtype}."
+            )
+        value = value.to(hidden_states.device, torch.promote_types(value.dtype, torch.float32))
+        if attention_mask is not None:
+            value = torch.where(attention_mask[:, -shape[1] :].to(value.device).bool(), value, 1.0)
+        if has_readable_values(value) and not (valid := (value > 0) & torch.isfinite(value)).all():
+            row, position = (~valid).nonzero()[0].tolist()
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {value[row, position].item()} in row {row} at position "
+                f"{position}: give 1 where the time to the position before is not known."
+            )
+        parts.append(value.unsqueeze(-1))
+    return torch.cat(parts, dim=-1)
+
+
 def check_is_tensor(name: str, value: Any) -> None:
     """Raise `TypeError` unless an argument is a tensor."""
     hint = "(from the model's tokenizer with `return_tensors='pt'`, or `torch.tensor`)"
     check_type(name, value, Tensor, f"a tensor {hint}")
+
+
+def check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Raise `TypeError` for ids that are not integers, and `ValueError` for ids outside the vocabulary."""
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"`input_ids` must be integers of torch.int64 or torch.int32, got {input_ids.dtype}: convert ids by "
+            "`.long()`, and pass embeddings as `inputs_embeds`."
+        )
+    # On a GPU the check would wait for the device, which reports such ids itself.
+    if not has_readable_values(input_ids):
+        return
+    if input_ids.numel() == 1:
+        least = greatest = input_ids.item()
+    else:
+        least, greatest = (bound.item() for bound in input_ids.aminmax())
+    if least < 0 or greatest >= vocab_size:
+        raise ValueError(
+            f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {vocab_size}: use the model's "
+            "own tokenizer, or `resize_token_embeddings`."
+        )
+
+
+def check_labels(labels: Tensor, classes: int, argument: str) -> None:
+    """Raise `ValueError` where a label is neither -100 nor in [0, classes)."""
+    if not has_readable_values(labels):
+        return
+    bad = (labels != -100) & ((labels < 0) | (labels >= classes))
+    if bad.any():
+        raise ValueError(
+            f"`labels` has the value {labels[bad][0].item()}, but `{argument}`={classes} allows 0 to {classes - 1} "
+            f"(and -100 for positions without a label): correct the labels, or set `{argument}`."
+        )
 
 
 def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
@@ -126,4 +219,20 @@ def check_mask(
     return mask
 
 
-__all__ = ["check_extra_arguments", "check_is_tensor", "check_mask", "check_mask_shape"]
+def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
+    """An extra input of a prompt at the `count` positions after the first `past`, `(B, count)`; 1 after the prompt."""
+    return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
+
+
+__all__ = [
+    "attach_extra_inputs",
+    "check_extra_arguments",
+    "check_ids",
+    "check_is_tensor",
+    "check_labels",
+    "check_mask",
+    "check_mask_shape",
+    "cut_extra_input",
+    "declaring",
+    "take_extra_inputs",
+]

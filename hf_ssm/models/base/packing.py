@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.cache import RunLayers, SSMCache, forward_with_cache
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.incremental import RunLayers, forward_with_cache
 from hf_ssm.models.base.inputs import check_mask_shape
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 
 # In the order of trust.
@@ -34,8 +36,8 @@ def find_documents(
 
     Args:
         attention_mask: `(B, L)` or, with a cache, `(B, P + L)`; padding is part of no document.
-        cache: The `SSMCache` to continue from, or `None`. The first document of a row goes on from the cache if its
-            `seq_idx` is that of the last position read, or if its position ids do not begin with 0.
+        cache: The `SSMCache` to continue from, or `None`. The first document of a row continues from the cache if
+            its `seq_idx` is that of the last position read, or if its position ids do not begin with 0.
         arguments: The arguments by name.
         *inputs: The inputs of the model, of which one is given: `(B, L)` or `(B, L, ...)`.
 
@@ -48,7 +50,7 @@ def find_documents(
     # Without inputs, the model raises its own error.
     if not given or tensor is None or tensor.numel() == 0:
         return None
-    if torch.compiler.is_exporting():
+    if is_exporting():
         raise ValueError(f"An exported program reads one document in each row: leave out `{next(iter(given))}`.")
     return _find(tensor, attention_mask, cache if isinstance(cache, SSMCache) else None, given)
 
@@ -64,11 +66,11 @@ def _find(
     has_history = cache is not None and cache.is_initialized
     if name.startswith("cu_seq_lens"):
         other = given.get("cu_seq_lens_k")
-        if other is not None and not torch.equal(values, other.detach().cpu()):
+        if other is not None and not torch.equal(values.long(), other.detach().cpu().long()):
             raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ: a state space model reads one sequence.")
         if has_history:
             raise ValueError(
-                f"`{name}` does not say whether a document goes on from `past_key_values`: pass `seq_idx` or "
+                f"`{name}` does not say whether a document continues that of `past_key_values`: pass `seq_idx` or "
                 "`position_ids` instead."
             )
         marks = _numbers_of_documents(name, values, shape)
@@ -100,9 +102,7 @@ def _find(
         )
     firsts = begins.nonzero().squeeze(1)
     lengths = torch.cat([firsts, torch.tensor([len(rows)])]).diff()
-    documents = Documents(rows[firsts], columns[firsts], lengths, shape, inputs.device)
-    documents.continued = continued
-    return documents
+    return Documents(rows[firsts], columns[firsts], lengths, shape, inputs.device, continued=continued)
 
 
 def _numbers_of_documents(name: str, borders: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -120,29 +120,14 @@ def _numbers_of_documents(name: str, borders: Tensor, shape: tuple[int, int]) ->
 
 
 def _continued(name: str, marks: Tensor, rows: Tensor, begins: Tensor, first_of_row: Tensor, cache: SSMCache) -> Tensor:
-    """Whether each document goes on from the cache, `(n,)`."""
+    """Whether each document continues from the cache, `(n,)`."""
     if name == "position_ids":
         return (first_of_row & (marks != 0))[begins]
     if cache.document_ids is None:
         raise ValueError(
             "`past_key_values` was filled without `seq_idx`: pass `position_ids` instead, or `seq_idx` with all pieces."
         )
-    return (first_of_row & (marks == cache.document_ids[rows]))[begins]
-
-
-def forward_packed(run: RunDocuments, hidden_states: Tensor, documents: Documents) -> list[Tensor]:
-    """Read packed rows, each document by itself.
-
-    Args:
-        run: The layers.
-        hidden_states: `(B, L, D)`.
-        documents: The documents.
-
-    Returns:
-        The hidden states of every layer, each `(B, L, D)`; values outside documents are meaningless.
-    """
-    arranged = run(documents.arrange(hidden_states), documents.mask, documents)
-    return [documents.restore(part) for part in arranged]
+    return (first_of_row & (marks == cache.document_ids.cpu()[rows]))[begins]
 
 
 def forward_packed_with_cache(
@@ -158,25 +143,26 @@ def forward_packed_with_cache(
         cache: Changed in place.
 
     Returns:
-        As `forward_packed`.
+        The hidden states of every layer, each `(B, L, D)`; values outside documents are meaningless.
     """
     batch, length, _ = hidden_states.shape
     device, before = hidden_states.device, (cache.get_seq_length(), cache.tokens_seen)
     is_last = torch.ones(len(documents), dtype=torch.bool)
     is_last[:-1] = documents.rows.diff() != 0
-    goes_on = documents.continued
-    # Rows whose state stays that of the document before, if it goes on to the end of the row, or there is no token.
+    continued = documents.continued
+    # Rows that keep the document of the cache: it fills the row, or the row has no token.
     keeps_state = torch.ones(batch, dtype=torch.bool)
-    keeps_state[documents.rows[~goes_on]] = False
+    keeps_state[documents.rows[~continued]] = False
     parts = []
-    if bool(goes_on.any()):
-        mask = _positions(documents, goes_on, device)
+    if bool(continued.any()):
+        mask = _positions(documents, continued, device)
         parts.append((mask, forward_with_cache(run, hidden_states, mask, cache)))
-    between = ~goes_on & ~is_last
+    between = ~continued & ~is_last
     if bool(between.any()):
         chosen = documents.rows[between], documents.starts[between], documents.lengths[between]
-        found = forward_packed(run_documents, hidden_states, Documents(*chosen, documents.shape, device))
-        parts.append((_positions(documents, between, device), found))
+        some = Documents(*chosen, documents.shape, device)
+        arranged = run_documents(some.arrange(hidden_states), some.mask, some)
+        parts.append((_positions(documents, between, device), [some.restore(part) for part in arranged]))
     counts = torch.zeros(batch, dtype=torch.long)
     counts[documents.rows[is_last]] = documents.lengths[is_last]
     if not bool(keeps_state.all()):
@@ -192,7 +178,7 @@ def forward_packed_with_cache(
         found = forward_with_cache(run, hidden_states[places], there, fresh)
         target = places[0].expand_as(columns)[there], columns[there]
         whole = [part.new_zeros(batch, length, part.shape[2]).index_put(target, part[there]) for part in found]
-        parts.append((_positions(documents, ~goes_on & is_last, device), whole))
+        parts.append((_positions(documents, ~continued & is_last, device), whole))
         groups: list[tuple[Tensor, list[LayerState]]] = [(places[0].squeeze(1), list(fresh.states))]
         if before[0] and bool(keeps_state.any()):
             kept = keeps_state.nonzero().squeeze(1).to(device)
@@ -210,11 +196,14 @@ def forward_packed_with_cache(
 
 def _positions(documents: Documents, chosen: Tensor, device: torch.device) -> Tensor:
     """The tokens of some documents, `(B, L)`, bool."""
-    change = torch.zeros(documents.shape[0], documents.shape[1] + 1, dtype=torch.long)
-    rows, starts, lengths = (part[chosen] for part in (documents.rows, documents.starts, documents.lengths))
-    change.index_put_((rows, starts), torch.ones(()).long(), accumulate=True)
-    change.index_put_((rows, starts + lengths), -torch.ones(()).long(), accumulate=True)
-    return (change.cumsum(1)[:, :-1] > 0).to(device)
+    lengths = documents.lengths[chosen]
+    firsts = (documents.rows * documents.shape[1] + documents.starts)[chosen]
+    # Within a document, the index in the flattened rows grows with the place among the chosen tokens.
+    offsets = firsts - (lengths.cumsum(0) - lengths)
+    tokens = offsets.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+    positions = torch.zeros(documents.shape, dtype=torch.bool)
+    positions.view(-1)[tokens] = True
+    return positions.to(device)
 
 
 def _joined(parts: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
@@ -225,4 +214,4 @@ def _joined(parts: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
     return joined
 
 
-__all__ = ["find_documents", "forward_packed", "forward_packed_with_cache"]
+__all__ = ["find_documents", "forward_packed_with_cache"]

@@ -15,6 +15,9 @@ class S4Config(SSMConfig):
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         kernel_type (`str`, defaults to `"s4d"`): `"s4d"` (diagonal state matrix) or `"s4"` (diagonal plus rank one;
             with `init="legs"` exactly HiPPO-LegS, with the others a random rank-one term).
+        n_ssm (`int`, *optional*): Number of copies of A and B, a divisor of `hidden_size`; channel c uses copy
+            c mod n_ssm. 1: all channels of a layer share A and B, as in the papers' models of the Long Range Arena
+            (Liu & Li, Appendix A; state-spaces/s4). `None`: each channel has its own. Δ and C are always its own.
         use_skip (`bool`, defaults to `True`): Feed-through D u.
         hidden_act (`str`, defaults to `"gelu"`): Activation after the convolution; `"linear"` for none.
         output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear
@@ -33,12 +36,23 @@ class S4Config(SSMConfig):
         "kernel_type": ("s4d", "s4"),
     }
 
+    positive_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.positive_fields, "n_ssm")
+
     num_hidden_layers: int = 4
     kernel_type: str = "s4d"
+    n_ssm: int | None = None
     use_skip: bool = True
     hidden_act: str = "gelu"
     output_glu: bool = True
     use_final_norm: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.n_ssm is not None and self.hidden_size % self.n_ssm:
+            raise ValueError(
+                f"`n_ssm`={self.n_ssm} must divide the {self.hidden_size} channels (`hidden_size`): give 1 to share A "
+                "and B among all of them."
+            )
 
     @property
     def has_final_norm(self) -> bool:

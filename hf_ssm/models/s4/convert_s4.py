@@ -194,6 +194,7 @@ def layer_from_state_dict(
         "hidden_size": sizes["H"],
         "state_size": 2 * sizes["P"],
         "kernel_type": "s4" if layout.low_rank else "s4d",
+        "n_ssm": None if sizes["S"] == sizes["H"] else sizes["S"],
         "discretization": discretization or layout.discretization,
         "bidirectional": two_sided,
         "output_glu": glu,
@@ -266,27 +267,21 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
 
 
 def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, int], prefix: str) -> dict[str, Tensor]:
-    """The parameters of the `StateSpaceFilter`."""
-    copies = sizes["H"] // sizes["S"]
-
-    def shared(name: str) -> Tensor:
-        # Channel h uses the system h mod S.
-        tensor = tensors[f"kernel.{name}"]
-        return tensor.repeat(copies, *[1] * (tensor.dim() - 1))
-
-    real = shared(layout.real)
+    """The parameters of the `StateSpaceFilter`; channel h uses the system h mod S in both libraries."""
+    real = tensors[f"kernel.{layout.real}"]
     found = {
         "log_dt": tensors[f"kernel.{layout.step}"],
         "log_A_real": real,
-        "A_imag": layout.sign * shared(layout.imag),
-        "B": shared("B") if layout.inputs else torch.stack([torch.ones_like(real), torch.zeros_like(real)], dim=-1),
+        "A_imag": layout.sign * tensors[f"kernel.{layout.imag}"],
+        "B": tensors["kernel.B"]
+        if layout.inputs
+        else torch.stack([torch.ones_like(real), torch.zeros_like(real)], dim=-1),
         "C": tensors["kernel.C"],
     }
     if layout.length is not None:
-        low_rank = tensors["kernel.P"][0]
-        found["P"] = low_rank.repeat(copies, 1, 1)
+        found["P"] = tensors["kernel.P"][0]
         taps = _taps(tensors[f"kernel.{layout.length}"], f"{prefix}kernel.{layout.length}")
-        found["C"] = _of_any_length(found, taps, f"{prefix}kernel.C")
+        found["C"] = _of_any_length(found, sizes["H"] // sizes["S"], taps, f"{prefix}kernel.C")
     return found
 
 
@@ -300,14 +295,18 @@ def _taps(length: Tensor, name: str) -> int:
     return taps
 
 
-def _of_any_length(filter: Mapping[str, Tensor], taps: int, name: str) -> Tensor:
+def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: str) -> Tensor:
     """C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
+
+    `copies` is H / S.
 
     Source: Gu, Goel & Ré 2022 (S4), Appendix C.3.
     """
     if taps == 0:
         return filter["C"]
     exact = {key: value.double() for key, value in filter.items()}
+    for key in ("log_A_real", "A_imag", "B", "P"):
+        exact[key] = exact[key].repeat(copies, *[1] * (exact[key].dim() - 1))
     b, c, p = (torch.view_as_complex(exact[key].contiguous()) for key in ("B", "C", "P"))
     eigenvalues = torch.complex(-exact["log_A_real"].exp(), exact["A_imag"])
     matrix, inputs, _ = dplr_dense(eigenvalues, p, b, b)

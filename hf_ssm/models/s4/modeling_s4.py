@@ -10,6 +10,7 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter
@@ -82,6 +83,12 @@ class S4ForSequenceClassification(S4PreTrainedModel, SSMForSequenceClassificatio
     backbone_class = S4Model
 
 
+class S4ForSequencePairClassification(S4PreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = S4Model
+
+
 class S4ForTokenClassification(S4PreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -98,6 +105,7 @@ __all__ = [
     "S4ForCausalLM",
     "S4ForMaskedLM",
     "S4ForSequenceClassification",
+    "S4ForSequencePairClassification",
     "S4ForSignalRegression",
     "S4ForTokenClassification",
     "S4Model",

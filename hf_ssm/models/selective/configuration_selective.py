@@ -27,7 +27,11 @@ _ONLY_MAMBA: dict[str, Any] = {
     "time_step_scale": 1.0,
     "time_step_init_scheme": "random",
     "rescale_prenorm_residual": False,
+    "bidirectional_weight_tie": True,
 }
+
+# Arguments that only a model of two directions uses, with their defaults.
+_ONLY_TWO_SIDED: dict[str, Any] = {"bidirectional_strategy": "add", "bidirectional_weight_tie": True}
 
 # Arguments that have no effect with a fixed step.
 _ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
@@ -54,6 +58,9 @@ class SelectiveSSMConfig(SSMConfig):
         complex_state (`bool`, defaults to `False`): Complex A, B and C.
         init (`str`, *optional*): State matrix at initialisation: `"real"`, -(1 ... N), for real states and the default
             there; `"lin"` (the default), `"legs"`, `"inv"` or `"real"` for complex ones.
+        bidirectional_strategy (`str`, defaults to `"add"`): With `bidirectional=True`: add the outputs of the two
+            directions, or multiply them elementwise (`"ew_multiply"`).
+        bidirectional_weight_tie (`bool`, defaults to `True`): Both directions have the same in- and out-projection.
         fixed_step (`bool`, defaults to `False`): Step size 1 at every token (block "plain").
         intermediate_size (`int`, *optional*): Channels of the scan; `None`: expand times hidden_size.
         expand (`int`, defaults to 2): See `intermediate_size`.
@@ -95,6 +102,7 @@ class SelectiveSSMConfig(SSMConfig):
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
         "block": ("mamba", "plain"),
+        "bidirectional_strategy": ("add", "ew_multiply"),
         "state_matrix": ("neg_exp", "raw"),
         "time_step_init_scheme": ("random", "constant"),
     }
@@ -109,6 +117,8 @@ class SelectiveSSMConfig(SSMConfig):
     state_size: _Int = None
     state_matrix: str = "neg_exp"
     complex_state: bool = False
+    bidirectional_strategy: str = "add"
+    bidirectional_weight_tie: bool = True
     init: _Str = None
     fixed_step: bool = False
     intermediate_size: _Int = None
@@ -154,6 +164,11 @@ class SelectiveSSMConfig(SSMConfig):
     def check(self) -> None:
         super().check()
         self._check_plain() if self.block == "plain" else self._check_mamba()
+        for name, default in _ONLY_TWO_SIDED.items():
+            if not self.bidirectional and getattr(self, name) != default:
+                raise ValueError(
+                    f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave it out."
+                )
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "

@@ -23,10 +23,12 @@ __all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
 class SelectiveMixer(nn.Module):
     """Block "mamba": out_proj(scan(act(conv(u))) ⊙ SiLU(z)) with [u, z] = in_proj(h). Block "plain": scan(h).
 
-    If bidirectional, a second convolution and scan read the reversed sequence, and the outputs are added; the
-    projections are shared.
+    If bidirectional, a second convolution and scan read the reversed sequence, with the same projections or
+    (`bidirectional_weight_tie=False`) with projections of their own. The outputs are added, or (`"ew_multiply"`)
+    multiplied after the out-projection. In a sum with shared projections, the bias of the out-projection is added once.
 
-    Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8).
+    Source: Gu & Dao 2023 (Mamba), Section 3.4; Honarpisheh et al. 2025, eq. (8); Schiff et al. 2024 (Caduceus),
+    Section 3.2 (BiMamba).
     """
 
     def __init__(self, config, layer_idx: int):
@@ -35,14 +37,24 @@ class SelectiveMixer(nn.Module):
         plain = config.block == "plain"
         self.in_proj = None if plain else nn.Linear(size, 2 * inner, bias=config.use_bias)
         self.activation = None if plain else build_activation(config)
-        gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
-        self.out_proj = None if plain else OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.out_proj = None if plain else self._output_projection(config)
         self.conv1d = None if plain else self._convolution(config)
         self.scan = SelectiveScan(config, layer_idx)
         self.bidirectional = bool(config.bidirectional)
+        self.multiplies = config.bidirectional_strategy == "ew_multiply"
+        self.reverse_in_proj: nn.Module | None = None
+        self.reverse_out_proj: nn.Module | None = None
+        if self.bidirectional and not config.bidirectional_weight_tie:
+            self.reverse_in_proj = nn.Linear(size, 2 * inner, bias=config.use_bias)
+            self.reverse_out_proj = self._output_projection(config)
         if self.bidirectional:
             self.reverse_conv1d = None if plain else self._convolution(config)
             self.reverse_scan = SelectiveScan(config, layer_idx, "backward")
+
+    @staticmethod
+    def _output_projection(config) -> OutputProjection:
+        gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
+        return OutputProjection(config.intermediate_size, config.hidden_size, bias=config.use_bias, gain=gain)
 
     @staticmethod
     def _convolution(config) -> ShortConvolution:
@@ -62,14 +74,26 @@ class SelectiveMixer(nn.Module):
         scanned = self.scan_inputs(inputs, mask, state, documents=documents)
         output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state, documents=documents)
         if self.bidirectional:
+            if self.reverse_in_proj is not None:
+                inputs, gate = self.project(hidden_states, mask, reverse=True)
             flip = partial(torch.flip, dims=(1,)) if documents is None else documents.flip
             gate, mask = (None if part is None else flip(part) for part in (gate, mask))
             documents = None if documents is None else documents.reversed()
             scanned = self.scan_inputs(flip(inputs), mask, reverse=True, documents=documents)
             behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau, documents=documents)
-            output = output + flip(behind)
             tau = (tau + other) / 2 if output_tau else None
+            return self._joined(output, flip(behind)), tau
         return output if self.out_proj is None else self.out_proj(output), tau
+
+    def _joined(self, output: Tensor, behind: Tensor) -> Tensor:
+        """The outputs of both scans, projected and joined, `(B, L, D)`."""
+        if self.out_proj is None:
+            return output * behind if self.multiplies else output + behind
+        if self.reverse_out_proj is None and not self.multiplies:
+            return self.out_proj(output + behind)
+        reverse_out_proj = self.out_proj if self.reverse_out_proj is None else self.reverse_out_proj
+        output, behind = self.out_proj(output), reverse_out_proj(behind)
+        return output * behind if self.multiplies else output + behind
 
     def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
         """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
@@ -88,14 +112,18 @@ class SelectiveMixer(nn.Module):
             output = output * nn.functional.silu(gate)
         return output if self.out_proj is None else self.out_proj(output)
 
-    def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def project(
+        self, hidden_states: Tensor, mask: Tensor | None = None, *, reverse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """The input of the convolution and the gate, both `(B, L, D)`; in the block "plain" there is no gate.
 
-        At padding, the input of the convolution is meaningless, and that of the block "plain" is zero.
+        With `reverse` those of the reverse scan, in the order of the sequence. At padding, the input of the convolution
+        is meaningless, and that of the block "plain" is zero.
         """
         if self.in_proj is None:
             return masked(hidden_states, mask), None
-        inputs, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
+        in_proj = self.reverse_in_proj if reverse and self.reverse_in_proj is not None else self.in_proj
+        inputs, gate = in_proj(hidden_states).chunk(2, dim=-1)
         return inputs, gate
 
     def scan_inputs(

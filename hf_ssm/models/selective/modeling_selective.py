@@ -12,6 +12,7 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 from hf_ssm.models.selective.fused_decoding import step_of_blocks
 from hf_ssm.models.selective.mixer_selective import SelectiveMixer
@@ -52,6 +53,12 @@ class SelectiveSSMForSequenceClassification(SelectiveSSMPreTrainedModel, SSMForS
     backbone_class = SelectiveSSMModel
 
 
+class SelectiveSSMForSequencePairClassification(SelectiveSSMPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = SelectiveSSMModel
+
+
 class SelectiveSSMForTokenClassification(SelectiveSSMPreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -68,6 +75,7 @@ __all__ = [
     "SelectiveSSMForCausalLM",
     "SelectiveSSMForMaskedLM",
     "SelectiveSSMForSequenceClassification",
+    "SelectiveSSMForSequencePairClassification",
     "SelectiveSSMForSignalRegression",
     "SelectiveSSMForTokenClassification",
     "SelectiveSSMModel",

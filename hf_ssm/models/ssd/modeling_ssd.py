@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.decoding import fused_step
 from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
@@ -21,7 +20,7 @@ from hf_ssm.models.base.heads import (
     SSMForTokenClassification,
 )
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
-from hf_ssm.models.ssd.fused_decoding import read_ssd_block
+from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
@@ -30,7 +29,6 @@ from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
-from hf_ssm.ops.ssd.decoding import find_ssd_blocks_step
 
 
 class SSDMixer(nn.Module):
@@ -116,7 +114,8 @@ class SSDMixer(nn.Module):
 
         They are meaningless at padding.
         """
-        gate, rest = self.in_proj(hidden_states).tensor_split([self.inner], dim=-1)
+        # Not slices, whose gradients are added in full size.
+        gate, rest = self.in_proj(hidden_states).split([self.inner, self.mixed + self.heads], dim=-1)
         return rest, gate
 
     def scan_inputs(
@@ -130,7 +129,7 @@ class SSDMixer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the scan (or the reverse one) reads: x, B and C, `(B, L, C)`, zero at padding, and step sizes,
         `(B, L, H)`; from the first output of `project`."""
-        inputs, step = projected.tensor_split([self.mixed], dim=-1)
+        inputs, step = projected.split([self.mixed, self.heads], dim=-1)
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
             return convolution(inputs, state, mask, "silu", documents), step
@@ -149,8 +148,7 @@ class SSDModel(SSDPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
     def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
-        how = read_ssd_block, find_ssd_blocks_step
-        stepped = fused_step(self.layers, self.norm, hidden_states, mask, states, *how)
+        stepped = step_of_ssd_blocks(SSDMixer, self.layers, self.norm, hidden_states, mask, states)
         return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
 
 

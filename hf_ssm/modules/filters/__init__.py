@@ -33,7 +33,8 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
             **frequencies,
         )
     if kind == "sinusoid":
-        return SinusoidFilter(channels, directions, window=config.sinusoid_window, **frequencies)
+        window = {"window": config.sinusoid_window, "inclusive": config.sinusoid_inclusive}
+        return SinusoidFilter(channels, directions, **window, **frequencies)
     return StateSpaceFilter(
         channels,
         directions,
@@ -42,5 +43,6 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
         init=config.init,
         discretization=config.discretization,
         time_step_range=(config.time_step_min, config.time_step_max),
+        n_ssm=config.n_ssm,
         **frequencies,
     )

@@ -1,8 +1,8 @@
 """Kernels of linear time-invariant state space models, S4D and S4.
 
 Legend: `C` channels, `K` directions (1, or 2 for a two-sided convolution), `L` length, `N` state size, `H` = N / 2
-stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction holds the taps that look ahead, the
-nearest first.
+stored conjugate pairs, `S` copies of A and B. Kernels have the shape `(K, C, L)`; the second direction holds the taps
+that look ahead, the nearest first.
 """
 
 import math
@@ -30,6 +30,9 @@ class StateSpaceFilter(LongFilter):
     The real part of the eigenvalues is -exp(log_A_real), so that the model stays stable. Complex parameters are stored
     as real pairs in a last dimension of size 2. Both directions share Δ, A and B.
 
+    With `n_ssm` = S, there are S copies of A (with its low-rank part) and B, stored as `(S, H)`; channel c uses copy
+    c mod S, as in state-spaces/s4. Δ and C are those of each channel. Default: a copy for each channel.
+
     Source: Liu & Li 2024, Appendix A.2 (models); Yu et al. 2025, eq. (5) (frequency scale).
     """
 
@@ -45,6 +48,7 @@ class StateSpaceFilter(LongFilter):
         time_step_range: tuple[float, float],
         frequency_scale: float = 1.0,
         frequency_shift: float = 0.0,
+        n_ssm: int | None = None,
     ):
         super().__init__(channels, directions)
         self.state_size = state_size
@@ -54,14 +58,15 @@ class StateSpaceFilter(LongFilter):
         self.time_step_range = time_step_range
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
+        self.copies = channels if n_ssm is None else n_ssm
         pairs = state_size // 2
         self.log_dt = fp32_parameter(channels)
-        self.log_A_real = fp32_parameter(channels, pairs)
-        self.A_imag = fp32_parameter(channels, pairs)
-        self.B = fp32_parameter(channels, pairs, 2)
+        self.log_A_real = fp32_parameter(self.copies, pairs)
+        self.A_imag = fp32_parameter(self.copies, pairs)
+        self.B = fp32_parameter(self.copies, pairs, 2)
         self.C = fp32_parameter(directions, channels, pairs, 2)
         if low_rank:
-            self.P = fp32_parameter(channels, pairs, 2)
+            self.P = fp32_parameter(self.copies, pairs, 2)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
@@ -69,16 +74,16 @@ class StateSpaceFilter(LongFilter):
         if self.init == "legs":
             _, low_rank, inputs, _ = legs_nplr(self.state_size)
         else:
-            low_rank = torch.randn(self.channels, pairs, dtype=torch.complex128)
+            low_rank = torch.randn(self.copies, pairs, dtype=torch.complex128)
             inputs = torch.ones(pairs, dtype=torch.complex128)
         low, high = (math.log(bound) for bound in self.time_step_range)
-        shape = (self.channels, pairs)
+        shape = (self.copies, pairs)
         values = {
             "log_dt": low + (high - low) * torch.rand(self.channels),
             "log_A_real": (-eigenvalues.real).log().expand(shape),
             "A_imag": eigenvalues.imag.expand(shape),
             "B": torch.view_as_real(inputs.expand(shape).contiguous()),
-            "C": torch.view_as_real(torch.randn(self.directions, *shape, dtype=torch.complex128)),
+            "C": torch.view_as_real(torch.randn(self.directions, self.channels, pairs, dtype=torch.complex128)),
         }
         if self.low_rank:
             values["P"] = torch.view_as_real(low_rank.expand(shape).contiguous())
@@ -96,16 +101,21 @@ class StateSpaceFilter(LongFilter):
 
     def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
+        a_real, a_imag = (self._of_channels(self._in_precision(p, dtype)) for p in (self.log_A_real, self.A_imag))
         matrices = {
-            "a": torch.complex(
-                -self._in_precision(self.log_A_real, dtype).exp(), self._in_precision(self.A_imag, dtype)
-            ),
-            "b": torch.view_as_complex(self._in_precision(self.B, dtype).contiguous()),
+            "a": torch.complex(-a_real.exp(), a_imag),
+            "b": torch.view_as_complex(self._of_channels(self._in_precision(self.B, dtype)).contiguous()),
             "c": torch.view_as_complex(self._in_precision(self.C, dtype).contiguous()),
         }
         if self.low_rank:
-            matrices["p"] = torch.view_as_complex(self._in_precision(self.P, dtype).contiguous())
+            matrices["p"] = torch.view_as_complex(self._of_channels(self._in_precision(self.P, dtype)).contiguous())
         return matrices
+
+    def _of_channels(self, parameter: Tensor) -> Tensor:
+        """From the copies `(S, ...)` to the channels, `(C, ...)`."""
+        if self.copies == self.channels:
+            return parameter
+        return parameter.repeat(self.channels // self.copies, *[1] * (parameter.dim() - 1))
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._in_precision(self.log_dt, dtype).exp()
@@ -178,11 +188,11 @@ class StateSpaceFilter(LongFilter):
         dtype: torch.dtype = torch.float32,
     ) -> ExportedSystem:
         return exported_system(
-            a_real=-self._in_precision(self.log_A_real[channels], torch.float64).exp(),
-            a_imag=self.A_imag[channels],
-            b=self.B[channels],
+            a_real=-self._in_precision(self._of_channels(self.log_A_real)[channels], torch.float64).exp(),
+            a_imag=self._of_channels(self.A_imag)[channels],
+            b=self._of_channels(self.B)[channels],
             c=self.C[direction, channels],
-            p=self.P[channels] if self.low_rank else None,
+            p=self._of_channels(self.P)[channels] if self.low_rank else None,
             dt=self.time_step(torch.float64)[channels],
             discretization=self.discretization,
             skip=None if skip is None else skip[channels],

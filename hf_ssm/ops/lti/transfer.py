@@ -15,7 +15,7 @@ import torch
 from hf_ssm.ops.lti.discretize import check_discretization, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
 from hf_ssm.ops.lti.krylov import dense_kernel
-from hf_ssm.ops.sobolev import FREQUENCIES
+from hf_ssm.ops.sobolev import FREQUENCIES, ZERO_PHASE_CUTOFF
 
 # Size limit of temporary tables and matrices.
 _TEMPORARY_BYTES = 2**27
@@ -267,10 +267,10 @@ def sobolev_response(
     *,
     causal: bool,
 ) -> torch.Tensor:
-    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or the weight `(1 + |s|)^β` of `sobolev_weight`.
+    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or `(1 + |s|)^β` of `zero_phase_taps`.
 
-    At Nyquist the frequency of `"bilinear"` is infinite, and the response is a real infinity for β > 0, 0 for β < 0 and
-    1 for β = 0.
+    At Nyquist the frequency of the causal `"bilinear"` is infinite, and the response is a real infinity for β > 0, 0
+    for β < 0 and 1 for β = 0. The zero-phase one is constant above `ZERO_PHASE_CUTOFF`.
 
     Args:
         omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
@@ -303,6 +303,8 @@ def _sobolev_logarithm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Real and imaginary part of `log(1 + s)`, or of `log(1 + |s|)`."""
     if frequency == "bilinear":
+        if not causal:
+            omega = omega.clamp(max=ZERO_PHASE_CUTOFF)
         magnitude = 2 / step * torch.tan(omega / 2)
         # In floating point tan(π / 2) is a large finite number.
         magnitude = torch.where(omega >= math.pi, math.inf, magnitude)

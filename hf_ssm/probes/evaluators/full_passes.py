@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMPreTrainedModel
+from hf_ssm.models.base.reverse_complement import embed_strands
 from hf_ssm.probes.targets import ProbedSequence
 from hf_ssm.utils.evaluation import evaluating
 
@@ -105,10 +106,9 @@ class Evaluator:
 
     def scores(self, masked: Tensor) -> Tensor:
         """First-order change of the log-probability when each one of the tokens is masked, `(R,)`, float64."""
-        embedding = self.model.get_input_embeddings()
         ids = self.read if self.mask_id is None else torch.where(masked, self.mask_id, self.read)
         with torch.enable_grad():
-            embedded = embedding(ids.unsqueeze(0)).detach()
+            embedded = self._embedded(ids.unsqueeze(0)).detach()
             if self.mask_id is None:
                 embedded = embedded.masked_fill(masked[None, :, None], 0)
             embedded.requires_grad_()
@@ -117,7 +117,7 @@ class Evaluator:
         self.tokens += 3 * self.length
         mask = torch.zeros_like(embedded[0, :1])
         if self.mask_id is not None:
-            mask = embedding(torch.tensor([self.mask_id], device=self.device))
+            mask = self._embedded(torch.tensor([self.mask_id], device=self.device))
         return ((mask - embedded[0].detach()) * gradient[0]).sum(-1).double().cpu()
 
     def _inputs(self, masked: Tensor, first: int = 0) -> dict[str, Tensor]:
@@ -125,8 +125,16 @@ class Evaluator:
         read, masked = self.read[first : masked.shape[1]], masked[:, first:]
         if self.mask_id is not None:
             return {"input_ids": torch.where(masked, self.mask_id, read)}
-        embedded = self.model.get_input_embeddings()(read).unsqueeze(0)
+        embedded = self._embedded(read).unsqueeze(0)
         return {"inputs_embeds": embedded.expand(len(masked), -1, -1).masked_fill(masked.unsqueeze(-1), 0)}
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Embeddings of ids as `inputs_embeds`: those of both strands where the model reads both."""
+        embedding, config = self.model.get_input_embeddings(), self.model.config
+        if isinstance(self.model, SSMPreTrainedModel) and config.reads_both_strands(training=False):
+            return embed_strands(embedding, ids, config)
+        embedded: Tensor = embedding(ids)
+        return embedded
 
     def _arguments(self, rows: int) -> dict[str, Any]:
         options = dict(self._options)

@@ -192,7 +192,7 @@ def evaluator_for(model: Any, sequence: ProbedSequence, mask_id: int | None, max
 
 def _is_supported(model: Any, sequence: ProbedSequence) -> bool:
     """Whether the target follows from the outputs at the last position, or from their mean."""
-    if not isinstance(model, SSMPreTrainedModel):
+    if not isinstance(model, SSMPreTrainedModel) or model.config.reads_both_strands(training=False):
         return False
     if not all(part.is_causal for part in model.modules() if isinstance(part, SequenceOperator)):
         return False

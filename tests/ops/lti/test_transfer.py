@@ -140,14 +140,16 @@ def test_causal_sobolev_filters_of_opposite_order_are_inverse(frequency):
 def test_zero_phase_sobolev_response_is_the_weight_at_the_nodes(order, frequency):
     order_, dt = torch.full((2,), order, dtype=torch.float64), torch.tensor([0.01, 0.7], dtype=torch.float64)
     found = sobolev_response(frequency_grid(9), order_, frequency, dt, causal=False)
-    torch.testing.assert_close(found.real, sobolev_weight(16, order_, frequency, dt))
+    expected = sobolev_weight(16, order_, frequency, dt)
+    if frequency == "bilinear":
+        expected[:, -1] = (1 + 2 / dt * math.tan(0.475 * math.pi)) ** order
+    torch.testing.assert_close(found.real, expected)
     assert not found.imag.any()
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("order", "expected"), [(0.5, math.inf), (0.0, 1.0), (-0.5, 0.0)])
-def test_sobolev_response_at_an_infinite_frequency(order, expected, causal):
-    found = sobolev_response(torch.tensor([math.pi], dtype=torch.float64), order, "bilinear", 0.1, causal=causal)
+def test_causal_sobolev_response_at_an_infinite_frequency(order, expected):
+    found = sobolev_response(torch.tensor([math.pi], dtype=torch.float64), order, "bilinear", 0.1, causal=True)
     assert found.item() == complex(expected, 0)
 
 

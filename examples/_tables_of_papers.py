@@ -1,0 +1,228 @@
+"""Tables of the experiments of Liu & Li 2024, Yu et al. 2025 and Honarpisheh et al. 2025; see `tables.py`."""
+
+import math
+import statistics
+from itertools import chain
+
+from _tables import grid, load, percent, pm, slope, span, table
+
+# Liu & Li 2024.
+
+SCALES = ("1", "0.1", "0.01")
+
+
+@table
+def gaussian_process() -> str:
+    few, many = load("gaussian_process"), load("gaussian_process_10_seeds")
+    rows: list[list[str]] = []
+    ratios: dict[str, dict[str, list[float]]] = {row: {} for row in few["paper"]["table_1"]}
+    for row, paper in few["paper"]["table_1"].items():
+        for place, b in enumerate(SCALES):
+            cells = []
+            for measure in ("test MSE", "ψ²/√n"):
+                ours = [found["table_1"][row][b][measure] for found in (few, many)]
+                cells += [f"{paper[measure][place]:g}", *(pm(values, 2) for values in ours)]
+                for seeds, values in zip(("3 seeds", "10 seeds"), ours, strict=True):
+                    relative = statistics.fmean(values) / paper[measure][place]
+                    ratios[row].setdefault(f"{measure}, {seeds}", []).append(relative)
+            rows.append([row, b, *cells])
+    header = ["", "b", "test error: paper", "3 seeds", "10 seeds", "ψ²/√n: paper", "3 seeds", "10 seeds"]
+
+    relative = [[row, *(span(values, ".2f") for values in found.values())] for row, found in ratios.items()]
+    names = ["ours / paper, over the b", *next(iter(ratios.values()))]
+    return f"{grid(header, rows)}\n{grid(names, relative)}"
+
+
+@table
+def regularisers() -> str:
+    found = load("gaussian_process")
+    names = {
+        "w/o (7, 8)": "none",
+        "w (8)": "τ, eq. (8)",
+        "filter norm ℓ1²": "squared ℓ1 norm of the filter",
+        "filter norm ℓ2²": "squared ℓ2 norm of the filter",
+        "weight decay of A": "weight decay of A",
+        "weight decay of A as stored": "weight decay of log(-Re A), Im A and P",
+    }
+    errors = {row: [found["table_12"][row][b]["test MSE"] for b in SCALES] for row in names}
+    rows = []
+    for row, name in names.items():
+        theirs = found["paper"]["table_12"].get(row)
+        cells = [
+            [f"{theirs[place]:g}" if theirs else "", pm(values, 3 if b == "1" else 2)]
+            for place, (b, values) in enumerate(zip(SCALES, errors[row], strict=True))
+        ]
+        rows.append([name, *chain(*cells)])
+    header = ["regulariser", *chain(*([f"b = {b}: paper", "ours"] for b in SCALES))]
+    best = [min(names, key=lambda row: statistics.fmean(errors[row][place])) for place in range(len(SCALES))]
+    note = ", ".join(f"{names[row]} at b = {b}" for row, b in zip(best, SCALES, strict=True))
+    return grid(header, rows, f"The smallest mean error of ours: {note}.")
+
+
+@table
+def initial_scale() -> str:
+    figure = load("gaussian_process")["figure_2"]
+
+    def ratios(name: str, quantity: str) -> str:
+        curves = zip(*(figure[f"{name}, b = {b}"][quantity] for b in SCALES), strict=True)
+        return span((max(values) / min(values) for values in curves), ".3g")
+
+    quantities = {"output": "output, mean of absolute values", "gradient": "norm of the gradient"}
+    rows = [[words, ratios("plain", name), ratios("rescaled", name)] for name, words in quantities.items()]
+    return grid(["largest b / smallest b", "not rescaled", "rescaled"], rows)
+
+
+# Yu et al. 2025.
+
+
+@table
+def bimodal() -> str:
+    found = load("bimodal")
+    names = {
+        "L²": "gradient flow of the L² loss",
+        "β = 2, eq. (7)": "gradient flow of the H² loss, eq. (7)",
+        "β = 2, eq. (9)": "flow of eq. (9), not the gradient of a loss",
+    }
+    rows = []
+    for name, words in names.items():
+        flow = found["figure_3"][name]
+        shares = [percent(flow["share"][end]) for end in ("large", "small", "neither")]
+        rows.append([words, *shares, f"{flow['edge']:.1f}"])
+    return grid(
+        ["flow", "end at the large mode", "at the small mode", "stuck between", "reaches the small mode from"],
+        rows,
+        f"The paper's L² loss reaches the small mode from {found['paper']['edge']:g}, and without the ripple of the "
+        f"target ours does from {found['figure_3']['edge_without_ripple']:.1f}.",
+    )
+
+
+@table
+def waves() -> str:
+    found = load("waves")
+    waves = ("1", "16", "256")
+    rows = [
+        [name, *(pm([run["error"][wave] for run in runs]) for wave in waves)]
+        for name, runs in found["mean_absolute_error"].items()
+    ]
+    rows.append(["guessing the mean", *(f"{value:.3f}" for value in found["error_of_the_mean"])])
+    return grid(["", "cos t", "cos 16t", "cos 256t"], rows)
+
+
+def short(value: float) -> str:
+    """Two digits, as 4.0e3 from 1,000 and below 0.01."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    plain = f"{value:.0f}" if int(exponent) == 2 else f"{value:.2g}"
+    return plain if -2 <= int(exponent) < 3 else f"{mantissa}e{int(exponent)}"
+
+
+@table
+def denoising() -> str:
+    found = load("denoising")
+    runs = list(found["runs"])
+    orders = [name.split("β = ")[1] for name in runs[: len(found["ratio"][0])]]
+    scales = [name.split(",")[0] for name in runs[:: len(orders)]]
+    rows = [
+        [scale, *(f"{short(ours)} ({short(paper)})" for ours, paper in zip(*both, strict=True))]
+        for scale, *both in zip(scales, found["ratio"], found["paper"], strict=True)
+    ]
+    steps = found["steps"]
+    falls = [f"{steps[axis] - found['exceptions']['mean'][axis]} of {steps[axis]} steps in {axis}" for axis in steps]
+    return grid(["", *(f"β = {order}" for order in orders)], rows, f"Ours falls at {' and '.join(falls)}.")
+
+
+@table
+def sequential_images() -> str:
+    found = load("sequential_images")
+    cells = {(run["alpha"], run["beta"]): run["accuracy"] for run in found["accuracy"]}
+    alphas, betas = (sorted(set(axis)) for axis in zip(*cells, strict=True))
+    rows = [[f"α = {a:g}", *(pm(cells[a, b]) for b in betas)] for a in alphas]
+    mean = {pair: statistics.fmean(values) for pair, values in cells.items()}
+    alpha, beta = max(alphas, key=lambda a: mean[a, 0]), max(betas, key=lambda b: mean[1, b])
+    best, paper = max(mean, key=lambda pair: mean[pair]), found["paper"]
+    noise = math.sqrt(statistics.fmean(statistics.variance(cells[a, b]) for a, b in cells if a <= 4))
+    return grid(
+        ["", *(f"β = {b:g}" for b in betas)],
+        rows,
+        f"At β = 0 the best α is {alpha:g} (paper: {paper['best alpha at beta 0']:g}); at α = 1 the best β is "
+        f"{beta:+g} (paper: {paper['best beta at alpha 1']:+g}). The best pair is α = {best[0]:g}, β = {best[1]:g} "
+        f"with {mean[best]:.3f}; all pairs with α up to 4 have "
+        f"{span(value for (a, _), value in mean.items() if a <= 4)}, with a standard deviation over the seeds of "
+        f"{noise:.4f} (root mean square).",
+    )
+
+
+@table
+def moving_mnist() -> str:
+    found = load("moving_mnist")
+    runs = {
+        name: {
+            (kind, digit): [statistics.fmean(run[kind][digit]) for run in some]
+            for kind in ("next", "generated")
+            for digit in ("fast", "slow")
+        }
+        for name, some in [*found["settings"].items(), *((n, [e]) for n, e in found["baselines"].items())]
+    }
+    header = ["mean squared error, thousandths", *(f"{kind}, {digit}" for kind, digit in next(iter(runs.values())))]
+    rows = [[name, *(pm(values, 2) for values in cells.values())] for name, cells in runs.items()]
+    base = next(iter(found["settings"]))
+    notes = []
+    for name in list(found["settings"])[1:]:
+        changes = [
+            f"{100 * (statistics.fmean(values) / statistics.fmean(runs[base][cell]) - 1):+.0f} %"
+            for cell, values in runs[name].items()
+        ]
+        notes.append(f"{name}: {', '.join(changes)}")
+    return grid(header, rows, f"Change of the mean error from {base}, in the order of the columns: {'; '.join(notes)}.")
+
+
+# Honarpisheh et al. 2025.
+
+
+@table
+def sparse_majority() -> str:
+    found = load("sparse_majority")
+    names = {"stable": "stable: A = -exp(A_log)", "raw": "raw: A stored directly, as in the paper"}
+    rows, notes = [], []
+    for kind, words in names.items():
+        runs = [run for run in found["runs"] if run["kind"] == kind]
+        seeds, lengths = ({run[key] for run in runs} for key in ("seed", "length"))
+        means = [statistics.fmean(run["gap"] for run in runs if run["length"] == length) for length in lengths]
+        bounds = [run["theory"]["bound"] for run in runs if run["theory"]["bound"] is not None]
+        single = [span((100 * run[name] for run in runs), ".1f") for name in ("train_accuracy", "test_accuracy", "gap")]
+        bound = f"{span(bounds, '.2f')}" if bounds else "void: A becomes positive"
+        trend = slope(found["trends"][kind]["means over seeds"], 4)
+        rows.append([words, len(seeds), *single, span((100 * mean for mean in means), ".1f"), trend, bound])
+        if bounds:
+            needed = [run["theory"]["log10_sequences_needed"] for run in runs]
+            notes.append(
+                "The bound holds for a loss of at most 1. It would say something from "
+                f"10^{min(needed):.0f} to 10^{max(needed):.0f} training strings on, depending on the model."
+            )
+    header = [
+        "state matrix",
+        "seeds",
+        "training accuracy, %",
+        "test accuracy, %",
+        "gap of a run, %",
+        "mean gap of a length, %",
+    ]
+    return grid([*header, "slope of the gap per 100 tokens (95 %)", "bound"], rows, *notes)
+
+
+@table
+def imdb_length() -> str:
+    found = load("imdb_length")
+    names = {
+        "ours": "ours, T = 100 to 1,000",
+        "paper, same T": "the authors' numbers, T = 100 to 1,000",
+        "paper": "the authors' numbers, T = 100 to 1,500",
+    }
+    rows = [
+        [words, *(slope(found["trends"][name][part]) for part in ("all T", "T >= 300"))]
+        for name, words in names.items()
+    ]
+    gaps = {
+        length: statistics.fmean(row["gap"] for row in found["results"] if row["T"] == length) for length in (100, 1000)
+    }
+    note = " and ".join(f"{gap:.2f} at T = {length:,}" for length, gap in gaps.items())
+    return grid(["slope of the gap per 1,000 tokens (95 %)", "all T", "from T = 300"], rows, f"Our gap is {note}.")

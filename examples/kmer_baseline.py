@@ -1,0 +1,56 @@
+"""Logistic regression on k-mer counts, for comparison with the models of DNA.
+
+Each sequence is described by how often it contains each of the 4^k words of k letters (words with other letters than
+A, C, G, T are not counted), and scikit-learn's logistic regression, with its default penalty, is fitted to the rows
+marked `train`.
+
+    python examples/kmer_baseline.py --output examples/results/kmer_baseline.json
+
+Needs scikit-learn (the extra `test`).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from _experiment import experiment_parser, print_table, write_results
+from datasets import DatasetDict
+
+from hf_ssm.data import load_sequences
+
+SHARED = "../shared/data"  # relative to the project folder
+NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_enhancers_cohn_official_test")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.")
+    parser.add_argument("--datasets", nargs="+", default=[f"{SHARED}/{name}.csv.gz" for name in NAMES])
+    parser.add_argument("--length", type=int, default=4, help="k, letters of a word")
+    args = parser.parse_args(argv)
+    found = {}
+    for path in args.datasets:
+        data = load_sequences(path, validation_fraction=0.0)
+        accuracy = fit(data, args.length)
+        found[Path(path).name] = {**accuracy, "rows": {name: split.num_rows for name, split in data.items()}}
+    rows = [[name, f"{row['train']:.4f}", f"{row['test']:.4f}"] for name, row in found.items()]
+    print_table(["data", "training accuracy", "test accuracy"], rows)
+    write_results(args, {"accuracy": found})
+
+
+def fit(data: DatasetDict, length: int) -> dict[str, float]:
+    """Accuracy of the regression on the rows that it was fitted to and on the test rows."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    words = ["".join(letters) for letters in product("acgt", repeat=length)]
+    model = make_pipeline(
+        CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words),
+        LogisticRegression(max_iter=10_000),
+    )
+    model.fit(data["train"]["sequence"], data["train"]["label"])
+    return {name: float(model.score(split["sequence"], split["label"])) for name, split in data.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""Writes the tables of the documents from stored results.
+
+    python examples/tables.py            # rewrites them
+    python examples/tables.py --check    # compares only, and names the documents that differ
+
+In a document, the text between `<!-- table: NAME -->` and `<!-- end of table -->` is what the function NAME returns,
+here or in `_tables_of_papers.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
+and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table needs a function with `@table`
+(for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in a document.
+"""
+
+import argparse
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import _tables_of_papers  # noqa: F401 (registers its tables)
+import yaml
+from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
+
+DOCUMENTS = (
+    "README.md",
+    "examples/README.md",
+    "examples/lra/README.md",
+    "benchmarks/README.md",
+    "model_cards/README.md",
+)
+FAMILIES = {"hyena": "Hyena", "s4": "S4D-LegS", "selective": "two-sided Mamba blocks"}
+BLOCK = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+
+# Real and generated DNA.
+
+
+@table
+def real_dna() -> str:
+    baseline = load("kmer_baseline")["accuracy"]
+    runs = [run for run in load("trained")["runs"].values() if run["data"] in baseline]
+    rows = []
+    for run in runs:
+        accuracy = run["test"]["accuracy"]
+        error = math.sqrt(accuracy * (1 - accuracy) / run["test_rows"])
+        words = f"{baseline[run['data']]['test']:.3f}"
+        rows.append(
+            [f"`{run['data']}`", run["model"], f"{accuracy:.4f} ± {error:.4f}", words, code(run["command"])],
+        )
+    time = f"A run takes {span((run['minutes'] for run in runs), 'g')} minutes on one thread of a shared machine."
+    return grid(["data", "model", "test accuracy", "4-mer counts", "command"], rows, time)
+
+
+@table
+def planted_motifs() -> str:
+    rows = []
+    for family, name in FAMILIES.items():
+        if f"planted_motifs_{family}" not in names("planted_motifs_*"):
+            continue
+        accuracy = load(f"planted_motifs_{family}")["accuracy"]
+        command = f"`python examples/planted_motifs.py --family {family}`"
+        rows.append([name, *(pm(values) for values in accuracy.values()), command])
+    return grid(["model", *accuracy, "command"], rows)
+
+
+# Sequence tasks.
+
+
+@table
+def listops() -> str:
+    run, guesses = load("trained")["runs"]["listops_s4d"], load("listops_baseline")["accuracy"]
+    rows = [[f"{run['model']}", f"{run['test']['accuracy']:.3f}", code(run["command"])]]
+    rows += [
+        [f"the {name}", f"{value:.3f}", "`python examples/listops_baseline.py`"] for name, value in guesses.items()
+    ]
+    return grid(["", "test accuracy", "command"], rows)
+
+
+@table
+def synthetic_tasks() -> str:
+    shown = {
+        "associative recall": "associative recall, 4 pairs (accuracy)",
+        "induction heads": "induction heads, 32 tokens (accuracy)",
+        "selective copying": "selective copying, 4 of 32 (accuracy)",
+        "smooth function": "smooth function, 3 of 16 (R²)",
+        "piecewise smooth function": "piecewise smooth function, 3 of 16 (R²)",
+    }
+    found = load("synthetic_tasks")["runs"]
+    models = list(found["smooth function"][0])
+    rows = [
+        [words, *(pm([run[model]["score"] for run in found[name]]) for model in models)]
+        for name, words in shown.items()
+    ]
+    sizes = [run["parameters"] for runs in found.values() for seed in runs for run in seed.values()]
+    return grid(["task", *models], rows, f"All models have {span(sizes, ',')} parameters.")
+
+
+# Nishikawa & Suzuki 2025: masking.
+
+
+def masking_rows(data: str) -> list[list[str]]:
+    """For each model: result on the test split, and the curves of chosen and other sequences."""
+    rows = []
+    for family, name in FAMILIES.items():
+        found = load(f"masking_{data}_{family}")
+        causal = "perplexity" in found["test"]
+        test = f"{found['test']['perplexity']:.2f}" if causal else f"{found['test']['accuracy']:.3f}"
+        cells = []
+        for part in (found["chosen"], found["others"]):
+            area, until = part["area"], part["masked_until"]
+            shares = [f"{100 * until[key]['mean']:.0f} ± {percent(until[key]['deviation'])}" for key in ("0.9", "0.5")]
+            cells.append([f"{part['mean'][0]:.2f}", f"{area['mean']:.3f} ± {area['deviation']:.3f}", *shares])
+        pairs = [f"{chosen}; {others}" for chosen, others in zip(*cells, strict=True)]
+        rows.append(
+            [f"causal {name.replace('two-sided ', '')}" if causal else name, test, *pairs, code(found["command"])]
+        )
+    return rows
+
+
+MASKING = ["probability at the start", "area", "until nine tenths", "until half", "command"]
+
+
+@table
+def masking_planted() -> str:
+    rows = []
+    for family, row in zip(FAMILIES, masking_rows("planted"), strict=True):
+        found = load(f"masking_planted_{family}")["precision"]
+        precision = [f"{statistics.fmean(values):.3f} ({len(values)})" for values in found.values()]
+        rows.append([*row[:2], *precision, *row[2:]])
+    strategies = [f"precision `{name}`" for name in found]
+    return grid(["model", "test accuracy", *strategies, *MASKING], rows)
+
+
+@table
+def masking_enhancers() -> str:
+    found = {family: load(f"masking_enhancers_{family}") for family in FAMILIES}
+    words = load("kmer_baseline")["accuracy"][Path(found["s4"]["arguments"]["path"]).name]["test"]
+    best = max(one["test"]["accuracy"] for one in found.values())
+    reached = ", ".join(f"{one['sequences_at_threshold']} ({FAMILIES[family]})" for family, one in found.items())
+    return grid(
+        ["model", "test accuracy", *MASKING],
+        masking_rows("enhancers"),
+        f"Logistic regression on 4-mer counts has a test accuracy of {words:.3f}, the best of these models {best:.3f} "
+        "(`python examples/kmer_baseline.py`).",
+        f"Of the {found['s4']['sequences_of_class']} enhancers of the test split, these numbers reach the probability "
+        f"0.95 that the paper asks for: {reached}; the others of the 20 start at "
+        f"{min(one['least_probability'] for one in found.values()):.3f} or more. A sequence of masks alone is an "
+        f"enhancer for the S4D model with probability {found['s4']['chosen']['mean'][-1]:.3f}.",
+    )
+
+
+@table
+def masking_next_token() -> str:
+    return grid(["model", "perplexity", *MASKING], masking_rows("next_token"))
+
+
+@table
+def masking_search() -> str:
+    kinds, rows = ("plain loop / exact", "plain loop / screened", "exact / screened"), []
+    for data, words in (("planted", "planted"), ("next_token", "next base"), ("enhancers", "enhancers")):
+        for family, name in FAMILIES.items():
+            found = load(f"masking_{data}_{family}")
+            times = [
+                f"{found['times_less'][key]['seconds']:.2g}" if key in found["times_less"] else "" for key in kinds
+            ]
+            agreement = found.get("agreement_with_exact", {})
+            cells = [
+                f"{part['area_difference']:+.3f} ({part['largest_area_difference']:+.3f}), {part['spearman']:.2f}"
+                for part in (agreement.get("screened"), agreement.get("one_shot"))
+                if part
+            ]
+            sequences = agreement["screened"]["sequences"] if agreement else 0
+            rows.append([f"{words}, {name.replace('two-sided ', '')}", sequences, *times, *(cells or ["", ""])])
+    header = ["data and model", "sequences with `exact`", *kinds]
+    return grid([*header, "`screened` against `exact`", "`one_shot` against `exact`"], rows)
+
+
+# The Long Range Arena: numbers of the papers, and commands.
+
+
+def arena(source: str) -> list[list[str]]:
+    """For each task: without rescaling and regulariser, and the best of the four, of S4 and S4D."""
+    rows = []
+    for task, command in load("papers", "examples/lra")["commands"][source].items():
+        cells = []
+        for by_row in load("papers", "examples/lra")[source].values():
+            best = max(by_row, key=lambda row: by_row[row][task])
+            cells += [f"{by_row['neither'][task]:.2f}", f"{by_row[best][task]:.2f} ({best})"]
+        rows.append([task, *cells, f"`{command}`"])
+    return rows
+
+
+ARENA = ["task", "S4 neither", "best", "S4D neither", "best"]
+
+
+@table
+def lra() -> str:
+    yu = load("papers", "examples/lra")["yu"]
+    rows = [[*row[:-1], f"{yu[row[0]]:.2f}", row[-1]] for row in arena("liu_li")]
+    return grid([*ARENA, "Yu et al.", "command (`_s4d`, `_s4d_sobolev` likewise)"], rows)
+
+
+@table
+def lra_small() -> str:
+    return grid([*ARENA, "command"], arena("liu_li_small"))
+
+
+@table
+def cards() -> str:
+    rows = []
+    for name in names("masking_*"):
+        found = load(name)
+        model, data = found["settings"]["model"]["family"], Path(found["settings"]["data"]["dataset"]).name
+        metric = "accuracy" if "accuracy" in found["test"] else "perplexity"
+        rows.append([f"[{name}]({name}.md)", model, data, f"{metric} {found['test'][metric]:.4f}"])
+    for name, run in sorted(load("trained")["runs"].items()):
+        model = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))["model"]["family"]
+        rows.append([f"[{name}]({name}.md)", model, run["data"], f"accuracy {run['test']['accuracy']:.4f}"])
+    return grid(["card", "family", "data", "test"], rows)
+
+
+# Benchmarks: ratios of neighbouring runs.
+
+
+def measured(name: str) -> tuple[dict[tuple[str, str, str], str], str]:
+    """Median and quartiles by section, subject and quantity, and the sentence with the command."""
+    found = load(name, "benchmarks/results")
+    cells = {}
+    for row in found["results"]:
+        spread = f" ({row['low']:.3g} to {row['high']:.3g})" if len(row["values"]) > 1 else ""
+        cells[row["section"], row["what"], row["quantity"]] = f"{row['median']:.3g}{spread}"
+    machine = found["machine"]
+    threads = f"OMP_NUM_THREADS={machine['threads']} " if machine["threads"] < machine["processors"] else ""
+    return cells, code(threads + found["command"])
+
+
+def pivot(name: str, corner: str, row: int, column: int) -> str:
+    """All ratios of a file as a table; `row` and `column` are 0 (section), 1 (subject) or 2 (quantity)."""
+    cells, command = measured(name)
+    columns = list(dict.fromkeys(key[column] for key in cells))
+    found = {(key[row], key[column]): cell for key, cell in cells.items()}
+    subjects = dict.fromkeys(key[row] for key in cells)
+    rows = [[name, *(found.get((name, other), "not run") for other in columns)] for name in subjects]
+    return grid([corner, *columns], rows, f"Printed by {command}.")
+
+
+@table
+def generation() -> str:
+    return pivot("generation", "", 1, 2)
+
+
+@table
+def packing_layouts() -> str:
+    return pivot("packing_layouts", "way", 1, 0)
+
+
+@table
+def packing_models() -> str:
+    files = {words: measured(name) for words, name in PACKING.items()}
+    kinds = next(iter(files.values()))[0]
+    rows = [[f"{key[1]}, {key[2]}", *(cells[key] for cells, _ in files.values())] for key in kinds]
+    commands = " and ".join(command for _, command in files.values())
+    return grid(["", *files], rows, f"Printed by {commands}.")
+
+
+PACKING = {"256 documents, hidden size 64": "packing_256", "64 documents, hidden size 128": "packing_64"}
+
+
+@table
+def tau_overhead() -> str:
+    cells, command = measured("tau_overhead")
+    rows = [[*key[:2], cell] for key, cell in cells.items() if key[2] == "CPU time"]
+    return grid(["model", "length", "CPU time with τ / without"], rows, f"Printed by {command}.")
+
+
+@table
+def probe() -> str:
+    cells, command = measured("probe")
+    quantities = list(dict.fromkeys(key[2] for key in cells))
+    models = dict.fromkeys(key[:2] for key in cells)
+    rows = [[*model, *(cells[(*model, quantity)] for quantity in quantities)] for model in models]
+    return grid(["family", "reads", *quantities], rows, f"Printed by {command}.")
+
+
+# Rows of the README's table: file, section, subject and peer; and the words for sections and peers.
+BOTH = "forward + backward"
+SPEED = (
+    ("speed", "scan", "forward", "transformers"),
+    ("speed", "scan", BOTH, "transformers with mambapy"),
+    ("speed", "decoding", "256 tokens, batch 1", "transformers"),
+)
+WORDS = {
+    "scan": "selective scan",
+    "training": "training of a Mamba model",
+    "decoding": "greedy `generate` of a Mamba model with a cache",
+    "convolution": "long convolution, L 16,384",
+    "torch.fft": "`torch.fft` with autograd's backward",
+}
+
+
+@table
+def speed() -> str:
+    rows = [
+        [f"{WORDS[section]}, {what}", WORDS.get(peer, peer), measured(file)[0][section, what, f"{peer} / ours"]]
+        for file, section, what, peer in SPEED
+    ]
+    commands = dict.fromkeys(measured(file)[1] for file, *_ in SPEED)
+    return grid(["what", "against", "times"], rows, f"Printed by {' and '.join(commands)}.")
+
+
+def filled(text: str) -> str:
+    """The text of a document with its tables made again.
+
+    Raises:
+        ValueError: A marker names no table.
+    """
+    for name, *_ in BLOCK.findall(text):
+        if name not in TABLES:
+            raise ValueError(f"there is no table {name!r}; choose from {', '.join(TABLES)}")
+    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}\n{TABLES[found[1]]()}\n", text)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the documents, or compare them.
+
+    Raises:
+        SystemExit: With `--check`, a document differs.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit status 1 if a document differs")
+    check = parser.parse_args(argv).check
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+    different = [name for name, text in texts.items() if filled(text) != text]
+    if check and different:
+        raise SystemExit(f"{', '.join(different)}: run `python examples/tables.py`")
+    for name in different:
+        (ROOT / name).write_text(filled(texts[name]), encoding="utf-8")
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

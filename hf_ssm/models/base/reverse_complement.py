@@ -1,0 +1,231 @@
+"""Both strands of DNA: the reverse complement (RC), the doubled batch that reads it, and what heads make of the result.
+
+Legend: `B` batch, `L` length, `D` hidden size of one strand, `V` vocabulary.
+
+An RC-equivariant model reads a sequence and its reverse complement with the same weights, in place of one batch of
+parameters twice as wide: the strands never mix within a block. Its hidden states are `(B, L, 2 D)`: the first D
+channels are those of the sequence, h1; the others are those of its reverse complement, h2, with length and channels
+reversed. The reverse complement of the input therefore gives the same hidden states with length and channels reversed.
+
+Padding stays where it is: only the tokens of a row are reversed, and in packed rows those of each document.
+
+Source: Schiff et al. 2024 (Caduceus), Section 4.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.documents import Documents
+
+# A, C, G, T of the single-nucleotide vocabulary (`hf_ssm.tokenization.DNA_TOKENS`).
+_DNA_SIZE, _DNA_PAIRS = 12, {7: 10, 8: 9, 9: 8, 10: 7}
+# How a strand that is read from the other end is pooled.
+_FROM_THE_OTHER_END = {"first": "last", "last": "first"}
+
+
+def complement_list(value: Any, vocab_size: int) -> list[int]:
+    """The complement of each token, from a list, or from a dictionary by id.
+
+    Keys of a dictionary may be strings, as in JSON, in any order; tokens that it does not name are their own
+    complement.
+
+    Args:
+        value: The `complement_map` of a configuration.
+        vocab_size: V.
+
+    Returns:
+        V ids.
+
+    Raises:
+        ValueError: Another length; ids that are not integers from 0 to V - 1; the complement of a complement is another
+            token.
+    """
+    if isinstance(value, Mapping):
+        if not all(_is_id(key, vocab_size) for key in value):
+            raise ValueError(
+                f"`complement_map` has keys that are not ids from 0 to {vocab_size - 1} (`vocab_size`={vocab_size}): "
+                f"{next(key for key in value if not _is_id(key, vocab_size))!r}."
+            )
+        table = {int(key): other for key, other in value.items()}
+        value = [table.get(token, token) for token in range(vocab_size)]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"`complement_map` must be a list of ids or a dictionary, got {value!r}.")
+    if len(value) != vocab_size:
+        raise ValueError(
+            f"`complement_map` has {len(value)} entries, but `vocab_size`={vocab_size}: give the complement of each "
+            "token, or a dictionary of those that have another one."
+        )
+    for token, other in enumerate(value):
+        if type(other) is not int or not 0 <= other < vocab_size:
+            raise ValueError(f"`complement_map` maps {token} to {other!r}: give ids from 0 to {vocab_size - 1}.")
+    for token, other in enumerate(value):
+        if value[other] != token:
+            raise ValueError(
+                f"`complement_map` maps {token} to {other}, but {other} to {value[other]}: the complement of a "
+                "complement must be the token itself."
+            )
+    return list(value)
+
+
+def _is_id(key: Any, vocab_size: int) -> bool:
+    return (type(key) is int or str(key).isdecimal()) and 0 <= int(key) < vocab_size
+
+
+def complements(config) -> list[int]:
+    """The complement of each token of a model, V ids.
+
+    Raises:
+        ValueError: As `complement_list`; the configuration has no `complement_map`, and its vocabulary is not the
+            single-nucleotide one.
+    """
+    if config.complement_map is not None:
+        return complement_list(config.complement_map, config.vocab_size)
+    if config.vocab_size != _DNA_SIZE:
+        raise ValueError(
+            f"The reverse complement needs the complement of each token, which is known for `vocab_size`={_DNA_SIZE} "
+            f"only (single nucleotides), not for {config.vocab_size}: set `complement_map`, such as "
+            "{7: 10, 8: 9, 9: 8, 10: 7}."
+        )
+    return [_DNA_PAIRS.get(token, token) for token in range(_DNA_SIZE)]
+
+
+def check_strands(config) -> None:
+    """Raise `ValueError` for flags about strands that exclude each other, or a vocabulary without complements."""
+    flags = {
+        "rc_equivariant=True": config.rc_equivariant,
+        f"rc_conjoin={config.rc_conjoin!r}": config.rc_conjoin != "none",
+    }
+    given = [flag for flag, is_set in flags.items() if is_set]
+    if config.rc_swap and not config.rc_equivariant:
+        raise ValueError("`rc_swap=True` exchanges two strands: set `rc_equivariant=True`, or leave it out.")
+    if len(given) == 2:
+        raise ValueError(
+            f"`{given[1]}` has no effect with `{given[0]}`, which reads both strands anyway: leave one of the two out."
+        )
+    if given and config.num_input_channels is not None:
+        raise ValueError(
+            f"`{given[0]}` needs tokens, but `num_input_channels`={config.num_input_channels} means continuous inputs, "
+            "which have no complement: leave one of the two out."
+        )
+    if given or config.complement_map is not None:
+        complements(config)
+
+
+def embed_strands(embedding: Callable[[Tensor], Tensor], input_ids: Tensor, config) -> Tensor:
+    """Embeddings of tokens and of their complements, the latter with reversed channels, `(B, L, 2 D)`."""
+    table = torch.tensor(complements(config), dtype=input_ids.dtype, device=input_ids.device)
+    own, other = embedding(torch.cat([input_ids, table[input_ids]])).unflatten(0, (2, -1)).unbind(0)
+    return torch.cat([own, other.flip(-1)], dim=-1)
+
+
+def read_order(shape: tuple[int, int], mask: Tensor | None, documents: Documents | None) -> Tensor | None:
+    """Which position of a row stands at each one after the tokens are reversed, `(B, L)`; `None` to reverse whole rows.
+
+    Args:
+        shape: `(B, L)`.
+        mask: `(B, L)` or `None`, true at tokens, which are consecutive in each row.
+        documents: The documents of packed rows, each of which is reversed by itself.
+    """
+    if documents is not None:
+        order = torch.arange(shape[1]).expand(shape).clone()
+        lengths = documents.lengths
+        rows = documents.rows.repeat_interleave(lengths)
+        ends = lengths.cumsum(0)
+        steps = torch.arange(len(rows)) - (ends - lengths).repeat_interleave(lengths)
+        firsts = documents.starts.repeat_interleave(lengths)
+        order[rows, firsts + steps] = firsts + lengths.repeat_interleave(lengths) - 1 - steps
+        return order
+    if mask is None:
+        return None
+    steps = torch.arange(shape[1], device=mask.device)
+    first = mask.int().argmax(dim=1, keepdim=True)
+    last = shape[1] - 1 - mask.flip(1).int().argmax(dim=1, keepdim=True)
+    return torch.where(mask, first + last - steps, steps)
+
+
+class Strands:
+    """The two strands of a batch as the rows of a doubled batch: B rows of sequences, then B of reverse complements.
+
+    Args:
+        hidden_states: `(B, L, 2 D)`, from `embed_strands`.
+        mask: `(B, L)` or `None`, true at tokens.
+        documents: The documents of packed rows, or `None`.
+
+    Attributes:
+        hidden_states: `(2 B, L, D)`.
+        mask: `(2 B, L)` or `None`.
+        documents: The documents of the doubled batch, or `None`.
+    """
+
+    def __init__(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None):
+        order = read_order((hidden_states.shape[0], hidden_states.shape[1]), mask, documents)
+        self._order = None if order is None else order.to(hidden_states.device).unsqueeze(-1)
+        own, other = hidden_states.chunk(2, dim=-1)
+        self.hidden_states = torch.cat([own, self.reverse_complement(other)])
+        self.mask = None if mask is None else torch.cat([mask, mask])
+        self.documents = None
+        if documents is not None:
+            batch, length = documents.shape
+            places = torch.cat([documents.rows, documents.rows + batch]), documents.starts.repeat(2)
+            shape = 2 * batch, length
+            self.documents = Documents(*places, documents.lengths.repeat(2), shape, hidden_states.device)
+
+    def reverse_complement(self, hidden_states: Tensor) -> Tensor:
+        """Reverse tokens and channels of one strand, `(B, L, D)`."""
+        if self._order is None:
+            return hidden_states.flip(1, 2)
+        return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
+
+    def exchange(self, hidden_states: Tensor) -> Tensor:
+        """Each strand becomes the reverse complement of the other, `(2 B, L, D)`, or `(1, T, D)` of documents."""
+        rows = hidden_states if self.documents is None else self.documents.restore(hidden_states)
+        own, other = rows.unflatten(0, (2, -1)).unbind(0)
+        exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(own)])
+        return exchanged if self.documents is None else self.documents.arrange(exchanged)
+
+    def join(self, hidden_states: Tensor | None) -> Tensor | None:
+        """From `(2 B, L, D)` to `(B, L, 2 D)`; `None` for `None`."""
+        if hidden_states is None:
+            return None
+        own, other = hidden_states.unflatten(0, (2, -1)).unbind(0)
+        return torch.cat([own, self.reverse_complement(other)], dim=-1)
+
+
+def token_logits(lm_head: Callable[[Tensor], Tensor], hidden_states: Tensor, config) -> Tensor:
+    """h1 Wᵀ + h2 Wᵀ with the columns of complements exchanged, `(B, L, V)`, from `(B, L, 2 D)`."""
+    own, other = hidden_states.chunk(2, dim=-1)
+    table = torch.tensor(complements(config), device=hidden_states.device)
+    return lm_head(own) + lm_head(other.flip(-1))[..., table]
+
+
+def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor) -> Tensor:
+    """Mean over strands of the scores of a head, from hidden states `(B, L, 2 D)`.
+
+    Args:
+        scores: Called with the hidden states of each strand, `(B, L, D)`, and whether they stand in reverse order:
+            those of the second strand stand at the positions of the first one.
+        hidden_states: Of both strands.
+    """
+    own, other = hidden_states.chunk(2, dim=-1)
+    return (scores(own, False) + scores(other.flip(-1), True)) / 2
+
+
+def pooling_of(how: str, is_reversed: bool) -> str:
+    """The pooling that reads a strand in reverse order as `how` reads it in its own."""
+    return _FROM_THE_OTHER_END.get(how, how) if is_reversed else how
+
+
+__all__ = [
+    "Strands",
+    "check_strands",
+    "complement_list",
+    "complements",
+    "embed_strands",
+    "mean_scores",
+    "pooling_of",
+    "read_order",
+    "token_logits",
+]

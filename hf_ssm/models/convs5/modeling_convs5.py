@@ -1,0 +1,318 @@
+"""ConvS5, the convolutional state space model of videos: encoder, mixer, decoder, backbone and head.
+
+Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `p` patch size, `h` = H / p and
+`w` = W / p size of the hidden states, `D` hidden size.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, SSMPreTrainedModel, selected_states
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.heads import SSMHeadOutput
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
+from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.convs5 import ConvS5
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import has_readable_values
+
+
+class FrameEncoder(nn.Module):
+    """Convolutions with stride 2, each but the last with a GELU, `(B, T, H, W, C)` to `(B, T, h, w, D)`.
+
+    The last one has D channels, those before it half as many as the next; with p = 1 a single convolution keeps the
+    size.
+    """
+
+    parameter_quantity = "embedding"
+
+    def __init__(self, config):
+        super().__init__()
+        levels = config.patch_size.bit_length() - 1
+        widths = [config.num_channels, *(config.hidden_size >> level for level in reversed(range(levels)))]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 4, stride=2, padding=1) for before, after in pairwise(widths)
+        )
+        if not levels:
+            self.convolutions.append(nn.Conv2d(config.num_channels, config.hidden_size, 3, padding=1))
+
+    def forward(self, frames: Tensor) -> Tensor:
+        images = frames.flatten(0, 1).permute(0, 3, 1, 2)
+        for index, convolution in enumerate(self.convolutions):
+            images = convolution(nn.functional.gelu(images) if index else images)
+        return images.permute(0, 2, 3, 1).unflatten(0, frames.shape[:2])
+
+
+class FrameDecoder(nn.Module):
+    """Transposed convolutions with stride 2, each with a GELU, and a convolution, to `(B, T, H, W, C)`."""
+
+    parameter_quantity = "head"
+
+    def __init__(self, config):
+        super().__init__()
+        levels = config.patch_size.bit_length() - 1
+        widths = [config.hidden_size >> level for level in range(levels + 1)]
+        self.convolutions = nn.ModuleList(
+            nn.ConvTranspose2d(before, after, 4, stride=2, padding=1) for before, after in pairwise(widths)
+        )
+        self.output = nn.Conv2d(widths[-1], config.num_channels, 3, padding=1)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        images = hidden_states.flatten(0, 1).permute(0, 3, 1, 2)
+        for convolution in self.convolutions:
+            images = nn.functional.gelu(convolution(images))
+        return self.output(images).permute(0, 2, 3, 1).unflatten(0, hidden_states.shape[:2])
+
+
+class ConvS5Mixer(nn.Module):
+    """Convolutional state space model, activation, and a linear map (with a gated linear unit where configured).
+
+    Source: Smith et al. 2023 (ConvS5), Section 3.4, with the gated linear unit of S5 in the place of a ResNet block.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size = config.hidden_size
+        self.ssm = ConvS5(config, layer_idx)
+        self.activation = build_activation(config)
+        self.output_glu = config.output_glu
+        self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        output, tau = self.ssm(hidden_states, output_tau=output_tau, state=state)
+        if state is not None and state.last_position_only:
+            output = output[:, -1:]
+        output = self.out_proj(self.activation(output))
+        return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
+
+
+class ConvS5PreTrainedModel(SSMPreTrainedModel):
+    """Base of the ConvS5 models."""
+
+    config: ConvS5Config
+    config_class = ConvS5Config
+    mixer_class = ConvS5Mixer
+    main_input_name = "pixel_values"
+    input_modalities = ("video",)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            super()._init_weights(module)
+            return
+        # As the short convolutions: initializer_range would make the frames tiny. A transposed convolution with stride
+        # 2 adds a quarter of its kernel's terms at each pixel.
+        terms = module.in_channels * module.kernel_size[0] ** 2
+        bound = (1 if isinstance(module, nn.Conv2d) else 2) * terms**-0.5
+        init.uniform_(module.weight, -bound, bound)
+        init.zeros_(module.bias)
+
+
+class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
+    """Hidden states of a video, `(B, T, h, w, D)`: frame encoder, blocks, final norm."""
+
+    def build_embedding(self, config: ConvS5Config) -> None:
+        """Add the encoder, in the place of an embedding."""
+        self.encoder = FrameEncoder(config)
+
+    @can_return_tuple
+    def forward(  # type: ignore[override]
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_tau: bool = False,
+        past_key_values: SSMCache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> SSMModelOutput:
+        r"""
+        Args:
+            pixel_values: Frames `(B, T, H, W, C)` from 0 to 1; H and W are multiples of `patch_size`.
+            output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: those
+                of the encoder); default: the configuration's.
+            output_tau: Return τ of each layer (see `ConvS5`); needs whole videos.
+            past_key_values: Continue the videos of this cache, which is changed in place and returned.
+            use_cache: Return a new cache. Default: the configuration's, outside training.
+
+        Raises:
+            TypeError: An argument that the model does not read, or frames that are not floating point numbers.
+            ValueError: Frames of another shape, on a CPU also with NaN or infinite values; a cache together with τ or
+                gradient checkpointing, of another model, batch size or size of frames.
+        """
+        check_extra_arguments(self, kwargs)
+        self._check_frames(pixel_values)
+        hidden_states = self.encoder(pixel_values.to(self.encoder.convolutions[0].weight.dtype))
+        cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
+        hidden_states = self.dropout(hidden_states)
+        taus: list[Tensor] = []
+        if cache is None:
+            all_hidden_states, taus = self._run(hidden_states, None, output_tau)
+        else:
+            self._check_size(hidden_states, cache)
+            if not cache.belongs_to(self):
+                cache.claim(self)
+            all_hidden_states = self._read(hidden_states, None, None, cache)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return SSMModelOutput(
+            last_hidden_state=all_hidden_states[-1],
+            past_key_values=cache,
+            hidden_states=selected_states(all_hidden_states, output_hidden_states),
+            tau=torch.stack(taus) if output_tau else None,
+        )
+
+    def _check_frames(self, pixel_values: Any) -> None:
+        check_is_tensor("pixel_values", pixel_values)
+        patch, channels = self.config.patch_size, self.config.num_channels
+        if pixel_values.dim() != 5 or 0 in pixel_values.shape:
+            raise ValueError(
+                "`pixel_values` must have the shape (batch, frames, height, width, channels), none of it empty, got "
+                f"{tuple(pixel_values.shape)}."
+            )
+        if not pixel_values.is_floating_point():
+            raise TypeError(
+                f"`pixel_values` must be numbers from 0 to 1, got {pixel_values.dtype}: divide bytes by 255."
+            )
+        *_, height, width, found = pixel_values.shape
+        if found != channels:
+            raise ValueError(
+                f"`pixel_values` has {found} channels, but `num_channels`={channels}: the channels are the last "
+                "dimension (convert frames with channels first by `.movedim(2, -1)`)."
+            )
+        if height % patch or width % patch:
+            raise ValueError(
+                f"`pixel_values` has frames of {height} x {width} pixels, but `patch_size`={patch} must divide both: "
+                "crop or pad the frames."
+            )
+        if has_readable_values(pixel_values) and not torch.isfinite(pixel_values).all():
+            raise ValueError("`pixel_values` holds NaN or infinite values: fill them, or drop these videos.")
+
+    @staticmethod
+    def _check_size(hidden_states: Tensor, cache: SSMCache) -> None:
+        """Raise `ValueError` where a cache holds states of frames of another size."""
+        scan = cache.states[0].tensors.get("scan")
+        if scan is not None and scan.shape[1:3] != hidden_states.shape[2:4]:
+            raise ValueError(
+                f"`past_key_values` holds states of {' x '.join(map(str, scan.shape[1:3]))} patches, but the frames "
+                f"have {' x '.join(map(str, hidden_states.shape[2:4]))}: continue with frames of the same size."
+            )
+
+
+class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
+    """Backbone and decoder; position t predicts frame t + 1.
+
+    The loss is (1 - `l1_weight`) times the mean squared error plus `l1_weight` times the mean absolute error of the
+    predicted frames (Smith et al. 2023 use both, with equal weights).
+    """
+
+    # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: ConvS5Config):
+        super().__init__(config)
+        self.model = ConvS5Model(config)
+        self.decoder = FrameDecoder(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_tau: bool = False,
+        past_key_values: SSMCache | None = None,
+        use_cache: bool | None = None,
+        return_loss: bool | None = None,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        r"""
+        Args:
+            labels: The video, `(B, T, H, W, C)`, which is shifted here: position t predicts `labels[:, t + 1]`.
+                Default: `pixel_values`.
+            return_loss: Compute the loss without labels, too, if there is more than one frame. Default: in training
+                mode.
+
+        The other arguments are those of the backbone. Returns the predicted frames as `logits`, of the shape of
+        `pixel_values`; they are not limited to values from 0 to 1.
+
+        Raises:
+            ValueError: Labels of another shape, or for a single frame; and as the backbone.
+        """
+        check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        outputs = self.model(
+            pixel_values,
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            return_dict=True,
+        )
+        frames = self.decoder(outputs.last_hidden_state)
+        if labels is None and (self.training if return_loss is None else return_loss) and pixel_values.shape[1] > 1:
+            labels = pixel_values
+        if labels is not None:
+            check_is_tensor("labels", labels)
+        loss = None if labels is None else self.task_loss(frames, labels)
+        return SSMHeadOutput(
+            loss=loss,
+            logits=frames,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            tau=outputs.tau,
+        )
+
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
+        """Mean loss of all predicted frames but the last, which has no label; see the class."""
+        if labels.shape != logits.shape or labels.shape[1] < 2:
+            raise ValueError(
+                f"`labels` has the shape {tuple(labels.shape)}, but must be the video itself, {tuple(logits.shape)}, "
+                "of at least two frames: the label of each frame is the next one."
+            )
+        predicted, target = logits[:, :-1].float(), labels[:, 1:].to(logits.device).float()
+        weight = self.config.l1_weight
+        squared, absolute = nn.functional.mse_loss(predicted, target), nn.functional.l1_loss(predicted, target)
+        return (1 - weight) * squared + weight * absolute
+
+    @torch.no_grad()
+    def generate_frames(self, context: Tensor, num_frames: int, *, past_key_values: SSMCache | None = None) -> Tensor:
+        """Predict the frames that follow a video, each from the ones before it, at the cost of one frame each.
+
+        Args:
+            context: `(B, T, H, W, C)`, frames from 0 to 1.
+            num_frames: Number of frames to predict.
+            past_key_values: A cache with the frames before `context`; it is changed in place, so that it can be passed
+                again with the last of the predicted frames, which it does not hold yet.
+
+        Returns:
+            `(B, num_frames, H, W, C)`, limited to values from 0 to 1, in the type of `context`.
+
+        Raises:
+            ValueError: `num_frames` is not positive; and as `forward`.
+        """
+        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+            raise ValueError(f"`num_frames` must be a positive number, got {num_frames!r}.")
+        frames, cache = [], past_key_values
+        for _ in range(num_frames):
+            outputs = self(
+                frames[-1] if frames else context, past_key_values=cache, use_cache=True, return_loss=False,
+                return_dict=True,
+            )  # fmt: skip
+            cache = outputs.past_key_values
+            frames.append(outputs.logits[:, -1:].clamp(0, 1).to(context.dtype))
+        return torch.cat(frames, dim=1)
+
+
+__all__ = ["ConvS5ForVideoPrediction", "ConvS5Model", "ConvS5PreTrainedModel"]

@@ -1,0 +1,477 @@
+"""The state space model of S5: several inputs and outputs, one state that all channels share, a linear scan.
+
+Legend: `B` batch, `L` length, `D` channels, `P` states (`state_size`), `S` = P / 2 stored conjugate pairs, `J` blocks,
+`K` directions, `F` frequencies.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.operator import (
+    KernelInput,
+    SequenceOperator,
+    check_stored,
+    fp32_parameter,
+    materialized,
+    theory_flags,
+)
+from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.linear_scan import linear_scan, scan_parts_by_levels
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.lti.discretize import bilinear, zoh
+from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.sobolev import causal_taps
+from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
+from hf_ssm.theory.moments import lag_moments
+
+__all__ = ["S5StateSpace"]
+
+# Numbers of a kernel matrix that is computed as a whole, for reports.
+_LARGEST_MATRIX = 2**28
+# Numbers of a transfer matrix that are held at a time.
+_RESPONSES_AT_ONCE = 2**22
+
+
+class S5StateSpace(SequenceOperator):
+    r"""x_t = Ā x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t, with a diagonal A that all channels share.
+
+    A, B and C are those of a real system with P states in the coordinates of its eigenvectors, one of each conjugate
+    pair. At initialisation A consists of J equal blocks: the normal part of HiPPO-LegS of size P / J, or the
+    eigenvalues of another `init`; B and C are those of real normal draws. Each state has a step size of its own.
+
+    If bidirectional, a scan from the end of the sequence with a C of its own is added, y = C_1 x_forward +
+    C_2 x_backward + D ⊙ u; both include the input at their own position.
+
+    With `time_deltas` δ, the step of a state at position t is Δ δ_t: the time since the position before, in units of
+    its Δ. The backward scan takes the time to the next position, 1 at the last.
+
+    The Sobolev filter is applied to u (Yu et al. 2025, App. F), and to each direction in its own direction of time.
+    Its frequencies are in units of positions, as states have different Δ: `"radian"` and `"bilinear"` take Δ = 1.
+
+    τ is that of the kernel matrix, see `theory.mimo.matrix_tau`; the mean over output channels and directions.
+
+    Args:
+        config: An `S5Config`.
+        layer_idx: Which layer it is part of.
+
+    Source: Smith, Warrington & Linderman 2023, eqs. (5) and (6), Sections 3.1, 4.3 and 6.3 (time steps).
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__(config.hidden_size, use_skip=config.use_skip, **theory_flags(config, layer_idx))
+        self.state_size = config.state_size
+        self.num_blocks = config.num_blocks
+        self.init = config.init
+        self.discretization = config.discretization
+        self.time_step_range = config.time_step_min, config.time_step_max
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.directions = 2 if config.bidirectional else 1
+        pairs = config.state_size // 2
+        self.log_dt = fp32_parameter(pairs)
+        self.log_A_real = fp32_parameter(pairs)
+        self.A_imag = fp32_parameter(pairs)
+        self.B = fp32_parameter(pairs, self.channels, 2)
+        self.C = fp32_parameter(self.directions, self.channels, pairs, 2)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        values = super().initial_parameters()
+        size = self.state_size // self.num_blocks
+        eigenvalues = initial_eigenvalues(self.init, size, self.frequency_scale, self.frequency_shift)
+        low, high = (math.log(bound) for bound in self.time_step_range)
+        pairs = self.state_size // 2
+        inputs = (pairs, self.channels), self.channels**-0.5
+        outputs = (self.directions, self.channels, pairs), self.state_size**-0.5
+        if self.init == "legs":
+            vectors = legs_nplr(size)[3]
+            blocks = self.num_blocks, size
+            drawn = inputs[1] * torch.randn(*blocks, self.channels, dtype=torch.float64)
+            B = (vectors.mH @ drawn.to(vectors.dtype)).flatten(0, 1)
+            drawn = outputs[1] * torch.randn(self.directions, self.channels, *blocks, dtype=torch.float64)
+            C = (drawn.to(vectors.dtype) @ vectors).flatten(-2)
+        else:
+            # What a unitary V makes of real normal numbers.
+            B, C = (scale * torch.randn(shape, dtype=torch.complex128) for shape, scale in (inputs, outputs))
+        return values | {
+            "log_dt": low + (high - low) * torch.rand(pairs),
+            "log_A_real": (-eigenvalues.real).log().repeat(self.num_blocks),
+            "A_imag": eigenvalues.imag.repeat(self.num_blocks),
+            "B": torch.view_as_real(B.contiguous()),
+            "C": torch.view_as_real(C.contiguous()),
+        }
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return super().parameter_roles() | {
+            "log_dt": ParameterRole("step_size", "log", is_dynamics=True),
+            "log_A_real": ParameterRole("A_real", "log_negative", is_dynamics=True),
+            "A_imag": ParameterRole("A_imag", is_dynamics=True),
+            "B": ParameterRole("B", is_dynamics=True),
+            "C": ParameterRole("C"),
+        }
+
+    @property
+    def is_causal(self) -> bool:
+        return super().is_causal and self.directions == 1
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
+    @torch.no_grad()
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
+        check_stored(self, "C")
+        self.C[:, channels] *= factor
+
+    # Forward
+
+    def forward(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        time_deltas: Tensor | None = None,
+        *,
+        output_tau: bool = False,
+        state: LayerState | None = None,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Filter, scan, read out.
+
+        Args:
+            inputs: `(B, L, D)`, zero at padding.
+            mask: `(B, L)` or `None`, true at tokens.
+            time_deltas: `(B, L)`, positive: δ.
+            output_tau: Also return τ.
+            state: Continue from this state, which is changed in place.
+            documents: Where the inputs are documents in their layout.
+
+        Returns:
+            The output `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, meaningless at padding, and τ
+            (a scalar, float32 or better) or `None`.
+
+        Raises:
+            ValueError: `time_deltas` together with τ or a Sobolev filter.
+        """
+        wants_tau = output_tau or self.rescaling is not None
+        self._check_time_deltas(time_deltas, wants_tau)
+        dtype = inputs.dtype
+        with no_autocast(inputs.device):
+            inputs = inputs.to(torch.promote_types(dtype, self.C.dtype))
+            value = None
+            if wants_tau:
+                value = self._tau_of_data(inputs, mask, documents)
+                if self.rescaling is not None:
+                    self.rescaling.append(value.detach())
+                    self._rescale_(value.detach())
+            if state is not None:
+                output = self._continue(inputs, mask, time_deltas, state)
+            elif documents is None:
+                output = self._sequence(inputs, time_deltas, mask)
+            else:
+                output = documents.map(self._sequence, inputs, time_deltas)
+        return output.to(dtype), value
+
+    def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
+        if time_deltas is None:
+            return
+        if wants_tau:
+            raise ValueError(
+                "τ (`output_tau`, `tau_weight`, rescaling, reports) is defined for equal time steps: leave out "
+                "`time_deltas`."
+            )
+        if self.has_sobolev_filter:
+            raise ValueError(
+                "The Sobolev filter measures frequencies in units of equal time steps: leave out `time_deltas`, or set "
+                "`sobolev_order=0.0` and `sobolev_trainable=False`."
+            )
+
+    def _sequence(self, inputs: Tensor, time_deltas: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The output for whole sequences, `(B, L, D)`."""
+        if time_deltas is not None and mask is not None:
+            time_deltas = torch.where(mask, time_deltas, 1.0)
+        filtered = self.filter_input(inputs, mask)
+        output = self._read_out(self._states(filtered, time_deltas), 0)
+        if self.directions == 2:
+            behind = filtered
+            if self.has_sobolev_filter and self.sobolev_mode == "causal":
+                behind = self.filter_input(inputs.flip(1), None if mask is None else mask.flip(1)).flip(1)
+            if time_deltas is not None:
+                time_deltas = nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]
+            output = output + self._read_out(self._states(behind, time_deltas, reverse=True), 1)
+        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+
+    def _continue(self, inputs: Tensor, mask: Tensor | None, time_deltas: Tensor | None, state: LayerState) -> Tensor:
+        """The output for the next positions of the sequences that `state` remembers."""
+        filtered = self.filter_input(inputs, mask, state)
+        exporting = is_exporting()
+        before = state.get("scan", is_complex=not exporting)
+        if before is not None:
+            before = before.to(filtered.dtype if exporting else filtered.dtype.to_complex())
+        states = self._states(filtered, time_deltas, before)
+        last = states[:, -1]
+        state.put("scan", last if exporting else torch.view_as_complex(last.unflatten(-1, (-1, 2)).contiguous()))
+        if state.last_position_only:
+            states, filtered = states[:, -1:], filtered[:, -1:]
+        output = self._read_out(states, 0)
+        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+
+    def _states(
+        self, inputs: Tensor, time_deltas: Tensor | None, before: Tensor | None = None, *, reverse: bool = False
+    ) -> Tensor:
+        """All states as real numbers, `(B, L, 2 S)`.
+
+        The order is that of `_read_out`: real and imaginary parts alternate, or in an exported program, which has no
+        complex numbers, all real parts come first; there `before` is real likewise.
+        """
+        if is_exporting():
+            return self._exported_states(inputs, time_deltas, before, reverse)
+        a_bar, factor = self._discrete(time_deltas, inputs.dtype)
+        weights = self._complex("B", inputs.dtype)
+        if time_deltas is None:
+            weights = weights * factor.unsqueeze(-1)
+        driven = inputs @ torch.view_as_real(weights).transpose(1, 2).flatten(0, 1).T
+        driven = torch.view_as_complex(driven.unflatten(-1, (-1, 2)))
+        driven = driven if time_deltas is None else driven * factor
+        states = linear_scan(a_bar, driven, before, reverse=reverse)
+        return torch.view_as_real(states).flatten(-2)
+
+    def _read_out(self, states: Tensor, direction: int) -> Tensor:
+        """`2 Re C x`, `(B, L, D)`, of what `_states` returns."""
+        real, imag = (2 * self.C[direction].to(states.dtype)).unbind(-1)
+        if is_exporting():
+            return states @ torch.cat([real, -imag], dim=-1).T
+        return states @ torch.stack([real, -imag], dim=-1).flatten(-2).T
+
+    def _complex(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A parameter that is stored as real pairs."""
+        # By attribute, which parametrisations and `torch.func.functional_call` replace.
+        return torch.view_as_complex(getattr(self, name).to(dtype).contiguous())
+
+    def eigenvalues(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The diagonal of the continuous A, `(S,)`, complex."""
+        return torch.complex(-self.log_A_real.to(dtype).exp(), self.A_imag.to(dtype))
+
+    def _discrete(self, time_deltas: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Ā, and what B is multiplied by to be B̄, `(S,)`; with `time_deltas` at each position, `(B, L, S)`."""
+        step = self.log_dt.to(dtype).exp()
+        if time_deltas is not None:
+            step = step * time_deltas.to(dtype).unsqueeze(-1)
+        a = self.eigenvalues(dtype)
+        rule = zoh if self.discretization == "zoh" else bilinear
+        return rule(a, torch.ones_like(a), step)
+
+    def _exported_states(
+        self, inputs: Tensor, time_deltas: Tensor | None, before: Tensor | None, reverse: bool
+    ) -> Tensor:
+        """`_states` by operations on real numbers."""
+        dtype = inputs.dtype
+        step = self.log_dt.to(dtype).exp()
+        if time_deltas is not None:
+            step = step * time_deltas.to(dtype).unsqueeze(-1)
+        a, factor = _real_discretization(
+            -self.log_A_real.to(dtype).exp(), self.A_imag.to(dtype), step, self.discretization
+        )
+        b_real, b_imag = (part.T for part in self.B.to(dtype).unbind(-1))
+        real, imag = inputs @ b_real, inputs @ b_imag
+        driven = real * factor[0] - imag * factor[1], real * factor[1] + imag * factor[0]
+        lines = tuple(part.unsqueeze(2) for part in driven)
+        decay = tuple(part.unsqueeze(2) if part.dim() == 3 else part.view(1, 1, 1, -1) for part in a)
+        state = None if before is None else tuple(part.unsqueeze(1) for part in before.chunk(2, dim=-1))
+        return torch.cat([part.squeeze(2) for part in scan_parts_by_levels(decay, lines, state, reverse)], dim=-1)
+
+    # Sobolev filter
+
+    def filter_input(self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> Tensor:
+        """The input after the Sobolev filter, `(B, L, D)`, zero at padding."""
+        if not self.has_sobolev_filter:
+            return inputs
+        if self.sobolev_mode == "zero_phase":
+            return self._zero_phase(inputs, slice(None), mask)
+        taps = partial(self._taps, inputs)
+        if state is None:
+            filtered = long_conv(inputs, taps(inputs.shape[1]))
+        else:
+            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(inputs, taps)
+        return filtered if mask is None else filtered * mask.unsqueeze(-1)
+
+    def _taps(self, like: Tensor, length: int) -> Tensor:
+        """The causal filter of each channel, `(D, length)`."""
+        order = self._order(like)
+        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+        return taps.to(like).expand(self.channels, -1)
+
+    # Convolutional form, τ and reports
+
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
+        """The discrete model of one direction, for equal time steps.
+
+        Args:
+            direction: 0, or 1 for the backward scan, which has no feed-through.
+            length: Include the causal Sobolev filter, if there is one, with so many taps.
+            dtype: Precision, at least that of the parameters.
+        """
+        dtype = torch.promote_types(dtype, self.C.dtype)
+        a_bar, factor = self._discrete(None, dtype)
+        taps = None
+        if length is not None and self.has_sobolev_filter and self.sobolev_mode == "causal":
+            taps = self._taps(a_bar.real, length)
+            taps = taps if self.sobolev_order is not None else taps[:1]
+        skip = None if self.D is None or direction == 1 else self.D.to(dtype)
+        b_bar = self._complex("B", dtype) * factor.unsqueeze(-1)
+        return MIMOSystem(a_bar, b_bar, self._complex("C", dtype)[direction], skip, taps)
+
+    def kernel_matrix(self, length: int, direction: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The equivalent convolution: K_l for `l < length`, `(D, D, length)`, from input i to output h at `[h, i]`.
+
+        The backward kernel is in its own direction of time. Includes the feed-through and the causal Sobolev filter.
+
+        Raises:
+            ValueError: More than 2^28 numbers.
+        """
+        count = self.channels**2 * length
+        if count > _LARGEST_MATRIX:
+            raise ValueError(
+                f"The kernel matrix of {self.channels} x {self.channels} channels and {length} lags has {count} "
+                f"numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
+            )
+        with materialized(self), no_autocast(self.C.device):
+            return kernel_matrix(self.system(direction, length, dtype), length)
+
+    def _tau_of_data(self, inputs: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
+        """Mean over output channels and directions of τ at the last token (backward: at the first)."""
+        length, processes = self._longest(inputs, documents), self._processes()
+        if self.sobolev_mode == "zero_phase":
+            inputs = self._zero_phase(inputs, slice(None), mask, documents)
+        inputs = inputs.detach() if self.tau_detach_statistics else inputs
+        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": documents}
+        found = []
+        for direction in range(self.directions):
+            system = self.system(direction, length, inputs.dtype)
+            if self.tau_statistics != "batch":
+                found.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
+            else:
+                moments = lag_moments(inputs, mask, from_first=direction == 1, **rows)
+                found.append(kernel_matrix_tau(system, length, *moments))
+        return torch.stack(found).mean().to(self.C.dtype)
+
+    def kernel_inputs(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        *,
+        group: int = 0,
+        documents: Documents | None = None,
+        **arguments: Any,
+    ) -> Iterator[KernelInput]:
+        self._check_time_deltas(arguments.get("time_deltas"), True)
+        with materialized(self), no_autocast(inputs.device):
+            inputs = inputs.to(torch.promote_types(inputs.dtype, self.C.dtype))
+            if self.sobolev_mode == "zero_phase":
+                inputs = self._zero_phase(inputs, slice(None), mask, documents)
+        for batch, own in [(inputs, mask)] if documents is None else documents.masked_batches(inputs):
+            yield KernelInput(batch, own)
+            if self.directions == 2:
+                yield KernelInput(batch, own, "backward", from_first=True)
+
+    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+        """The kernel matrix, `(D, D, length)`: see `kernel_matrix`."""
+        return self.kernel_matrix(length, int(given.direction == "backward"), torch.float64)
+
+    def frequency_response(self, omega: Tensor, rows: Tensor) -> Tensor:
+        """The gain of each output channel: the norm of its row of the transfer matrix, `√(Σ_i |G_{h,i}(ω)|²)`.
+
+        Its square is the power spectrum of the output for independent white inputs of all channels. It includes the
+        feed-through (in the forward direction) and the Sobolev filter. It is real: the total variation of this gain is
+        at most that of the row of transfer functions.
+
+        Args:
+            omega: `(F,)` or `(R, F)`, radians per sample.
+            rows: `(R,)`, numbers k D + h of direction k and output channel h.
+
+        Returns:
+            `(R, F)`, complex128; infinite where the Sobolev weight is.
+        """
+        systems = [self.system(direction, dtype=torch.float64) for direction in range(self.directions)]
+        omega = omega.to(torch.float64)
+        found = []
+        for index, row in enumerate(rows.tolist()):
+            nodes = omega if omega.dim() == 1 else omega[index]
+            direction, channel = divmod(row, self.channels)
+            size = max(1, _RESPONSES_AT_ONCE // (self.channels + self.state_size))
+            parts = [self._gain(systems[direction], channel, part) for part in nodes.split(size)]
+            found.append(torch.cat(parts))
+        gain = torch.stack(found)
+        return torch.complex(gain, torch.zeros_like(gain))
+
+    def _gain(self, system: MIMOSystem, channel: int, omega: Tensor) -> Tensor:
+        """The norm of a row of the transfer matrix, `(F,)`."""
+        # One of each pair: the other contributes the conjugate of the response at -ω.
+        ahead, behind = (
+            (system.c[channel] / (1 - torch.polar(torch.ones_like(omega), turn * omega).unsqueeze(-1) * system.a_bar))
+            @ system.b_bar
+            for turn in (-1, 1)
+        )
+        response = ahead + behind.conj()
+        if system.skip is not None:
+            at_channel = torch.arange(self.channels, device=omega.device) == channel
+            response = response + system.skip[channel] * at_channel
+        squares = response.abs().square()
+        if self.has_sobolev_filter:
+            order = self.initial_order if self.sobolev_order is None else self.sobolev_order
+            causal = self.sobolev_mode == "causal"
+            weight = sobolev_response(omega, order, self.sobolev_frequency, 1.0, causal=causal).abs()
+            weight = weight.unsqueeze(-1) if weight.dim() == 1 else weight.T
+            # Zero times infinity is no number.
+            squares = torch.where(torch.isinf(weight), weight, squares * weight.square())
+        return squares.sum(-1).sqrt()
+
+    @property
+    def has_graded_response(self) -> bool:
+        return True
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # Logarithm of the discrete pole: angle and decay per sample.
+        poles = self.eigenvalues(torch.float64) * self.log_dt.to(torch.float64).exp()
+        if self.discretization == "bilinear":
+            poles = torch.log1p(poles / 2) - torch.log1p(-poles / 2)
+        centres = (torch.remainder(poles.imag + math.pi, 2 * math.pi) - math.pi).abs()
+        features = centres, -poles.real
+        if self.has_sobolev_filter and self.sobolev_frequency != "normalized":
+            # (1 + |s|)^β has a knee at |s| = 1.
+            knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
+            features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
+        return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
+
+
+def _real_discretization(
+    a_real: Tensor, a_imag: Tensor, step: Tensor, rule: str
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Ā, and what B is multiplied by to be B̄, as real and imaginary parts, without complex numbers."""
+    real, imag = a_real * step, a_imag * step
+    if rule == "zoh":
+        size = torch.exp(real)
+        a_bar = size * torch.cos(imag), size * torch.sin(imag)
+        # (exp(a Δ) - 1) / a without cancellation for a small step.
+        minus_one = torch.expm1(real) * torch.cos(imag) - 2 * torch.sin(imag / 2).square()
+        square = a_real.square() + a_imag.square()
+        factor = (
+            (minus_one * a_real + a_bar[1] * a_imag) / square,
+            (a_bar[1] * a_real - minus_one * a_imag) / square,
+        )
+        return a_bar, factor
+    # 1 / (1 - a Δ / 2), times Δ, and times 1 + a Δ / 2.
+    square = (1 - real / 2).square() + (imag / 2).square()
+    inverse = (1 - real / 2) / square, imag / 2 / square
+    a_bar = (
+        (1 + real / 2) * inverse[0] - imag / 2 * inverse[1],
+        (1 + real / 2) * inverse[1] + imag / 2 * inverse[0],
+    )
+    return a_bar, (step * inverse[0], step * inverse[1])

@@ -1,0 +1,84 @@
+"""The tables of the documents are those of the stored results, and the numbers in their text are few."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("README.md", "examples/README.md", "examples/lra/README.md", "benchmarks/README.md", "model_cards/README.md")
+# Settings, which may stand in the text of examples/README.md.
+SETTINGS = {"0.01", "0.1", "0.95", "1.0"}
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def stored(name: str) -> Any:
+    return json.loads(read(f"examples/results/{name}.json"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_equal_the_stored_results(script: ModuleType, name: str) -> None:
+    assert name in script.DOCUMENTS
+    assert read(name) == script.filled(read(name)), "run `python examples/tables.py`"
+
+
+def test_each_table_is_in_one_document(script: ModuleType) -> None:
+    marked = [name for document in NAMES for name in re.findall(r"<!-- table: (\S+) -->", read(document))]
+    assert sorted(marked) == sorted(script.TABLES)
+    assert all(read(name).count("<!-- table: ") == read(name).count("<!-- end of table -->") for name in NAMES)
+
+
+def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(read(name), encoding="utf-8")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    script.main(["--check"])
+    changed = read("examples/README.md").replace("| 0.9596 ± 0.0039 |", "| 0.9597 ± 0.0039 |")
+    assert changed != read("examples/README.md")
+    (tmp_path / "examples/README.md").write_text(changed, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^examples/README\.md: run `python examples/tables\.py`$"):
+        script.main(["--check"])
+    script.main([])
+    assert (tmp_path / "examples/README.md").read_text(encoding="utf-8") == read("examples/README.md")
+
+
+def test_an_unknown_table_is_an_error(script: ModuleType) -> None:
+    with pytest.raises(ValueError, match="there is no table 'wave'; choose from"):
+        script.filled("<!-- table: wave -->\n<!-- end of table -->\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_measured_table_is_typed(script: ModuleType, name: str) -> None:
+    text = script.BLOCK.sub("", read(name))
+    assert [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d\.\d", line)] == []
+
+
+def test_text_has_settings_and_no_results(script: ModuleType) -> None:
+    text = re.sub(r"`[^`]*`", "", script.BLOCK.sub("", read("examples/README.md")))
+    assert set(re.findall(r"\d+\.\d+", text)) <= SETTINGS
+
+
+def test_numbers_by_hand() -> None:
+    """Read independently of the script."""
+    text = read("examples/README.md")
+    found = stored("gaussian_process")["table_1"]["w (8)"]
+    for b, paper in (("1", 0.22), ("0.1", 0.87), ("0.01", 3.59)):
+        (row,) = re.findall(rf"\| w \(8\) \| {re.escape(b)} \| ([^|]*) \| ([\d.]+) ", text)
+        assert float(row[0]) == paper
+        assert float(row[1]) == pytest.approx(statistics.mean(found[b]["test MSE"]), abs=5.1e-3)
+    for family, name in (("hyena", "Hyena"), ("s4", "S4D-LegS"), ("selective", "Mamba blocks")):
+        (rank,) = re.findall(rf"\| next base, {name} \|(?:[^|]*\|){{4}} [^|]*, ([\d.]+) \|", text)
+        agreement = stored(f"masking_next_token_{family}")["agreement_with_exact"]["screened"]
+        assert float(rank) == pytest.approx(agreement["spearman"], abs=5.1e-3)
+    accuracy = {(run["alpha"], run["beta"]): sum(run["accuracy"]) for run in stored("sequential_images")["accuracy"]}
+    alpha = max((a for a, b in accuracy if b == 0), key=lambda a: accuracy[a, 0])
+    beta = max((b for a, b in accuracy if a == 1), key=lambda b: accuracy[1, b])
+    assert f"the best α is {alpha} (paper: 4); at α = 1 the best β is {beta:+} (paper: -0.5)" in " ".join(text.split())

@@ -1,0 +1,410 @@
+"""ConvS5: the scan against the recurrence, videos frame by frame, saving, training, and bad input."""
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+import hf_ssm
+from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, ConvS5Model, SSMCache, hub
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.ops.conv_ssm import conv_ssm, conv_ssm_reference
+from hf_ssm.ops.lti.discretize import bilinear, zoh
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.training import SSMTrainingArguments
+from hf_ssm.training.metrics import frame_metrics, frame_statistics
+from hf_ssm.training.run import train
+from hf_ssm.training.settings import resolve
+
+SMALL = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "patch_size": 2}
+
+
+def make(head: type = ConvS5ForVideoPrediction, **flags: object):
+    torch.manual_seed(0)
+    return head(ConvS5Config(**(SMALL | flags))).eval()
+
+
+def video(frames: int = 7, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Frames of 6 x 8 pixels."""
+    return torch.rand(2, frames, 6, 8, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+# The state space model
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_scan_is_the_recurrence_in_values_and_gradients(continued: bool) -> None:
+    """Kernels of different sizes, so that an exchange of them shows."""
+    torch.manual_seed(1)
+    real = {"dtype": torch.float64, "requires_grad": True}
+    inputs = torch.randn(2, 20, 4, 5, 3, **real)
+    a = torch.view_as_real(torch.polar(torch.rand(4).double() * 0.3 + 0.7, torch.randn(4).double())).requires_grad_()
+    kernels = [torch.randn(4, 3, 3, 3, 2, **real), torch.randn(6, 4, 5, 5, 2, **real), torch.randn(6, 3, 1, 1, **real)]
+    state = torch.randn(2, 4, 5, 4, dtype=torch.complex128, requires_grad=True) if continued else None
+    arguments = [inputs, a, *kernels, *([state] if continued else [])]
+    fast, slow = conv_ssm(*arguments), conv_ssm_reference(*arguments)
+    assert fast[0].shape == (2, 20, 4, 5, 6) and fast[1].shape == (2, 4, 5, 4)
+    weights = torch.randn_like(fast[0])
+    gradients = [
+        torch.autograd.grad((y * weights).sum() + x.abs().square().sum(), arguments, retain_graph=True)
+        for y, x in (fast, slow)
+    ]
+    for found, expected in zip((*fast, *gradients[0]), (*slow, *gradients[1]), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * expected.abs().max().item())
+
+
+def test_initial_parameters() -> None:
+    """Blocks of HiPPO's eigenvalues after scale and shift; B and C are real matrices in their eigenbasis."""
+    flags = {"num_blocks": 2, "state_size": 16, "frequency_scale": 3.0, "frequency_shift": 200.0}
+    operator = make(hidden_size=32, **flags).double().model.layers[0].mixer.ssm
+    expected = initial_eigenvalues("legs", 8, 3.0, 200.0).repeat(2)
+    torch.testing.assert_close(operator.A_imag, expected.imag, rtol=1e-6, atol=0)
+    torch.testing.assert_close(-operator.log_A_real.exp(), expected.real, rtol=1e-6, atol=0)
+    assert operator.A_imag.min() > 200 and (operator.log_dt.exp() > 1e-3 * 0.99).all()
+    # The mean square of a row of V* times real numbers of variance 1 / n is 1 / n.
+    for parameter, terms in ((operator.B, 32 * 9), (operator.C, 16 * 9)):
+        assert parameter.square().sum(-1).mean().item() * terms == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+def test_discretisation_also_in_real_arithmetic(discretization: str) -> None:
+    operator = make(discretization=discretization).double().model.layers[0].mixer.ssm
+    a = torch.complex(-operator.log_A_real.exp(), operator.A_imag)
+    expected = (zoh if discretization == "zoh" else bilinear)(a, torch.ones_like(a), operator.log_dt.exp())
+    discrete, b, _ = operator.state_space()
+    torch.testing.assert_close(torch.view_as_complex(discrete), expected[0], rtol=1e-12, atol=0)
+    gain = torch.view_as_complex(b[:, 0, 1, 1].contiguous()) / torch.view_as_complex(operator.B[:, 0, 1, 1])
+    torch.testing.assert_close(gain, expected[1], rtol=1e-10, atol=0)
+    for found, value in zip(operator._exported_discrete(), expected, strict=True):
+        torch.testing.assert_close(torch.view_as_complex(found), value, rtol=1e-12, atol=0)
+
+
+# Frame by frame
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"num_blocks": 2, "use_skip": False, "discretization": "bilinear", "output_glu": False, "norm_first": False},
+        {"sobolev_order": 0.5, "sobolev_trainable": True, "patch_size": 1, "input_kernel_size": 1},
+    ],
+)
+@torch.no_grad()
+def test_frame_by_frame_is_the_full_pass(flags: dict) -> None:
+    model, frames = make(**flags).double(), video(dtype=torch.float64)
+    full = model(frames, use_cache=False).logits
+    assert full.shape == frames.shape
+    outputs, cache = [], None
+    for piece in frames.split([1, 1, 3, 2], dim=1):
+        found = model(piece, past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        outputs.append(found.logits)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), full, rtol=1e-10, atol=1e-10)
+    # Both would agree if the state had no effect.
+    changed = frames.clone()
+    changed[:, 0] = 1 - changed[:, 0]
+    other = model(changed, use_cache=False).logits
+    assert (other - full)[:, -1].abs().max().item() > 1e-6
+    later = frames.clone()
+    later[:, 4:] = 0
+    assert torch.equal(model(later, use_cache=False).logits[:, :4], full[:, :4])
+
+
+@torch.no_grad()
+def test_generated_frames_are_those_of_full_passes() -> None:
+    model, frames = make().double(), video(4, torch.float64)
+    found = model.generate_frames(frames, 3)
+    seen = frames
+    for _ in range(3):
+        seen = torch.cat([seen, model(seen, use_cache=False).logits[:, -1:].clamp(0, 1)], dim=1)
+    torch.testing.assert_close(found, seen[:, 4:], rtol=1e-10, atol=1e-10)
+    # In two calls, with the cache of the first.
+    cache = SSMCache(model.config)
+    first = model.generate_frames(frames, 2, past_key_values=cache)
+    torch.testing.assert_close(
+        torch.cat([first, model.generate_frames(first[:, -1:], 1, past_key_values=cache)], 1), found
+    )
+    rows = model(frames, use_cache=True).past_key_values
+    rows.batch_select_indices(torch.tensor([1]))
+    single = model.generate_frames(found[1:, :1], 2, past_key_values=rows)
+    torch.testing.assert_close(single, found[1:, 1:])
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_gradients_through_pieces_and_checkpoints() -> None:
+    model, frames = make().double(), video(5, torch.float64)
+
+    def gradients() -> list[torch.Tensor]:
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    model(frames, use_cache=False).logits[:, 3:].square().sum().backward()
+    whole = gradients()
+    cache = model(frames[:, :3], use_cache=True).past_key_values
+    model(frames[:, 3:], past_key_values=cache).logits.square().sum().backward()
+    pieces = gradients()
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    model(frames).logits[:, 3:].square().sum().backward()
+    for expected, *others in zip(whole, pieces, gradients(), strict=True):
+        for found in others:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+# Complexity
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"sobolev_order": 0.7, "sobolev_trainable": True, "input_kernel_size": 1, "skip_kernel_size": 5},
+        {"use_skip": False, "output_kernel_size": 1, "tau_statistics": "unit"},
+        {"tau_statistics": "white"},
+    ],
+)
+def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
+    """The kernel from the forward pass: the response of the middle pixel to an impulse at each pixel and channel."""
+    frames, channels, size = 5, 3, 7
+    model = make(hidden_size=channels, patch_size=1, num_channels=1, state_size=4, **flags).double()
+    operator = model.model.layers[0].mixer.ssm
+    inputs = torch.randn(4, frames, size, size, channels, dtype=torch.float64) + 0.3
+    with torch.no_grad():
+        count = size * size * channels
+        impulses = torch.zeros(count, frames, count, dtype=torch.float64)
+        impulses[torch.arange(count), 0, torch.arange(count)] = 1
+        responses = operator(impulses.view(count, frames, size, size, channels))[0][:, :, 3, 3]
+    # `(D, pixels, channels, lags)`.
+    kernel = responses.permute(2, 0, 1).unflatten(1, (size * size, channels))
+    by_lag = inputs.flip(1).transpose(0, 1).flatten(1, -2)
+    mean, spread = by_lag.mean(1).T, by_lag.var(1, correction=0).sqrt().T
+    if flags.get("tau_statistics") == "white":
+        expected = kernel.square().sum((1, 2, 3)).mean()
+    else:
+        unit = flags.get("tau_statistics") == "unit"
+        mean, spread = (torch.zeros_like(mean), torch.ones_like(spread)) if unit else (mean, spread)
+        expected = ((kernel.abs() * spread).sum((1, 2, 3)) + (kernel * mean).sum((1, 2, 3)).abs()).square().mean()
+    found = operator(inputs, output_tau=True)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    names = dict(operator.named_parameters())
+    assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(found, list(names.values())))
+
+
+def test_rescaling_regulariser_and_report(tmp_path) -> None:
+    model = make(rescale_init=True, tau_weight=0.01)
+    batch = {"pixel_values": video(seed=3)}
+    tau = model(**batch, output_tau=True).tau
+    assert tau.shape == (2,) and (tau - 1).abs().min() > 1e-3
+    report = hf_ssm.theory_report(model, [batch])
+    torch.testing.assert_close(torch.tensor([layer.tau for layer in report.complexity]).float(), tau, rtol=1e-4, atol=0)
+    torch.testing.assert_close(hf_ssm.rescale_init_(model, batch)[0], tau[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), rtol=1e-5, atol=0)
+    args = SSMTrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+        logging_steps=1,
+    )  # fmt: skip
+    trainer = hf_ssm.SSMTrainer(make(rescale_init=True, tau_weight=0.01), args, train_dataset=Videos())
+    trainer.train()
+    assert len(trainer.rescale_tau) == 2
+    assert any("tau_layer_1" in entry for entry in trainer.state.log_history)
+
+
+def test_attributions_of_pixels_add_up() -> None:
+    model, frames = make(), video(4)
+
+    def last_frame(videos: torch.Tensor) -> torch.Tensor:
+        return model(videos).logits[:, -1].mean(dim=(1, 2, 3))
+
+    found = hf_ssm.deep_lift(last_frame, frames, torch.zeros_like(frames), model)
+    with torch.no_grad():
+        expected = last_frame(frames) - last_frame(torch.zeros_like(frames))
+    torch.testing.assert_close(found.flatten(1).sum(1), expected, rtol=1e-4, atol=1e-6)
+
+
+# Loss and training
+
+
+class Videos(Dataset):
+    """Squares that move to the right, with or without labels."""
+
+    def __init__(self, labelled: bool = False):
+        self.labelled = labelled
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        frames = torch.zeros(6, 8, 8, 3)
+        for t in range(6):
+            frames[t, index % 4 : index % 4 + 4, t : t + 3, index % 3] = 1
+        return {"pixel_values": frames, "labels": frames} if self.labelled else {"pixel_values": frames}
+
+
+def test_loss_is_that_of_the_next_frame() -> None:
+    model, frames = make(l1_weight=0.25), video()
+    outputs = model(frames, labels=frames)
+    error = outputs.logits[:, :-1] - frames[:, 1:]
+    torch.testing.assert_close(outputs.loss, 0.75 * error.square().mean() + 0.25 * error.abs().mean())
+    assert model(frames).loss is None and model(frames, return_loss=True).loss == outputs.loss
+    assert model.train()(frames).loss == outputs.loss
+    assert model(frames[:, :1]).loss is None
+
+
+@pytest.mark.parametrize("trainer_class", [hf_ssm.SSMTrainer, transformers.Trainer])
+def test_training_lowers_the_loss(trainer_class: type, tmp_path) -> None:
+    model = make(l1_weight=0.0, frequency_shift=1.0)
+    args = SSMTrainingArguments(
+        str(tmp_path), max_steps=20, learning_rate=1e-2, dynamics_learning_rate=1e-4, per_device_train_batch_size=8,
+        report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no", logging_steps=5,
+    )  # fmt: skip
+    trainer = trainer_class(
+        model, args, train_dataset=Videos(), eval_dataset=Videos(labelled=True), compute_metrics=frame_metrics,
+        preprocess_logits_for_metrics=frame_statistics,
+    )  # fmt: skip
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    found = trainer.evaluate()
+    assert found["eval_loss"] < 0.5 * before
+    # Without the share of the absolute error the loss is the mean squared error.
+    assert found["eval_mse"] == pytest.approx(found["eval_loss"], rel=1e-5)
+    videos = torch.stack([Videos()[index]["pixel_values"] for index in range(8)])
+    with torch.no_grad():
+        error = model.eval()(videos).logits[:, :-1] - videos[:, 1:]
+    assert found["eval_mse_by_frame"] == pytest.approx(error.square().mean(dim=(0, 2, 3, 4)).tolist(), rel=1e-5)
+    assert found["eval_mae"] == pytest.approx(error.abs().mean().item(), rel=1e-5)
+    if trainer_class is hf_ssm.SSMTrainer:
+        rates = {p: group["initial_lr"] for group in trainer.optimizer.param_groups for p in group["params"]}
+        operator = model.model.layers[0].mixer.ssm
+        assert all(rates[getattr(operator, name)] == 1e-4 for name in ("log_dt", "log_A_real", "A_imag", "B"))
+        assert rates[operator.C] == 1e-2
+        decays = {p: group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
+        assert decays[operator.A_imag] == 0
+
+
+def test_roles_of_all_parameters() -> None:
+    quantities = {role.quantity for role in parameter_roles(make(sobolev_trainable=True)).values()}
+    assert quantities == {
+        *("step_size", "A_real", "A_imag", "B", "C", "D", "sobolev_order"),
+        *("projection", "norm", "embedding", "head"),
+    }
+
+
+# Files
+
+
+def test_saved_models_load_by_the_auto_classes(tmp_path) -> None:
+    model, frames = make(), video()
+    model.save_pretrained(tmp_path)
+    expected = model(frames).logits
+    for loaded in (
+        ConvS5ForVideoPrediction.from_pretrained(tmp_path),
+        transformers.AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path),
+    ):
+        assert type(loaded) is ConvS5ForVideoPrediction
+        assert torch.equal(loaded(frames).logits, expected)
+    backbone = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(backbone) is ConvS5Model
+    assert torch.equal(backbone(frames).last_hidden_state, model.model(frames).last_hidden_state)
+    assert backbone(frames, output_hidden_states=True).hidden_states[0].shape == (2, 7, 3, 4, 8)
+
+
+def test_half_precision_keeps_the_dynamics(tmp_path) -> None:
+    model, frames = make(sobolev_order=0.5), video()
+    model.save_pretrained(tmp_path)
+    loaded = ConvS5ForVideoPrediction.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = {name for name, value in loaded.named_parameters() if value.dtype == torch.float32}
+    assert kept == {name for name, _ in loaded.named_parameters() if ".ssm." in name}
+    found, expected = loaded(frames).logits, model(frames).logits
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().max().item() < 0.05 * expected.abs().max().item()
+
+
+@pytest.mark.slow
+def test_export_is_proved_without_hf_ssm(tmp_path) -> None:
+    hub.export(make(), None, tmp_path / "export")
+    assert "pixel_values" in (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_exported_program_reads_any_number_of_frames(tmp_path) -> None:
+    model = make(num_hidden_layers=1)
+    program = hub.export_program(model, tmp_path / "program", format="torch")
+    frames = torch.rand(4, 21, 8, 8, 3)
+    found = program.components["model"].program.module()(pixel_values=frames)
+    torch.testing.assert_close(found.logits, model(frames).logits, rtol=1e-4, atol=1e-5)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "message"),
+    [
+        (torch.rand(2, 6, 8, 3), ValueError, r"shape \(batch, frames, height, width, channels\)"),
+        (torch.rand(2, 0, 6, 8, 3), ValueError, "none of it empty"),
+        (torch.rand(1, 2, 3, 6, 8), ValueError, r"8 channels, but `num_channels`=3.*movedim"),
+        (torch.rand(1, 2, 7, 8, 3), ValueError, r"7 x 8 pixels, but `patch_size`=2 must divide both"),
+        (torch.full((1, 2, 6, 8, 3), torch.nan), ValueError, "NaN or infinite"),
+        (torch.zeros(1, 2, 6, 8, 3, dtype=torch.uint8), TypeError, "divide bytes by 255"),
+        ([[0.0]], TypeError, "`pixel_values` must be a tensor"),
+    ],
+)
+def test_bad_frames(frames: object, error: type[Exception], message: str) -> None:
+    for model in (make(), make(ConvS5Model)):
+        with pytest.raises(error, match=message):
+            model(frames)
+
+
+def test_bad_arguments() -> None:
+    model, frames = make(), video(3)
+    cache = model(frames, use_cache=True).past_key_values
+    for message, arguments in {
+        "must be the video itself": {"labels": frames[:, 1:]},
+        "needs the whole sequence": {"output_tau": True, "use_cache": True},
+        "states of 3 x 4 patches, but the frames have 4 x 4": {
+            "pixel_values": torch.rand(2, 1, 8, 8, 3),
+            "past_key_values": cache,
+        },
+        "holds 2 sequences, but the input has 1": {"pixel_values": frames[:1], "past_key_values": cache},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            model(**({"pixel_values": frames} | arguments))
+    with pytest.raises(TypeError, match="no argument `attention_mask`"):
+        model(frames, attention_mask=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="`num_frames` must be a positive number, got 0"):
+        model.generate_frames(frames, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"state_size": 7}, "`state_size` must be"),
+        ({"state_size": 8, "num_blocks": 3}, "multiple of 2 `num_blocks`=6"),
+        ({"input_kernel_size": 2}, "`input_kernel_size` must be odd.*use 3"),
+        ({"patch_size": 3}, "power of two that divides `hidden_size`=8, got 3"),
+        ({"patch_size": 16}, "power of two that divides `hidden_size`=8"),
+        ({"l1_weight": 1.5}, "`l1_weight` must be from 0 to 1"),
+        ({"bidirectional": True}, "it would read the frames it predicts"),
+        ({"sobolev_order": 1.0, "sobolev_mode": "zero_phase"}, "it would read the frames it predicts"),
+        ({"norm_type": "batch"}, "`norm_type` must be one of"),
+        ({"num_input_channels": 3}, "`num_input_channels`=3 is for models of sequences"),
+        ({"init": "real", "frequency_shift": 1.0}, "has none"),
+        ({"num_chanels": 3}, "did you mean `num_channels`"),
+    ],
+)
+def test_bad_configurations(flags: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConvS5Config(**(SMALL | flags))
+
+
+def test_commands_refuse_videos(tmp_path) -> None:
+    make().save_pretrained(tmp_path)
+    for model, message in (
+        ({"family": "convs5"}, "model.family='convs5' predicts videos"),
+        ({"checkpoint": str(tmp_path)}, "predicts videos, and the command has no such task"),
+    ):
+        settings = {"data": {"dataset": "planted-motifs", "num_train": 8, "tokenizer": "dna"}, "model": model}
+        with pytest.raises(ValueError, match=message):
+            train(resolve(settings), tmp_path / "run")

@@ -1,0 +1,121 @@
+"""The head for pairs of sequences: one encoder for both, padding, losses, saving, exported programs, data."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForNextSentencePrediction
+
+import hf_ssm
+from hf_ssm.data import PairCollator
+from hf_ssm.hub.programs import export_program
+from hf_ssm.modules.pooling import pool
+
+FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+HEAD = "ForSequencePairClassification"
+
+
+def padded(rows: list[torch.Tensor], sides: list[str], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, mask = torch.full((len(rows), width), 11), torch.zeros(len(rows), width, dtype=torch.long)
+    for number, (row, side) in enumerate(zip(rows, sides, strict=True)):
+        where = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[number, where], mask[number, where] = row, 1
+    return ids.unflatten(0, (-1, 2)), mask.unflatten(0, (-1, 2))
+
+
+@pytest.mark.parametrize("pooling", [None, "last"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_sequence_is_encoded_alone(make_model, family: str, pooling: str | None) -> None:
+    """Against the backbone on each sequence without padding and the classifier by its formula."""
+    model = make_model(family, HEAD, num_labels=3, pooling=pooling, bidirectional=True)
+    rows = [torch.randint(0, 11, (length,)) for length in (9, 4, 5, 12)]
+    ids, mask = padded(rows, ["left", "right", "right", "left"], 14)
+    alone = [pool(model.model(row[None]).last_hidden_state, None, pooling or "mean")[0] for row in rows]
+    expected = []
+    for first, second in (alone[:2], alone[2:]):
+        features = torch.cat([first, second, first * second, first - second])
+        hidden = (model.classifier.dense.weight @ features + model.classifier.dense.bias).clamp(min=0)
+        expected.append(model.classifier.out_proj.weight @ hidden + model.classifier.out_proj.bias)
+    found = model(ids, mask, labels=torch.tensor([2, 0]), output_tau=True, output_hidden_states=True)
+    torch.testing.assert_close(found.logits, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    assert found.logits.abs().max() > 0.01
+    torch.testing.assert_close(found.loss, nn.functional.cross_entropy(found.logits, torch.tensor([2, 0])))
+    torch.testing.assert_close(found.tau, model.model(ids.flatten(0, 1), mask.flatten(0, 1), output_tau=True).tau)
+    assert found.hidden_states[-1].shape == (4, 14, 8)
+    swapped = model(ids.flip(1), mask.flip(1)).logits
+    assert not torch.allclose(swapped, found.logits, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_loaded_and_trained(make_model, family: str, tmp_path) -> None:
+    model = make_model(family, HEAD, rescale_init=True, tau_weight=1e-3, classifier_dropout=0.3)
+    ids = torch.randint(0, 12, (4, 2, 7))
+    hf_ssm.rescale_init_(model, {"input_ids": ids})
+    torch.testing.assert_close(model(ids, output_tau=True).tau, torch.ones(2), rtol=1e-3, atol=0)
+    model.train()(ids, labels=torch.tensor([0, 1, 1, 0])).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval().save_pretrained(tmp_path)
+    again = AutoModelForNextSentencePrediction.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_other_labels_and_inputs(make_model) -> None:
+    values = torch.randn(3, 2, 8, 2)
+    model = make_model("S4", HEAD, num_labels=1, num_input_channels=2)
+    found = model(input_values=values, labels=torch.randn(3))
+    assert found.logits.shape == (3, 1) and found.loss > 0
+    embeds = model.model.input_projection(values)
+    torch.testing.assert_close(model(inputs_embeds=embeds).logits, found.logits)
+    several = make_model("S4", HEAD, num_labels=3, problem_type="multi_label_classification")
+    ids = torch.randint(0, 12, (2, 2, 5))
+    logits, labels = several(ids).logits, torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    torch.testing.assert_close(several(ids, labels=labels).loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 5, dtype=torch.long)}, r"`input_ids` must have the shape \(batch, 2, length\)"),
+        ({"input_ids": torch.zeros(2, 3, 5, dtype=torch.long)}, r"two sequences in each row, got \(2, 3, 5\)"),
+        (
+            {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 5)},
+            "`attention_mask` must have the shape",
+        ),
+        (
+            {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "seq_idx": torch.zeros(1, 5, dtype=torch.long)},
+            "packed rows hold none: leave out `seq_idx`",
+        ),
+        (
+            {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "labels": torch.tensor([2])},
+            "`labels` has the value 2",
+        ),
+    ],
+)
+def test_bad_inputs(make_model, arguments, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model("S4", HEAD)(**arguments)
+
+
+@pytest.mark.grid
+def test_an_exported_program_reads_pairs_of_any_length(make_model, tmp_path) -> None:
+    model = make_model("Hyena", HEAD, bidirectional=True, num_hidden_layers=1)
+    program = export_program(model, tmp_path / "program", format="torch").components["model"]
+    ids, mask = torch.randint(0, 12, (2, 2, 9)), torch.ones(2, 2, 9, dtype=torch.long)
+    mask[0, 1, 4:] = 0
+    found = program.program.module()(input_ids=ids, attention_mask=mask)
+    torch.testing.assert_close(found["logits"], model(ids, mask).logits)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_collator_pads_all_texts_of_a_batch(side: str) -> None:
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    tokenizer.padding_side = side
+    rows = [{"input_ids": [[7, 8], [9]], "labels": 1}, {"input_ids": [[7], [7, 8, 9]], "labels": 0}]
+    batch = PairCollator(tokenizer)(rows)
+    pad = tokenizer.pad_token_id
+    right = [[[7, 8, pad], [9, pad, pad]], [[7, pad, pad], [7, 8, 9]]]
+    left = [[[pad, 7, 8], [pad, pad, 9]], [[pad, pad, 7], [7, 8, 9]]]
+    assert batch["input_ids"].tolist() == (right if side == "right" else left)
+    assert torch.equal(batch["attention_mask"], (batch["input_ids"] != pad).long())
+    assert batch["labels"].tolist() == [1, 0]

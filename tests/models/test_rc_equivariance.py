@@ -1,0 +1,361 @@
+"""Models that read both strands of DNA: reverse complement in, reverse complement out, with padding and packed rows."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+import hf_ssm
+from hf_ssm import SelectiveSSMConfig, SelectiveSSMForMaskedLM, SelectiveSSMForSequenceClassification
+from hf_ssm.analysis.report import theory_report
+from hf_ssm.models.base.reverse_complement import complement_list, complements, read_order
+from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
+from hf_ssm.tokenization import DNA_TOKENS
+
+PAIRS = {DNA_TOKENS[base]: DNA_TOKENS[other] for base, other in zip("ACGT", "TGCA", strict=True)}
+COMPLEMENT = torch.tensor([PAIRS.get(token, token) for token in range(12)])
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("Hyena", {}),
+    ("S4", {"rc_swap": True, "norm_first": False}),
+    ("SelectiveSSM", {}),
+    ("SelectiveSSM", {"rc_swap": True, "num_hidden_layers": 3, "tie_word_embeddings": True}),
+    (
+        "SelectiveSSM",
+        {"bidirectional": True, "bidirectional_weight_tie": False, "bidirectional_strategy": "ew_multiply"},
+    ),
+]
+
+
+def turned(x: Tensor, order: Tensor) -> Tensor:
+    """The tokens of each row in reverse order, padding in its place."""
+    return x.gather(1, order.view(*order.shape, *[1] * (x.dim() - 2)).expand(x.shape))
+
+
+class Rows:
+    """Rows padded on the left, on the right, and not, and their reverse complements; or packed rows."""
+
+    def __init__(self, kind: str):
+        self.ids = torch.randint(0, 12, (3, 10))
+        self.order = torch.arange(9, -1, -1).expand(3, 10)
+        self.arguments: dict[str, Any] = {}
+        self.counted = torch.ones(3, 10)
+        if kind == "padded":
+            self.counted = torch.tensor([[0] * 3 + [1] * 7, [1] * 8 + [0] * 2, [1] * 10]).float()
+            self.arguments = {"attention_mask": self.counted.long()}
+            spans: list[list[tuple[int, int]]] = [[(3, 10)], [(0, 8)], [(0, 10)]]
+        elif kind == "packed":
+            spans = [[(0, 4), (4, 10)], [(0, 1), (1, 2), (2, 10)], [(0, 10)]]
+            numbers = [[i for i, (a, b) in enumerate(row) for _ in range(a, b)] for row in spans]
+            self.arguments = {"seq_idx": torch.tensor(numbers)}
+        if kind != "whole":
+            self.order = torch.arange(10).repeat(3, 1)
+            for row, own in enumerate(spans):
+                for first, stop in own:
+                    self.order[row, first:stop] = torch.arange(stop - 1, first - 1, -1)
+        self.other = COMPLEMENT[turned(self.ids, self.order)]
+
+
+def assert_equal(found: Tensor, expected: Tensor, counted: Tensor | None = None) -> None:
+    if counted is not None:
+        found, expected = found * counted.unsqueeze(-1), expected * counted.unsqueeze(-1)
+    largest = expected.abs().max().item()
+    assert largest > 0.01
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=(1e-12 if expected.dtype == torch.float64 else 1e-6) * largest
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("family", "flags"), KINDS)
+def test_reverse_complement_in_reverse_complement_out(make_model, family, flags, dtype) -> None:
+    # With an odd size, fast Fourier transforms pair channels of different rows, whose rounding errors then differ.
+    size = 7 if dtype == torch.float64 else 8
+    arguments = {"rc_equivariant": True, "hidden_size": size, **flags}
+    lm, tokens, rows_of = (
+        make_model(family, head, **arguments).to(dtype)
+        for head in ("ForMaskedLM", "ForTokenClassification", "ForSequenceClassification")
+    )
+    for kind in ("whole", "padded", "packed"):
+        rows = Rows(kind)
+        one, two = (lm(ids, output_hidden_states=True, **rows.arguments) for ids in (rows.ids, rows.other))
+        assert_equal(two.logits, turned(one.logits, rows.order)[..., COMPLEMENT], rows.counted)
+        assert len(one.hidden_states) == lm.config.num_hidden_layers + 1
+        for own, other in zip(one.hidden_states, two.hidden_states, strict=True):
+            assert own.shape == (3, 10, 2 * size)
+            assert_equal(other, turned(own, rows.order).flip(-1), rows.counted)
+        one, two = (tokens(ids, **rows.arguments).logits for ids in (rows.ids, rows.other))
+        assert_equal(two, turned(one, rows.order), rows.counted)
+        for pooling in ("mean", "last", "first"):
+            rows_of.config.pooling = pooling
+            one, two = (rows_of(ids, **rows.arguments).logits for ids in (rows.ids, rows.other))
+            assert_equal(two, one)
+
+
+@pytest.mark.parametrize(("family", "flags"), KINDS)
+def test_padding_and_packing_change_nothing(make_model, family: str, flags: dict) -> None:
+    """A row with padding, or packed, gives what it gives alone, with the gradients."""
+    model = make_model(family, "ForMaskedLM", rc_equivariant=True, **flags).double()
+    for kind in ("padded", "packed"):
+        rows = Rows(kind)
+        weights = torch.randn(3, 10, 12, dtype=torch.float64) * rows.counted.unsqueeze(-1)
+        alone = torch.zeros_like(weights)
+        spans = (rows.counted.cumsum(1) if kind == "padded" else rows.arguments["seq_idx"] + 1) * rows.counted
+        for row in range(3):
+            for number in spans[row].unique().tolist() if kind == "packed" else [None]:
+                at = rows.counted[row].bool() if number is None else spans[row] == number
+                index = at.nonzero().squeeze(1)
+                alone = alone.index_put((torch.tensor(row), index), model(rows.ids[row, at].unsqueeze(0)).logits[0])
+        found = model(rows.ids, **rows.arguments).logits
+        assert_equal(found, alone, rows.counted)
+        parameters = [tensor for tensor in model.parameters() if tensor.requires_grad]
+        for one, two in zip(
+            torch.autograd.grad((found * weights).sum(), parameters),
+            torch.autograd.grad((alone * weights).sum(), parameters),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9 * two.abs().max().item())
+
+
+def test_equals_two_runs_of_the_ordinary_model(make_model) -> None:
+    """The definition: one model, a sequence and its reverse complement; τ is over both."""
+    model = make_model("SelectiveSSM", "ForMaskedLM", rc_equivariant=True, bidirectional=True).double()
+    plain = SelectiveSSMForMaskedLM(SelectiveSSMConfig(**{**model.config.to_diff_dict(), "rc_equivariant": False}))
+    plain.double().load_state_dict(model.state_dict())
+    ids = torch.randint(0, 12, (2, 9))
+    both = torch.cat([ids, COMPLEMENT[ids].flip(1)])
+    found = model.model(ids, output_tau=True)
+    ordinary = plain.eval().model(both, output_tau=True)
+    own, other = ordinary.last_hidden_state.split(2)
+    assert_equal(found.last_hidden_state, torch.cat([own, other.flip(1, 2)], -1))
+    torch.testing.assert_close(found.tau, ordinary.tau, rtol=1e-12, atol=0)
+    W = plain.lm_head.weight
+    assert_equal(model(ids).logits, own @ W.T + other.flip(1) @ W[COMPLEMENT].T)
+    embeds = model.model(ids, output_hidden_states=True).hidden_states[0]
+    assert_equal(model(inputs_embeds=embeds).logits, model(ids).logits)
+
+
+def test_rc_conjoin(make_model) -> None:
+    """Scores of a classifier that is not equivariant, averaged over both strands outside training, or always."""
+    ids = torch.randint(0, 12, (2, 9))
+    other = COMPLEMENT[ids].flip(1)
+    for head in ("ForSequenceClassification", "ForTokenClassification"):
+        model = make_model("S4", head, bidirectional=True, initializer_range=1.0).double()
+        one, two = model(ids).logits, model(other).logits
+        expected = (one + (two.flip(1) if head == "ForTokenClassification" else two)) / 2
+        for mode, trains in (("eval", one), ("always", expected)):
+            model.config.rc_conjoin = mode
+            assert_equal(model.eval()(ids).logits, expected)
+            assert_equal(model.train()(ids).logits, trains)
+        assert (one - expected).abs().max() > 0.01
+        # The bare backbone reads one strand.
+        assert model.model(ids).last_hidden_state.shape == (2, 9, 8)
+
+
+def test_training_and_gradient_checkpointing(make_model, make_batch) -> None:
+    model = make_model("SelectiveSSM", "ForMaskedLM", rc_equivariant=True, rc_swap=True, bidirectional=True).train()
+    batch = make_batch("ForMaskedLM")
+    gradients = []
+    for _ in range(2):
+        model.zero_grad()
+        model(**batch).loss.backward()
+        gradients.append([tensor.grad.clone() for tensor in model.parameters()])
+        model.activation_checkpointing_enable()
+    for one, two in zip(*gradients, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_save_and_load_and_resize(make_model, tmp_path) -> None:
+    model = make_model("S4", "ForMaskedLM", rc_equivariant=True, complement_map={"10": 7, "7": 10, 8: 9, 9: 8})
+    assert model.config.complement_map == COMPLEMENT.tolist()
+    model.save_pretrained(tmp_path)
+    again = hf_ssm.S4ForMaskedLM.from_pretrained(tmp_path)
+    ids = torch.randint(0, 12, (1, 6))
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    # New tokens are their own complement, also where the table was the default.
+    for own in (again, make_model("S4", "ForMaskedLM", rc_equivariant=True)):
+        own.resize_token_embeddings(14, mean_resizing=False)
+        assert own.config.complement_map == [*COMPLEMENT.tolist(), 12, 13]
+        own.config.check()
+        assert own(torch.tensor([[7, 13]])).logits.shape == (1, 2, 14)
+
+
+def test_default_table_is_that_of_the_tokenizer() -> None:
+    config = SelectiveSSMConfig(rc_equivariant=True)
+    assert config.vocab_size == len(DNA_TOKENS)
+    assert config.complement_map == COMPLEMENT.tolist()
+    # Also where the flag is set later.
+    late = SelectiveSSMConfig()
+    late.rc_conjoin = "eval"
+    assert late.complement_map is None
+    assert complements(late) == COMPLEMENT.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*")
+@pytest.mark.parametrize(
+    "flags",
+    [{"rc_equivariant": True, "rc_swap": True}, pytest.param({"rc_conjoin": "eval"}, marks=pytest.mark.grid)],
+)
+def test_exported_program(make_model, flags: dict) -> None:
+    """`torch.export` with dynamic sizes, for other sizes than the traced ones."""
+    model = make_model("SelectiveSSM", "ForSequenceClassification", num_hidden_layers=1, **flags)
+    mask = torch.ones(3, 12, dtype=torch.long)
+    shapes = {name: {0: Dim("batch"), 1: Dim("length")} for name in ("input_ids", "attention_mask")}
+    example = {"input_ids": torch.randint(0, 12, (3, 12)), "attention_mask": mask}
+    program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
+    rows = Rows("padded")
+    found = program(input_ids=rows.ids, attention_mask=rows.arguments["attention_mask"]).logits
+    torch.testing.assert_close(found, model(rows.ids, **rows.arguments).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled(make_model) -> None:
+    model = make_model("S4", "ForMaskedLM", rc_equivariant=True, rc_swap=True)
+    rows = Rows("padded")
+    compiled = torch.compile(model, backend="eager")
+    assert_equal(compiled(rows.ids, **rows.arguments).logits, model(rows.ids, **rows.arguments).logits, rows.counted)
+
+
+def test_theory_and_probes(make_model) -> None:
+    """Rescaling, the report and masking probes read both strands; one strand of hidden states has an attention."""
+    model = make_model("SelectiveSSM", "ForSequenceClassification", rc_equivariant=True)
+    ids = torch.randint(7, 11, (6, 9))
+    hf_ssm.rescale_init_(model, {"input_ids": ids})
+    tau = model(ids, output_tau=True).tau
+    torch.testing.assert_close(tau, torch.ones(2), rtol=1e-4, atol=0)
+    records = theory_report(model, [{"input_ids": ids}])
+    assert records is not None
+    hidden = model.model(ids, output_hidden_states=True).hidden_states[0]
+    with pytest.raises(ValueError, match=r"shape \(batch, length, 8\), got \(6, 9, 16\)"):
+        hf_ssm.attention_matrix(model.model.layers[0], hidden)
+    assert hf_ssm.attention_matrix(model.model.layers[0], hidden[..., :8]).shape == (6, 16, 9, 9)
+
+
+@pytest.mark.parametrize("flags", [{"rc_equivariant": True}, {"rc_conjoin": "eval"}])
+def test_probe_masks_both_strands(make_model, flags: dict) -> None:
+    """With a causal scan, states of one strand would not be enough; masks by a token, and by zero embeddings."""
+    model = make_model("SelectiveSSM", "ForSequenceClassification", **flags)
+    ids, order = torch.randint(7, 11, (130,)), [3, 128]
+    masked = ids.clone()
+    masked[order] = DNA_TOKENS["N"]
+    embeds = model.model(ids.unsqueeze(0), both_strands=True, output_hidden_states=True).hidden_states[0].clone()
+    embeds[0, order] = 0
+    variants: list[tuple[Any, Tensor]] = [
+        (DNA_TOKENS["N"], model(masked.unsqueeze(0)).logits),
+        ("zero", model(inputs_embeds=embeds).logits),
+    ]
+    for mask, logits in variants:
+        probe = hf_ssm.MaskingProbe(model, mask=mask, strategy="one_shot", score="gradient")
+        expected = logits.double().softmax(-1)[0, 1].item()
+        assert probe.evaluate(ids, order, target=1)[-1].item() == pytest.approx(expected, rel=1e-5)
+        result = probe.run(ids[:20])
+        assert sorted(result.order.tolist()) == list(range(20))
+    (sequence,) = probe._sequences(ids, 1)
+    with probing(model):
+        assert type(evaluator_for(model, sequence, DNA_TOKENS["N"], 4096)) is Evaluator
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"rc_equivariant": True, "vocab_size": 20}, r"known for `vocab_size`=12 only .* not for 20: set `complement_map`"),
+    ({"rc_conjoin": "eval", "vocab_size": 20}, r"not for 20: set `complement_map`"),
+    ({"complement_map": [0, 1, 2]}, r"`complement_map` has 3 entries, but `vocab_size`=12"),
+    ({"complement_map": {7: 8}}, r"maps 7 to 8, but 8 to 8"),
+    ({"complement_map": {7: 12}}, r"maps 7 to 12: give ids from 0 to 11"),
+    ({"complement_map": {"A": 10}}, r"keys that are not ids from 0 to 11 .*'A'"),
+    ({"complement_map": {12: 12}}, r"keys that are not ids from 0 to 11 .*12"),
+    ({"rc_swap": True}, r"`rc_swap=True` exchanges two strands: set `rc_equivariant=True`"),
+    ({"rc_equivariant": True, "rc_conjoin": "eval"}, r"`rc_conjoin='eval'` has no effect with `rc_equivariant=True`"),
+    ({"rc_conjoin": "test"}, r"`rc_conjoin` must be one of 'none', 'eval', 'always', got 'test'"),
+    ({"rc_equivariant": True, "num_input_channels": 2}, r"`rc_equivariant=True` needs tokens, but `num_input_chan"),
+    ({"bidirectional_strategy": "ew_multiply"}, r"joins two directions: set `bidirectional=True`"),
+    ({"bidirectional_weight_tie": False}, r"joins two directions: set `bidirectional=True`"),
+    ({"bidirectional": True, "bidirectional_strategy": "mean"}, r"must be one of 'add', 'ew_multiply', got 'mean'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD)
+def test_bad_configurations(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        SelectiveSSMConfig(**fields)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_uses(make_model) -> None:
+    with pytest.raises(ValueError, match="A causal language model cannot have `rc_equivariant=True`"):
+        make_model("S4", "ForCausalLM", rc_equivariant=True)
+    with pytest.raises(ValueError, match="`rc_conjoin`='eval' is for classifiers, not S4ForMaskedLM"):
+        make_model("S4", "ForMaskedLM", rc_conjoin="eval")
+    with pytest.raises(ValueError, match="`rc_equivariant=True` needs tokens"):
+        make_model("S4", "ForSignalRegression", rc_equivariant=True)
+    model, ids = make_model("S4", "Model", rc_equivariant=True), torch.ones(1, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="`use_cache=True` needs a causal model, but this one has `rc_equivariant=Tru"):
+        model(ids, use_cache=True)
+    with pytest.raises(ValueError, match="`past_key_values` needs a causal model"):
+        model(ids, past_key_values=hf_ssm.SSMCache(model.config))
+    with pytest.raises(ValueError, match=r"`inputs_embeds` must hold 16 .* of both strands\) at each position, got 8"):
+        model(inputs_embeds=torch.zeros(1, 4, 8))
+
+
+def test_read_order() -> None:
+    """Padding stays, tokens are reversed."""
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    expected = [[0, 1, 4, 3, 2], [1, 0, 2, 3, 4], [4, 3, 2, 1, 0]]
+    assert read_order((3, 5), mask, None).tolist() == expected  # type: ignore[union-attr]
+    assert complement_list({"1": 0, 0: 1}, 3) == [1, 0, 2]
+
+
+class TestBiMamba:
+    """Both directions of a block, against two one-sided mixers."""
+
+    @pytest.mark.parametrize("bias", [False, True])
+    @pytest.mark.parametrize("tie", [True, False])
+    @pytest.mark.parametrize("strategy", ["add", "ew_multiply"])
+    def test_two_one_sided_mixers(self, make_model, strategy: str, tie: bool, bias: bool) -> None:
+        two_sided: dict[str, Any] = {
+            "bidirectional": True,
+            "bidirectional_strategy": strategy,
+            "bidirectional_weight_tie": tie,
+        }
+        model = make_model("SelectiveSSM", "Model", num_hidden_layers=1, use_bias=bias, **two_sided).double()
+        plain = make_model("SelectiveSSM", "Model", num_hidden_layers=1, use_bias=bias).double()
+        mixer, one, two = model.layers[0].mixer, plain.layers[0].mixer, copy.deepcopy(plain.layers[0].mixer)
+        with torch.no_grad():
+            for name, parameter in mixer.named_parameters():
+                if name.endswith("proj.bias"):
+                    parameter.normal_()
+        for name in ("in_proj", "out_proj", "conv1d", "scan"):
+            getattr(one, name).load_state_dict(getattr(mixer, name).state_dict())
+            behind = getattr(mixer, name if tie and name.endswith("_proj") else f"reverse_{name}")
+            getattr(two, name).load_state_dict(behind.state_dict())
+        hidden = torch.randn(2, 7, 8, dtype=torch.float64)
+        first, second = one(hidden)[0], two(hidden.flip(1))[0].flip(1)
+        expected = first * second if strategy == "ew_multiply" else first + second
+        if bias and tie and strategy == "add":
+            expected = expected - mixer.out_proj.bias  # Once, not twice.
+        assert_equal(mixer(hidden)[0], expected)
+
+    def test_untied_attention_and_report(self, make_model) -> None:
+        """The attention matrix of the reverse scan uses the projection of its own."""
+        flags = {"bidirectional": True, "bidirectional_weight_tie": False, "num_hidden_layers": 1}
+        model = make_model("SelectiveSSM", "Model", **flags)
+        hidden = model(torch.randint(0, 12, (1, 5)), output_hidden_states=True).hidden_states[0]
+        before = hf_ssm.attention_matrix(model.layers[0], hidden, reverse=True)
+        with torch.no_grad():
+            model.layers[0].mixer.reverse_in_proj.weight.mul_(2)
+        assert not torch.equal(hf_ssm.attention_matrix(model.layers[0], hidden, reverse=True), before)
+
+
+def test_equivariance_is_learnt_by_classifiers(make_model) -> None:
+    """Labels of a strand and its reverse complement are the same after any training step."""
+    model = make_model("SelectiveSSM", "ForSequenceClassification", rc_equivariant=True).double().train()
+    assert isinstance(model, SelectiveSSMForSequenceClassification)
+    ids = torch.randint(7, 11, (4, 8))
+    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
+    model(ids, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert_equal(model(COMPLEMENT[ids].flip(1)).logits, model(ids).logits)

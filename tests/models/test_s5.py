@@ -1,0 +1,210 @@
+"""Models of the family S5 with `time_deltas`: padding, packing, cache, generation, training, export."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainingArguments
+
+import hf_ssm
+from hf_ssm.training import SSMTrainer
+
+LENGTH = 14
+
+
+def deltas_of(batch: int, length: int) -> torch.Tensor:
+    return torch.rand(batch, length) * 3 + 0.1
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(0, 12, (3, LENGTH)), "time_deltas": deltas_of(3, LENGTH)}
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+
+
+def causal(make_model: Any, **flags: Any) -> Any:
+    return make_model("S5", "ForCausalLM", time_step_min=0.05, time_step_max=0.5, **flags).double()
+
+
+def test_time_steps_act_and_equal_ones_are_the_default(make_model, batch):
+    model = causal(make_model)
+    plain = model(batch["input_ids"]).logits
+    assert (model(**batch).logits - plain).abs().max() > 1e-3 * plain.abs().max()
+    # Integers count positions.
+    for ones in (torch.ones(3, LENGTH), torch.ones(3, LENGTH, dtype=torch.long)):
+        assert_near(model(batch["input_ids"], time_deltas=ones).logits, plain)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_time_steps_at_padding_are_ignored(make_model, batch, side, bidirectional):
+    model = make_model("S5", "ForTokenClassification", bidirectional=bidirectional).double()
+    expected = model(**batch).logits
+    pad = (2, 0) if side == "left" else (0, 2)
+    ids = torch.nn.functional.pad(batch["input_ids"], pad, value=3)
+    deltas = torch.nn.functional.pad(batch["time_deltas"], pad, value=float("nan"))
+    mask = torch.nn.functional.pad(torch.ones(3, LENGTH), pad)
+    found = model(ids, attention_mask=mask, time_deltas=deltas).logits
+    assert_near(found[:, slice(2, None) if side == "left" else slice(0, -2)], expected)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_rows(make_model, bidirectional):
+    lengths = [5, 1, 8, 3]
+    model = make_model("S5", "Model", bidirectional=bidirectional).double()
+    documents = [(torch.randint(0, 12, (1, n)), deltas_of(1, n)) for n in lengths]
+    alone = torch.cat([model(ids, time_deltas=deltas).last_hidden_state[0] for ids, deltas in documents])
+    ids, deltas = (torch.cat([document[part] for document in documents], dim=1) for part in (0, 1))
+    numbers = torch.arange(4).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
+    assert_near(model(ids, time_deltas=deltas, seq_idx=numbers, use_cache=False).last_hidden_state[0], alone)
+    if bidirectional:
+        return
+    # In two pieces, of which the second goes on with a document.
+    cache = model(ids[:, :9], time_deltas=deltas[:, :9], seq_idx=numbers[:, :9], use_cache=True).past_key_values
+    rest = model(ids[:, 9:], time_deltas=deltas[:, 9:], seq_idx=numbers[:, 9:], past_key_values=cache)
+    assert_near(rest.last_hidden_state[0], alone[9:])
+
+
+def test_pieces_and_single_tokens_after_a_cache(make_model, batch):
+    model = causal(make_model)
+    expected = model(**batch, use_cache=False).logits
+    cache, found = None, []
+    for piece in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, LENGTH)):
+        part = {name: value[:, piece] for name, value in batch.items()}
+        output = model(**part, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        found.append(output.logits)
+    assert_near(torch.cat(found, dim=1), expected)
+
+
+def test_rows_that_continue_with_different_numbers_of_tokens(make_model, batch):
+    model = causal(make_model)
+    expected = model(**batch, use_cache=False).logits
+    cache = model(**{name: value[:, :6] for name, value in batch.items()}, use_cache=True).past_key_values
+    counts = [4, 0, 8]
+    mask = torch.arange(8) < torch.tensor(counts).unsqueeze(1)
+    rest = {name: value[:, 6:] for name, value in batch.items()}
+    found = model(**rest, attention_mask=mask.long(), past_key_values=cache).logits
+    for row, count in ((0, 4), (2, 8)):
+        assert_near(found[row, :count], expected[row, 6 : 6 + count])
+    # A piece of padding only changes nothing.
+    before = [value.clone() for value in cache.named_tensors().values()]
+    model(**rest, attention_mask=torch.zeros(3, 8, dtype=torch.long), past_key_values=cache)
+    for name, value, one in zip(cache.named_tensors(), cache.named_tensors().values(), before, strict=True):
+        assert name == "length" or torch.equal(value, one)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 2}, {"prefill_chunk_size": 4}])
+def test_generation_reads_the_steps_of_the_prompt(make_model, batch, options):
+    model = causal(make_model)
+    generated = model.generate(**batch, max_new_tokens=4, do_sample=False, **options)
+    assert generated.shape == (3, LENGTH + 4)
+    if "num_beams" in options:
+        return
+    ids, deltas = batch["input_ids"], batch["time_deltas"]
+    for _ in range(4):
+        logits = model(ids, time_deltas=deltas, use_cache=False).logits[:, -1]
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+        deltas = torch.cat([deltas, torch.ones(3, 1)], dim=1)
+    assert torch.equal(generated, ids)
+
+
+def test_generation_goes_on_from_a_cache(make_model, batch):
+    model = causal(make_model)
+    expected = model.generate(**batch, max_new_tokens=3, do_sample=False)
+    part = {name: value[:, :5] for name, value in batch.items()}
+    cache = model(**part, use_cache=True).past_key_values
+    assert torch.equal(model.generate(**batch, past_key_values=cache, max_new_tokens=3, do_sample=False), expected)
+
+
+def test_the_trainer_reads_a_column_of_time_steps(make_model, tmp_path):
+    """The default collator stacks columns of equal lengths; the signature keeps the column."""
+    rows = [
+        {"input_values": torch.randn(7, 1).tolist(), "time_deltas": deltas_of(1, 7)[0].tolist(), "labels": row % 2}
+        for row in range(6)
+    ]
+    model = make_model("S5", "ForSequenceClassification", num_input_channels=1)
+    seen: list[torch.Tensor | None] = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs.get("time_deltas")), with_kwargs=True)
+    arguments = TrainingArguments(tmp_path, max_steps=2, per_device_train_batch_size=3, report_to=[], use_cpu=True)
+    SSMTrainer(model, arguments, train_dataset=Dataset.from_list(rows)).train()
+    assert [value.shape for value in seen if value is not None] == [(3, 7), (3, 7)]
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+def test_gradient_checkpointing_and_half_precision(make_model, batch):
+    model = make_model("S5", "ForCausalLM").train()
+    plain = model(**batch, labels=batch["input_ids"])
+    plain.loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7)
+    half = model.eval().bfloat16()
+    assert half.model.layers[0].mixer.ssm.B.dtype == torch.float32
+    found = half(**batch).logits
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), plain.logits, rtol=0.1, atol=0.1 * plain.logits.abs().max().item())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*")
+def test_exported_program_with_time_steps(make_model):
+    model = make_model("S5", "ForSequenceClassification", num_hidden_layers=1, bidirectional=True)
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    given = {"input_ids": torch.randint(0, 12, (3, 12)), "time_deltas": deltas_of(3, 12)}
+    program = torch.export.export(model, (), given, dynamic_shapes={name: {0: batch, 1: length} for name in given})
+    for shape in ((1, 2), (2, 33)):
+        given = {"input_ids": torch.randint(0, 12, shape), "time_deltas": deltas_of(*shape)}
+        with torch.no_grad():
+            found, expected = program.module()(**given)[0], model(**given)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_signatures():
+    for head in hf_ssm.models.registry.FAMILIES["S5"].model_classes.values():
+        assert "time_deltas" in inspect.signature(head.forward).parameters
+    assert "time_deltas" not in inspect.signature(hf_ssm.S4Model.forward).parameters
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])
+def test_other_families_refuse_time_steps(make_model, batch, family):
+    for head in ("Model", "ForCausalLM", "ForSequenceClassification"):
+        with pytest.raises(TypeError, match=f"{family}{head} has no argument `time_deltas`"):
+            make_model(family, head)(**batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda deltas: deltas[:, :-1], r"\(batch, length\) = \(3, 14\), got \(3, 13\)"),
+        (lambda deltas: deltas.unsqueeze(-1), r"got \(3, 14, 1\)"),
+        (lambda deltas: deltas > 1, "of torch.bool"),
+        (lambda deltas: deltas.index_fill(1, torch.tensor([2]), 0.0), "got 0.0 in row 0 at position 2"),
+        (lambda deltas: deltas.index_fill(1, torch.tensor([4]), float("inf")), "got inf in row 0 at position 4"),
+        (lambda deltas: -deltas, "be positive and finite, got -"),
+    ],
+)
+def test_bad_time_steps(make_model, batch, change, message):
+    with pytest.raises(ValueError, match=f"`time_deltas` must .*{message}"):
+        make_model("S5", "Model")(batch["input_ids"], time_deltas=change(batch["time_deltas"]))
+
+
+def test_what_has_no_meaning_with_time_steps(make_model, batch):
+    with pytest.raises(TypeError, match="`time_deltas` must be a tensor"):
+        make_model("S5", "Model")(batch["input_ids"], time_deltas=[[1.0]])
+    with pytest.raises(ValueError, match="equal time steps: leave out `time_deltas`"):
+        make_model("S5", "Model")(**batch, output_tau=True)
+    with pytest.raises(ValueError, match="equal time steps: leave out `time_deltas`"):
+        hf_ssm.theory_report(make_model("S5", "ForSequenceClassification"), [batch])
+    with pytest.raises(ValueError, match="sobolev_order=0"):
+        make_model("S5", "Model", sobolev_order=0.5)(**batch)
+    with pytest.raises(ValueError, match="no reverse complement"):
+        make_model("S5", "ForMaskedLM", rc_equivariant=True)(**batch)

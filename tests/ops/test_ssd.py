@@ -1,0 +1,356 @@
+"""State space duality: all implementations against the loop over positions, in values and gradients."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
+from hf_ssm.ops.ssd.levels import ssd_by_levels
+
+Inputs = dict[str, Any]
+STEPWISE = ("x", "dt", "B", "C", "seq_idx")
+OPTIONS: Inputs = {"dt_softplus": True, "return_last_state": True}
+
+
+BOTH = pytest.mark.parametrize("backend", ["torch", "numba"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The torch path, or what `BOTH` asks for."""
+    choice = getattr(request, "param", "torch")
+    if choice == "numba":
+        pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+    with use_backend(choice):
+        yield
+
+
+def ssd_inputs(
+    batch: int = 2,
+    length: int = 37,
+    heads: int = 4,
+    channels: int = 3,
+    groups: int = 2,
+    states: int = 5,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> Inputs:
+    """Leaves for all tensors of a scan; decays from almost none to total ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    inputs = {
+        "x": randn(batch, length, heads, channels),
+        "dt": randn(batch, length, heads),
+        "A": -torch.logspace(-2, 1, heads, dtype=torch.float64),
+        "B": randn(batch, length, groups, states),
+        "C": randn(batch, length, groups, states),
+        "D": randn(heads),
+        "dt_bias": randn(heads),
+        "initial_state": randn(batch, heads, channels, states),
+    }
+    return {name: t.to(dtype).requires_grad_() for name, t in inputs.items()}
+
+
+def documents(batch: int, length: int, most: int = 7) -> torch.Tensor:
+    """Random documents of one position or more; the index of a document may return."""
+    generator = torch.Generator().manual_seed(length)
+    return (torch.rand(batch, length, generator=generator) < 1 / most).cumsum(1) % 3
+
+
+def outputs_and_gradients(scan: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, torch.Tensor]:
+    y, last = scan(**inputs, **(OPTIONS | options))
+    generator = torch.Generator().manual_seed(99)
+    random = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in (y, last)]
+    leaves = {name: t for name, t in inputs.items() if t is not None}
+    grads = torch.autograd.grad((y, last), list(leaves.values()), random)
+    return {"y": y, "last_state": last} | dict(zip(leaves, grads, strict=True))
+
+
+def assert_parity(inputs: Inputs, tolerance: float = 1e-10, **options: Any) -> None:
+    actual = outputs_and_gradients(ssd_scan, inputs, **options)
+    exact = {name: None if t is None else t.detach().double().requires_grad_() for name, t in inputs.items()}
+    expected = outputs_and_gradients(ssd_scan_reference, exact, **options)
+    for name, value in expected.items():
+        assert actual[name].shape == value.shape, name
+        error = (actual[name] - value).abs().max() / (1e-3 + value.abs().max())
+        assert error < tolerance, (name, float(error))
+
+
+@BOTH
+@settings(max_examples=30)
+@given(
+    batch=st.integers(1, 3),
+    length=st.one_of(st.sampled_from([1, 15, 16, 17, 63, 64, 65, 130]), st.integers(1, 200)),
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (6, 2), (12, 1)]),
+    channels=st.sampled_from([1, 3, 16, 17, 64, 80]),
+    states=st.sampled_from([1, 4, 16, 20, 33]),
+    double=st.booleans(),
+    skip=st.sampled_from([None, "head", "channel"]),
+    left_out=st.sets(st.sampled_from(["dt_bias", "initial_state"])),
+    packed=st.booleans(),
+    chunk_size=st.sampled_from([None, 1, 5, 16, 50, 1000]),
+    seed=st.integers(0, 1000),
+)
+def test_values_and_gradients(batch, length, heads, channels, states, double, skip, left_out, packed, chunk_size, seed):
+    dtype = torch.float64 if double else torch.float32
+    inputs = ssd_inputs(batch, length, heads[0], channels, heads[1], states, dtype, seed) | dict.fromkeys(left_out)
+    if skip == "channel":
+        inputs["D"] = torch.linspace(-1, 1, heads[0] * channels, dtype=dtype).view(heads[0], channels).requires_grad_()
+    inputs["D"] = None if skip is None else inputs["D"]
+    seq_idx = documents(batch, length) if packed else None
+    assert_parity(inputs, 1e-10 if double else 2e-5, seq_idx=seq_idx, chunk_size=chunk_size)
+
+
+@BOTH
+@pytest.mark.parametrize("softplus", [True, False])
+def test_step_limits_and_their_gradients(softplus):
+    # Both limits are active at some positions, and without the softplus steps are negative before the clamp.
+    inputs, limits = ssd_inputs(), (0.4, 1.3)
+    assert_parity(inputs, dt_limit=limits, dt_softplus=softplus)
+    assert_parity(inputs, dt_softplus=softplus)
+    y = ssd_scan(**inputs, dt_softplus=softplus, dt_limit=limits)
+    grad = torch.autograd.grad(y.square().sum(), inputs["dt"])[0]
+    step = inputs["dt"] + inputs["dt_bias"]
+    step = torch.nn.functional.softplus(step) if softplus else step
+    clamped = (step < limits[0]) | (step > limits[1])
+    assert 0 < clamped.sum() < clamped.numel()
+    assert (grad[clamped] == 0).all()
+    assert (grad[~clamped] != 0).all()
+
+
+@BOTH
+def test_documents_are_separate_runs():
+    inputs = ssd_inputs(length=150)
+    seq_idx = torch.zeros(2, 150, dtype=torch.int32)
+    seq_idx[0, 40:], seq_idx[0, 41:], seq_idx[1, 128:] = 1, 0, 5
+    y, last = ssd_scan(**inputs, **OPTIONS, seq_idx=seq_idx)
+    for row, borders in enumerate(([0, 40, 41, 150], [0, 128, 150])):
+        for begin, end in pairwise(borders):
+            own = {k: v[row : row + 1, begin:end] if k in STEPWISE else v for k, v in inputs.items()}
+            own["initial_state"] = inputs["initial_state"][row : row + 1] if begin == 0 else None
+            alone, state = ssd_scan(**own, **OPTIONS)
+            torch.testing.assert_close(y[row : row + 1, begin:end], alone)
+        torch.testing.assert_close(last[row : row + 1], state)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_of_results(dtype):
+    inputs = {k: v.to(dtype) for k, v in ssd_inputs().items()}
+    y, last = ssd_scan(**inputs, **OPTIONS)
+    assert y.dtype == dtype
+    assert last.dtype == torch.float32
+    expected = ssd_scan_reference(**{k: v.double() for k, v in inputs.items()}, **OPTIONS)
+    torch.testing.assert_close(last.double(), expected[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(y.double(), expected[0], rtol=2e-2, atol=2e-2 if dtype == torch.bfloat16 else 1e-4)
+    # A double parameter alone raises the precision of the arithmetic.
+    assert ssd_scan(**(inputs | {"A": inputs["A"].double()}), **OPTIONS)[1].dtype == torch.float64
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["strong", "total", "none", "mixed"])
+def test_extreme_decays(kind):
+    inputs = ssd_inputs(1, 700, 2, 4, 1, 4, torch.float32)
+    rate, step = {"strong": (-50.0, 1.0), "total": (-1e6, 1e4), "none": (-1e-4, 1e-6), "mixed": (-30.0, 1.0)}[kind]
+    inputs |= {"A": torch.full((2,), rate).requires_grad_(), "dt_bias": None}
+    steps = torch.full((1, 700, 2), step)
+    if kind == "mixed":
+        # A decay of e^-3e5 between decays of e^-3e-5, whose sums a difference of sums in float32 would lose.
+        steps = torch.where(torch.arange(700).view(1, -1, 1) % 50 == 49, 1e4, 1e-6).expand(-1, -1, 2).clone()
+    inputs["dt"] = steps.requires_grad_()
+    assert_parity(inputs, 1e-5, dt_softplus=False)
+
+
+@BOTH
+def test_growing_states():
+    inputs = ssd_inputs(length=90) | {"A": torch.tensor([0.02, 0.0, -0.1, 0.05], dtype=torch.float64).requires_grad_()}
+    assert_parity(inputs)
+
+
+@BOTH
+@settings(max_examples=15)
+@given(length=st.integers(2, 140), data=st.data())
+def test_pieces_are_the_whole(length, data):
+    inputs = ssd_inputs(length=length)
+    seq_idx = documents(2, length, 20)
+    cut = data.draw(st.integers(1, length - 1))
+    y, last = ssd_scan(**inputs, seq_idx=seq_idx, **OPTIONS)
+    parts = [
+        {k: v[:, at] if k in STEPWISE else v for k, v in (inputs | {"seq_idx": seq_idx}).items()}
+        for at in (slice(cut), slice(cut, None))
+    ]
+    first, state = ssd_scan(**parts[0], **OPTIONS)
+    # The second piece does not know in which document the first one ended.
+    begins = (seq_idx[:, cut] != seq_idx[:, cut - 1]).view(-1, 1, 1, 1)
+    second, state = ssd_scan(**(parts[1] | {"initial_state": state.masked_fill(begins, 0)}), **OPTIONS)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), y)
+    torch.testing.assert_close(state, last)
+
+
+@BOTH
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("skip", ["head", "channel", None])
+def test_steps_are_the_scan(skip, with_gradients):
+    inputs = ssd_inputs(length=6, channels=20, states=18)
+    skips = {"head": inputs["D"], "channel": torch.rand(4, 20, dtype=torch.float64, requires_grad=True), None: None}
+    inputs["D"] = skips[skip]
+    options: Inputs = {"dt_softplus": True, "dt_limit": (0.4, 1.3)}
+
+    def by_steps(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        state, rows = given.pop("initial_state"), []
+        given.pop("return_last_state")
+        for t in range(6):
+            now = {k: v[:, t] if k in STEPWISE else v for k, v in given.items()}
+            y, state = ssd_step(**now, state=state)
+            rows.append(y)
+        return torch.stack(rows, dim=1), state
+
+    if with_gradients:
+        actual, expected = (outputs_and_gradients(scan, inputs, **options) for scan in (by_steps, ssd_scan))
+        torch.testing.assert_close(actual, expected)
+    else:
+        before = inputs["initial_state"].clone()
+        with torch.no_grad():
+            actual, expected = (scan(**inputs, **(OPTIONS | options)) for scan in (by_steps, ssd_scan))
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(inputs["initial_state"], before)
+
+
+@BOTH
+def test_a_step_in_half_precision():
+    inputs = {k: v[:, 0] if k in STEPWISE else v for k, v in ssd_inputs().items()}
+    inputs["state"] = inputs.pop("initial_state")
+    half = {k: v.to(torch.bfloat16) for k, v in inputs.items()}
+    y, state = ssd_step(**half, dt_softplus=True)
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    expected = ssd_step(**{k: v.double() for k, v in half.items()}, dt_softplus=True)[1]
+    torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_matrix_multiplies_the_input():
+    inputs = ssd_inputs(length=20)
+    d = torch.nn.functional.softplus(inputs["dt"])
+    given = d, *(inputs[name] for name in "ABCD")
+    for seq_idx in (None, documents(2, 20)):
+        matrix = ssd_matrix(*given, seq_idx=seq_idx)
+        expected = ssd_scan(inputs["x"], *given, seq_idx=seq_idx)
+        torch.testing.assert_close(torch.einsum("bhij,bjhp->bihp", matrix, inputs["x"]), expected)
+    assert ssd_matrix(*(t.float() for t in given)).dtype == torch.float32
+    with pytest.raises(ValueError, match=r"D must have shape \(heads,\)"):
+        ssd_matrix(*given[:-1], torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(("length", "packed"), [(1, False), (2, True), (65, True), (64 * 16 + 1, False)])
+def test_the_path_of_exported_programs(length, packed):
+    inputs = ssd_inputs(1, length, 2, 3, 1, 2)
+    inputs.pop("dt_bias")
+    d, state = inputs.pop("dt").exp(), inputs.pop("initial_state")
+    starts = torch.rand(1, length) < 0.1 if packed else None
+    seq_idx = starts.cumsum(1) if packed else None
+    if packed:
+        starts[:, 0] = False
+    x, *others = inputs.values()
+    found = ssd_by_levels(x, d, *others, state, starts, None)
+    expected = ssd_scan_reference(x, d, *others, initial_state=state, seq_idx=seq_idx, return_last_state=True)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_exports_for_any_batch_and_length():
+    class Scan(torch.nn.Module):
+        def forward(self, x, dt, A, B, C, seq_idx):
+            return ssd_scan(x, dt, A, B, C, A, A, True, (0.0, 1.0), seq_idx=seq_idx, return_last_state=True)
+
+    def arguments(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        inputs = ssd_inputs(batch, length, dtype=torch.float32)
+        return *(inputs[name].detach() for name in ("x", "dt", "A", "B", "C")), documents(batch, length)
+
+    batch, length = (torch.export.Dim(name) for name in ("batch", "length"))
+    some = {0: batch, 1: length}
+    shapes = (some, some, None, some, some, some)
+    program = torch.export.export(Scan(), arguments(3, 70), dynamic_shapes=shapes).module()
+    for size in ((1, 1), (2, 64), (5, 130)):
+        torch.testing.assert_close(program(*arguments(*size)), Scan()(*arguments(*size)), rtol=1e-4, atol=1e-5)
+
+
+# Of torch's own tracing of autograd functions.
+@BOTH
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiles_as_one_graph_with_gradients():
+    torch._dynamo.reset()
+    compiled = torch.compile(ssd_scan, backend="aot_eager", fullgraph=True)
+    inputs = ssd_inputs(length=20)
+    torch.testing.assert_close(outputs_and_gradients(compiled, inputs), outputs_and_gradients(ssd_scan, inputs))
+
+
+@BOTH
+def test_autocast_changes_nothing():
+    inputs = ssd_inputs(dtype=torch.float32)
+    expected = outputs_and_gradients(ssd_scan, inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = outputs_and_gradients(ssd_scan, inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@BOTH
+def test_memory_kept_for_the_backward():
+    inputs = ssd_inputs(2, 512, 4, 32, 1, 32, torch.float32)
+    saved: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        saved[t.untyped_storage().data_ptr()] = t.numel()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        ssd_scan(**inputs, dt_softplus=True)
+    # At most the input, its steps and the states between chunks: a 64th of (B, L, H, P, N).
+    assert sum(saved.values()) < 4 * inputs["x"].numel()
+
+
+GOOD = {"x": (2, 5, 4, 3), "dt": (2, 5, 4), "A": (4,), "B": (2, 5, 2, 6), "C": (2, 5, 2, 6)}
+WRONG: list[tuple[str, Any, str]] = [
+    ("x", (2, 0, 4, 3), r"x must have shape \(batch, length, heads, head_dim\), at least 1 of each"),
+    ("x", (2, 5, 4), "x must have shape"),
+    ("dt", (2, 5, 1), r"dt must have shape \(batch, length, heads\) = \(2, 5, 4\), got \(2, 5, 1\)"),
+    ("A", (4, 6), r"A must have shape \(heads,\)"),
+    ("B", (2, 5, 3, 6), "divides the 4 heads of x"),
+    ("C", (2, 5, 2, 7), r"C must have shape \(batch, length, groups, states\) = \(2, 5, 2, 6\)"),
+    ("D", (3,), r"D must have shape \(heads,\) or \(heads, head_dim\) = \(4,\) or \(4, 3\)"),
+    ("dt_bias", (1,), "dt_bias must have shape"),
+    ("initial_state", (2, 4, 6, 3), "initial_state must have shape"),
+    ("seq_idx", (2, 4), r"seq_idx must have shape \(batch, length\) = \(2, 5\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "message"), WRONG)
+def test_a_wrong_shape_is_one_clear_error(name, shape, message):
+    given = {key: torch.ones(value) for key, value in GOOD.items()}
+    with pytest.raises(ValueError, match=message):
+        ssd_scan(**(given | {name: torch.ones(shape)}))
+
+
+def test_wrong_values_are_clear_errors():
+    given: Inputs = {key: torch.ones(value) for key, value in GOOD.items()}
+    with pytest.raises(TypeError, match="seq_idx must be of an integer type"):
+        ssd_scan(**given, seq_idx=torch.ones(2, 5))
+    with pytest.raises(TypeError, match="B must be of a real floating point type"):
+        ssd_scan(**(given | {"B": given["B"].long()}))
+    for limit in ((1.0, 0.5), (math.nan, 1.0), (0.0,)):
+        with pytest.raises(ValueError, match="dt_limit must be a pair"):
+            ssd_scan(**given, dt_limit=limit)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        ssd_scan(**given, chunk_size=0)
+    row = {key: value[:, 0] if key in STEPWISE else value for key, value in given.items()}
+    with pytest.raises(ValueError, match=r"state must have shape \(batch, heads, head_dim, states\)"):
+        ssd_step(**row, state=torch.ones(2, 4, 6, 3))
