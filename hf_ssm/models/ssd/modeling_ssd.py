@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.decoding import fused_step
 from hf_ssm.models.base.heads import (
     SSMForCausalLM,
     SSMForMaskedLM,
@@ -20,8 +19,9 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
-from hf_ssm.models.ssd.fused_decoding import read_ssd_block
+from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
@@ -30,7 +30,6 @@ from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
-from hf_ssm.ops.ssd.decoding import find_ssd_blocks_step
 
 
 class SSDMixer(nn.Module):
@@ -150,8 +149,7 @@ class SSDModel(SSDPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
     def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
-        how = partial(read_ssd_block, SSDMixer), find_ssd_blocks_step
-        stepped = fused_step(self.layers, self.norm, hidden_states, mask, states, *how)
+        stepped = step_of_ssd_blocks(SSDMixer, self.layers, self.norm, hidden_states, mask, states)
         return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
 
 
@@ -173,6 +171,12 @@ class SSDForSequenceClassification(SSDPreTrainedModel, SSMForSequenceClassificat
     backbone_class = SSDModel
 
 
+class SSDForSequencePairClassification(SSDPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = SSDModel
+
+
 class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -189,6 +193,7 @@ __all__ = [
     "SSDForCausalLM",
     "SSDForMaskedLM",
     "SSDForSequenceClassification",
+    "SSDForSequencePairClassification",
     "SSDForSignalRegression",
     "SSDForTokenClassification",
     "SSDModel",

@@ -29,15 +29,20 @@ from hf_ssm.ops.cpu.vector import (
     store_some,
     total,
 )
-from hf_ssm.ops.selective_scan.numba_decoding import add_vectors, apply_linear, apply_norm, convolve_step
+from hf_ssm.ops.selective_scan.numba_decoding import (
+    NO_NORM,
+    NORMS,
+    ZERO,
+    add_rows,
+    apply_linear,
+    apply_norm,
+    convolve,
+)
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["SSDBlocksStep", "ssd_step_numba", "supports_ssd_step"]
 
-_NORMS = ("none", "layer", "rms")
-_NO_NORM = 0
-_ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 # Numbers of a state from which on a batch is divided among threads: starting a task takes as long as some thousands.
 _NUMBERS_OF_A_TASK = 2**17
 
@@ -155,12 +160,12 @@ def _block_step(like, item, batch, hidden, new_hidden, memory, scratch, weights,
     for row in range(batch):
         source, target = hidden + row * width * item, new_hidden + row * width * item
         read = source
-        if norm_first and kind != _NO_NORM:
+        if norm_first and kind != NO_NORM:
             apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, width)
             read = scratch
         apply_linear(like, read, in_weight, in_bias, gate, channels + mixed + heads, width)
         at = row * (taps - 1) * mixed * item
-        convolve_step(like, inputs, past + at, conv_weight, conv_bias, new_past + at, convolved, mixed, taps)
+        convolve(like, inputs, past + at, conv_weight, conv_bias, new_past + at, convolved, mixed, taps)
         for k in range(0, heads, LANES):
             lanes = heads - k
             v = softplus(add(load_some(d, k, lanes), load_some(bias, k, lanes)))
@@ -176,8 +181,8 @@ def _block_step(like, item, batch, hidden, new_hidden, memory, scratch, weights,
             _gate(like, scanned, gate, channels)
         apply_linear(like, scanned, out_weight, out_bias, target, width, channels)
         if residual:
-            add_vectors(like, source, target, target, width)
-        if not norm_first and kind != _NO_NORM:
+            add_rows(like, source, target, target, width)
+        if not norm_first and kind != NO_NORM:
             apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, width)
 
 
@@ -231,7 +236,7 @@ def _blocks_step(
         _block_step(like, item, batch, source, target, memory, scratch, weights[i], norm, flags, gated, limit, sizes)
         source, target = target, target + batch * width * item
     kind, epsilon = norm
-    if flags[0] and kind != _NO_NORM:
+    if flags[0] and kind != NO_NORM:
         for row in range(batch):
             at = source + row * width * item
             apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, width)
@@ -253,7 +258,7 @@ class SSDBlocksStep:
         self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
         addresses = [_address(t) for t in self.tensors]
         w = weights[0]
-        like = _ZERO[w.A_log.dtype]
+        like = ZERO[w.A_log.dtype]
         (width, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
         states = (mixed - channels) // (2 * options.groups)
         for block in weights:
@@ -263,7 +268,7 @@ class SSDBlocksStep:
         self.arguments = (
             *(like, w.A_log.element_size()),
             *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
-            (_NORMS.index(options.norm), options.epsilon),
+            (NORMS.index(options.norm), options.epsilon),
             (options.norm_first, options.residual),
             (options.gate_epsilon, options.norm_before_gate),
             tuple(type(like)(number) for number in options.dt_limit),
@@ -318,7 +323,7 @@ def ssd_step_numba(
     def task(number: int) -> None:
         start = number * rows
         parts = start, min(start + rows, batch)
-        _rows_step(_ZERO[x.dtype], x.element_size(), *addresses, *parts, heads, size, groups, states)
+        _rows_step(ZERO[x.dtype], x.element_size(), *addresses, *parts, heads, size, groups, states)
 
     run_tasks(task, -(-batch // rows))
     return y, new

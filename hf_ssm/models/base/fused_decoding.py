@@ -1,4 +1,4 @@
-"""Fused single-token decoding: one position of all blocks of a model in one compiled kernel.
+"""Fused single-token decoding; falls back to the blocks where one of them is non-standard.
 
 Dimensions: `B` batch, `L` length, `H` hidden size.
 """
@@ -16,10 +16,13 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import is_enabled
 from hf_ssm.ops.context import is_plain_call
 
-__all__ = ["fused_step"]
+__all__ = ["FUSED_NORMS", "fused_step", "standard_parts"]
 
-# For larger batches, matrix products read the weights less often than the kernels do.
+# For larger batches, matrix products read the weights less often than the kernel does.
 _MAX_BATCH = 8
+
+FUSED_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
+"""Classes of norms that the kernels compute, and their names there."""
 
 
 def fused_step(
@@ -28,15 +31,15 @@ def fused_step(
     hidden_states: Tensor,
     mask: Tensor | None,
     states: Sequence[LayerState],
-    read_block: Callable[[Any], Any],
-    find_step: Callable[..., Any],
+    read: Callable[[Any], tuple[Any, Any] | None],
+    find: Callable[..., Any],
 ) -> list[Tensor] | None:
     """Compute one position of all blocks in one compiled kernel, without calling the modules.
 
-    Supported are blocks in float32 on a CPU that continue a sequence, without gradients and mask, with a recurrent
-    state `scan` after a short convolution. All modules must be of the standard classes and without hooks, which
-    excludes adapters, quantisation, parametrisations and offloading. This is checked at every position, since it may
-    change between two of them.
+    Supported are blocks in float32 on a CPU that continue a sequence, without gradients, mask, MLP, Sobolev filter,
+    dropout or rescaling. All modules must be of the standard classes and without hooks, which excludes adapters,
+    quantisation, parametrisations and offloading. This is checked at every position, since it may change between two of
+    them.
 
     Args:
         blocks: The blocks.
@@ -44,10 +47,10 @@ def fused_step(
         hidden_states: `(B, L, H)`.
         mask: `(B, L)` or `None`.
         states: States of the blocks, updated in place.
-        read_block: Returns the weights and options of a block, two named tuples, or `None` unless the block computes
-            what the kernel does. All weights are parameters; the options have an `epsilon`.
-        find_step: Returns the compiled step of blocks with these weights and options, see
-            `ops.selective_scan.decoding.find_blocks_step`.
+        read: The weights of a block, a named tuple of tensors and `None`, and its options, a named tuple with an
+            `epsilon`; `None` unless the block computes what the kernel does.
+        find: Called with the weights of all blocks, the options, and weight and bias of the norm; returns a function of
+            the hidden states and the states of convolutions and scans, or `None`.
 
     Returns:
         The output of each block, `(B, 1, H)`, the last after the norm; `None` if the blocks must be called.
@@ -64,7 +67,7 @@ def fused_step(
         return None
     if not is_plain_call(hidden_states, *memories):
         return None
-    step = _find_step(blocks, norm, states[0].constants, read_block, find_step)
+    step = _find_step(blocks, norm, states[0].constants, read, find)
     if step is None:
         return None
     constants = states[0].constants
@@ -85,19 +88,19 @@ def _find_step(
     blocks: nn.ModuleList,
     norm: nn.Module | None,
     constants: dict[str, Any],
-    read_block: Callable[[Any], Any],
-    find_step: Callable[..., Any],
+    read: Callable[[Any], tuple[Any, Any] | None],
+    find: Callable[..., Any],
 ) -> Any:
     """The compiled step of the blocks as they are now, from the last position if nothing has changed; or `None`."""
     if _has_any_global_hook():
         return None
-    read = []
+    all_read = []
     for block in blocks:
-        found = read_block(block)
+        found = read(block)
         if found is None:
             return None
-        read.append(found)
-    weights, (options, *others) = [w for w, _ in read], [o for _, o in read]
+        all_read.append(found)
+    weights, (options, *others) = [w for w, _ in all_read], [o for _, o in all_read]
     final = (None, None) if norm is None else (norm._parameters.get("weight"), norm._parameters.get("bias"))
     tensors = [t for part in (*weights, final) for t in part]
     if norm is not None and (
@@ -117,9 +120,33 @@ def _find_step(
         return None
     if not all(t is None or _is_plain_parameter(t) for t in tensors):
         return None
-    step = find_step(weights, options, final)
+    step = find(weights, options, final)
     constants["blocks_step"] = step, tensors, addresses, options
     return step
+
+
+def standard_parts(*owned: tuple[Any, dict[str, tuple[type, ...]]]) -> list[Any] | None:
+    """Modules and their parts, if all parts are of the given classes and none of the modules has hooks, else `None`.
+
+    Args:
+        *owned: Modules, each with the classes of its parts by name.
+
+    Returns:
+        The parts, in order.
+    """
+    # Reads the dictionaries of the modules: their attributes take several times as long.
+    parts = []
+    for owner, names in owned:
+        for name, kinds in names.items():
+            module = owner._modules.get(name)
+            if type(module) not in kinds:
+                return None
+            parts.append(module)
+    for module in (*(owner for owner, _ in owned), *parts):
+        own = {} if module is None else module.__dict__
+        if own and (own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own):
+            return None
+    return parts
 
 
 def _is_plain_parameter(parameter: Tensor) -> bool:
