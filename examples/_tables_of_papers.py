@@ -151,6 +151,30 @@ def sequential_images() -> str:
     )
 
 
+@table
+def moving_mnist() -> str:
+    found = load("moving_mnist")
+    runs = {
+        name: {
+            (kind, digit): [statistics.fmean(run[kind][digit]) for run in some]
+            for kind in ("next", "generated")
+            for digit in ("fast", "slow")
+        }
+        for name, some in [*found["settings"].items(), *((n, [e]) for n, e in found["baselines"].items())]
+    }
+    header = ["mean squared error, thousandths", *(f"{kind}, {digit}" for kind, digit in next(iter(runs.values())))]
+    rows = [[name, *(pm(values, 2) for values in cells.values())] for name, cells in runs.items()]
+    base = next(iter(found["settings"]))
+    notes = []
+    for name in list(found["settings"])[1:]:
+        changes = [
+            f"{100 * (statistics.fmean(values) / statistics.fmean(runs[base][cell]) - 1):+.0f} %"
+            for cell, values in runs[name].items()
+        ]
+        notes.append(f"{name}: {', '.join(changes)}")
+    return grid(header, rows, f"Change of the mean error from {base}, in the order of the columns: {'; '.join(notes)}.")
+
+
 # Honarpisheh et al. 2025.
 
 

@@ -261,6 +261,11 @@ def generation() -> str:
 
 
 @table
+def packing_layouts() -> str:
+    return pivot("packing_layouts", "way", 1, 0)
+
+
+@table
 def packing_models() -> str:
     files = {words: measured(name) for words, name in PACKING.items()}
     kinds = next(iter(files.values()))[0]
@@ -299,9 +304,7 @@ WORDS = {
     "scan": "selective scan",
     "training": "training of a Mamba model",
     "decoding": "greedy `generate` of a Mamba model with a cache",
-    "lti": "S4D kernel",
     "convolution": "long convolution, L 16,384",
-    "S4D listing": "the listing of its paper",
     "torch.fft": "`torch.fft` with autograd's backward",
 }
 

@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,18 +20,26 @@ __all__ = ["MLP", "Block"]
 
 
 class MLP(nn.Module):
-    """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`."""
+    """fc2(act(fc1(h))), `(B, L, D)` to `(B, L, D)`; in general fc1 to fcN with N - 1 activations between them."""
 
     parameter_quantity = "mlp"
 
     def __init__(self, config):
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
-        self.activation = build_activation(config)
-        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
+        depth = config.num_mlp_layers
+        sizes = [config.hidden_size, *[config.mlp_size] * (depth - 1), config.hidden_size]
+        for layer, (before, after) in enumerate(pairwise(sizes), start=1):
+            self.add_module(f"fc{layer}", nn.Linear(before, after))
+            if layer == 1 < depth:
+                self.activation = build_activation(config)
+            elif layer < depth:
+                # A module for each call: rules of attributions are attached to modules.
+                self.add_module(f"activation{layer}", build_activation(config))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(hidden_states)))
+        for part in self.children():
+            hidden_states = part(hidden_states)
+        return hidden_states
 
 
 class Block(GradientCheckpointingLayer):

@@ -1,18 +1,25 @@
 """The convolutional state space model ConvS5 with its parameters and its Sobolev filter.
 
 Legend: `B` batch, `T` frames, `h` height, `w` width, `D` channels, `P` real states at each pixel, `S` = P / 2 stored
-conjugate pairs, `J` blocks of the state matrix, `N` = P / J states of a block, `k` size of a spatial kernel.
+conjugate pairs, `J` blocks of the state matrix, `k` size of a spatial kernel, `κ` size of the neighbourhood that the
+output at a pixel depends on.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hf_ssm.modules.operator import KernelInput, SequenceOperator, check_stored, fp32_parameter, theory_flags
+from hf_ssm.modules.operator import (
+    KernelInput,
+    SequenceOperator,
+    check_stored,
+    fp32_parameter,
+    materialized,
+    theory_flags,
+)
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
@@ -24,14 +31,13 @@ from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.exported import exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.sobolev import causal_taps
+from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
+from hf_ssm.theory.moments import lag_moments
 
-__all__ = ["NO_TAU", "ConvS5"]
+__all__ = ["ConvS5"]
 
-NO_TAU = (
-    "τ is defined for kernels from one channel to one channel (Liu & Li 2024, eq. (6)), and those of ConvS5 lead from "
-    "all channels of a neighbourhood of pixels to each channel"
-)
-"""Why `output_tau`, `tau_weight` and `rescale_init` are refused."""
+# Numbers of a kernel matrix that is computed as a whole, for reports.
+_LARGEST_KERNEL = 2**28
 
 
 class ConvS5(SequenceOperator):
@@ -43,6 +49,10 @@ class ConvS5(SequenceOperator):
     parameters, and the computation, are in float32 or better.
 
     The Sobolev filter is applied to u along time, at each pixel (Yu et al. 2025, Appendix F).
+
+    τ is that of S5 (`theory.mimo.matrix_tau`): away from the border, the output at a pixel is that of a system with
+    several inputs, all channels of the neighbourhood of κ x κ pixels that B and C, or D, reach. Mean and variance of a
+    channel by lag are those over videos and pixels; τ is the mean over output channels.
 
     Args:
         config: A `ConvS5Config`.
@@ -142,32 +152,32 @@ class ConvS5(SequenceOperator):
         output_tau: bool = False,
         state: LayerState | None = None,
         documents: Documents | None = None,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The model over all frames.
 
         Args:
             inputs: `(B, T, h, w, D)`.
             mask: `None`: all frames are read.
-            output_tau: `False`.
+            output_tau: Also return τ.
             state: Continue from this state, which is changed in place.
             documents: `None`.
 
         Returns:
-            The output `(B, T, h, w, D)` and `None`.
-
-        Raises:
-            ValueError: τ is requested, also by `rescale_init_`.
+            The output `(B, T, h, w, D)` and τ (a scalar, float32 or better) or `None`.
         """
-        if output_tau or self.rescaling is not None:
-            raise ValueError(f"ConvS5 has no τ to return or to rescale by: {NO_TAU}.")
         with no_autocast(inputs.device):
-            precise = inputs.to(self.B.dtype)
+            precise, value = inputs.to(self.B.dtype), None
+            if output_tau or self.rescaling is not None:
+                value = self._tau_of_data(precise)
+                if self.rescaling is not None:
+                    self.rescaling.append(value.detach())
+                    self._rescale_(value.detach())
             filtered = self._filtered(precise, state)
             before = None if state is None else state.get("scan", is_complex=not is_exporting())
             outputs, after = conv_ssm(filtered, *self.state_space(), self.D, before)
             if state is not None:
                 state.put("scan", after)
-        return outputs.to(inputs.dtype), None
+        return outputs.to(inputs.dtype), value
 
     def _filtered(self, inputs: Tensor, state: LayerState | None) -> Tensor:
         """The input after the Sobolev filter over time, `(B, T, h, w, D)`."""
@@ -175,17 +185,21 @@ class ConvS5(SequenceOperator):
             return inputs
         # Pixels as further channels, so that the stream of a state has the batch as its first dimension.
         signals, pixels = inputs.flatten(2), inputs.shape[2] * inputs.shape[3]
-        taps = partial(self._taps, inputs, pixels)
+
+        def taps(count: int) -> Tensor:
+            return self._taps(inputs, count).repeat(pixels, 1)
+
         if state is None:
             filtered = long_conv(signals, taps(inputs.shape[1]))
         else:
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(signals, taps)
         return filtered.view_as(inputs)
 
-    def _taps(self, like: Tensor, pixels: int, length: int) -> Tensor:
+    def _taps(self, like: Tensor, length: int) -> Tensor:
+        """The causal filter of each channel, `(D, length)`."""
         order = self._order(like)
         taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-        return taps.to(like).expand(like.shape[-1], -1).repeat(pixels, 1)
+        return taps.to(like).expand(self.channels, -1)
 
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
@@ -193,8 +207,79 @@ class ConvS5(SequenceOperator):
         check_stored(self, "C")
         self.C[channels] *= factor
 
+    # τ and reports
+
+    @property
+    def neighbourhood(self) -> int:
+        """κ: the output at a pixel depends on the inputs of the κ x κ pixels around it."""
+        reach = self.B.shape[-2] + self.C.shape[-2] - 1
+        return reach if self.D is None else max(reach, self.D.shape[-1])
+
+    def system(self, length: int, dtype: torch.dtype = torch.float32) -> MIMOSystem:
+        """The model of the output at a pixel away from the border, with D κ² inputs, `(channel, row, column)`.
+
+        Its states are those of the k_C² pixels that C reaches, and of the feed-through, which remembers nothing.
+
+        Args:
+            length: Number of taps of the Sobolev filter, if there is one.
+            dtype: Precision, at least that of the parameters.
+        """
+        dtype = torch.promote_types(dtype, self.C.dtype)
+        a, b, c = (torch.view_as_complex(part.to(dtype).contiguous()) for part in self.state_space())
+        size, reach, seen = self.neighbourhood, c.shape[-1], b.shape[-1]
+        margin = (size - reach - seen + 1) // 2
+        shifted = [
+            nn.functional.pad(b, (column, size - seen - column, row, size - seen - row))
+            for row in range(margin, margin + reach)
+            for column in range(margin, margin + reach)
+        ]
+        states = [(a.repeat_interleave(reach**2), torch.stack(shifted, 1).flatten(0, 1).flatten(1), c.flatten(1))]
+        if self.D is not None:
+            skip = self.D.to(c.dtype)
+            edge, count = (size - skip.shape[-1]) // 2, skip[0].numel()
+            delta = torch.eye(count, dtype=c.dtype, device=c.device).view(count, *skip.shape[1:])
+            # y = 2 Re c x.
+            states.append((a.new_zeros(count), nn.functional.pad(delta, (edge,) * 4).flatten(1), skip.flatten(1) / 2))
+        a, b, c = (torch.cat(parts, dim) for parts, dim in zip(zip(*states, strict=True), (0, 0, 1), strict=True))
+        taps = None
+        if self.has_sobolev_filter:
+            taps = self._taps(a.real, length).repeat_interleave(size**2, dim=0)
+        return MIMOSystem(a, b, c, None, taps)
+
+    def _tau_of_data(self, inputs: Tensor) -> Tensor:
+        """Mean over output channels of τ at the last frame."""
+        inputs = inputs.detach() if self.tau_detach_statistics else inputs
+        length, processes = self._longest(inputs), self._processes()
+        system = self.system(length, inputs.dtype)
+        if self.tau_statistics != "batch":
+            found = kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2)
+        else:
+            moments = lag_moments(_pixel_rows(inputs), None, length=length, processes=processes)
+            spread = (part.repeat_interleave(self.neighbourhood**2, dim=1) for part in moments)
+            found = kernel_matrix_tau(system, length, *spread)
+        return found.mean().to(self.C.dtype)
+
     def kernel_inputs(self, inputs: Tensor, mask: Tensor | None = None, **arguments: Any) -> Iterator[KernelInput]:
-        raise ValueError(f"ConvS5 has no kernels to report on: {NO_TAU}.")
+        # Each input channel once for each pixel of the neighbourhood, as in the kernel matrix.
+        rows = _pixel_rows(inputs.to(torch.promote_types(inputs.dtype, torch.float32)))
+        yield KernelInput(rows.repeat_interleave(self.neighbourhood**2, dim=2), None)
 
     def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
-        raise ValueError(f"ConvS5 has no kernel to report on: {NO_TAU}.")
+        """The kernel matrix of a pixel away from the border, `(D, D κ², length)`.
+
+        Raises:
+            ValueError: More than 2^28 numbers.
+        """
+        count = (self.channels * self.neighbourhood) ** 2 * length
+        if count > _LARGEST_KERNEL:
+            raise ValueError(
+                f"The kernel matrix of {self.channels} channels, {self.neighbourhood}² pixels and {length} frames has "
+                f"{count} numbers, more than {_LARGEST_KERNEL}: give shorter videos."
+            )
+        with materialized(self):
+            return kernel_matrix(self.system(length, torch.float64), length)
+
+
+def _pixel_rows(inputs: Tensor) -> Tensor:
+    """The sequence of each pixel, `(B h w, T, D)`."""
+    return inputs.permute(0, 2, 3, 1, 4).flatten(0, 2)

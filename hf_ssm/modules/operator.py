@@ -217,6 +217,8 @@ class SequenceOperator(nn.Module):
     def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
         """The kernel seen from the last token, `(D, length)`, with feed-through and causal Sobolev filter.
 
+        `(D, D, length)` where outputs depend on all channels: to output h from input i at `[h, i]`.
+
         Args:
             given: Says which kernel (direction, group).
             length: Number of lags.

@@ -136,10 +136,8 @@ def _matrix_block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None,
 def _matrix_blocks(system: MIMOSystem, length: int) -> Iterator[tuple[int, Tensor]]:
     """Blocks of lags: the first lag, and K `(T, E, D)`."""
     for first, states in _impulse_responses(system, length, _lags_at_once(system)):
-        yield (
-            first,
-            _matrix_block(states, system.b_bar, system.c, system.skip, _skip_taps(system, first, states.shape[1])),
-        )
+        taps = _skip_taps(system, first, states.shape[1])
+        yield first, _matrix_block(states, system.b_bar, system.c, system.skip, taps)
 
 
 def _skip_taps(system: MIMOSystem, first: int, count: int) -> Tensor | None:

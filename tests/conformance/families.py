@@ -17,7 +17,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "s4d": {"filter_type": "s4d"},
     },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
-    "ConvS5": {"videos": {"patch_size": 2}},
+    "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
     "S5": {"blocks": {"num_blocks": 2}},
     "SelectiveSSM": {

@@ -83,16 +83,17 @@ class Tester:
 
 
 class VideoTester(Tester):
-    """Tiny configurations and videos of 8 x 8 pixels, whose hidden states are 4 x 4."""
+    """Tiny configurations and videos of 8 x 8 pixels."""
 
-    expected_seq_length = 4
+    # The last dimension but one of the hidden states, which is their width.
+    seq_length = 4
 
     def __init__(self, row: Row):
         super().__init__(row, signals=False)
         self.causal_lm_class = None
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        return self.get_config(), {"pixel_values": torch.rand(self.batch_size, self.seq_length, 8, 8, _CHANNELS)}
+        return self.get_config(), {"pixel_values": torch.rand(self.batch_size, 7, 8, 8, _CHANNELS)}
 
 
 class _Common(ModelTesterMixin):

@@ -49,10 +49,12 @@ def assert_one_graph(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> 
     batch = batch | {"attention_mask": mask}
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     found, expected = (loss_and_gradients(call, model, batch) for call in (compiled, model))
+    # Some gradients are far below the others: their own size counts, and rounding errors of the largest.
+    rounding = 1e-7 * max(other.abs().max().item() for other in expected if other is not None)
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         if other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * (1 + other.abs().max().item()))
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * other.abs().max().item() + rounding)
 
 
 @pytest.mark.parametrize(("family", "flags"), CAUSAL)

@@ -12,6 +12,7 @@ from hf_ssm.ops.conv_ssm import conv_ssm, conv_ssm_reference
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.training import SSMTrainingArguments
+from hf_ssm.training.metrics import frame_metrics, frame_statistics
 from hf_ssm.training.run import train
 from hf_ssm.training.settings import resolve
 
@@ -151,6 +152,76 @@ def test_gradients_through_pieces_and_checkpoints() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+# Complexity
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"sobolev_order": 0.7, "sobolev_trainable": True, "input_kernel_size": 1, "skip_kernel_size": 5},
+        {"use_skip": False, "output_kernel_size": 1, "tau_statistics": "unit"},
+        {"tau_statistics": "white"},
+    ],
+)
+def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
+    """The kernel from the forward pass: the response of the middle pixel to an impulse at each pixel and channel."""
+    frames, channels, size = 5, 3, 7
+    model = make(hidden_size=channels, patch_size=1, num_channels=1, state_size=4, **flags).double()
+    operator = model.model.layers[0].mixer.ssm
+    inputs = torch.randn(4, frames, size, size, channels, dtype=torch.float64) + 0.3
+    with torch.no_grad():
+        count = size * size * channels
+        impulses = torch.zeros(count, frames, count, dtype=torch.float64)
+        impulses[torch.arange(count), 0, torch.arange(count)] = 1
+        responses = operator(impulses.view(count, frames, size, size, channels))[0][:, :, 3, 3]
+    # `(D, pixels, channels, lags)`.
+    kernel = responses.permute(2, 0, 1).unflatten(1, (size * size, channels))
+    by_lag = inputs.flip(1).transpose(0, 1).flatten(1, -2)
+    mean, spread = by_lag.mean(1).T, by_lag.var(1, correction=0).sqrt().T
+    if flags.get("tau_statistics") == "white":
+        expected = kernel.square().sum((1, 2, 3)).mean()
+    else:
+        unit = flags.get("tau_statistics") == "unit"
+        mean, spread = (torch.zeros_like(mean), torch.ones_like(spread)) if unit else (mean, spread)
+        expected = ((kernel.abs() * spread).sum((1, 2, 3)) + (kernel * mean).sum((1, 2, 3)).abs()).square().mean()
+    found = operator(inputs, output_tau=True)[1]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    names = dict(operator.named_parameters())
+    assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(found, list(names.values())))
+
+
+def test_rescaling_regulariser_and_report(tmp_path) -> None:
+    model = make(rescale_init=True, tau_weight=0.01)
+    batch = {"pixel_values": video(seed=3)}
+    tau = model(**batch, output_tau=True).tau
+    assert tau.shape == (2,) and (tau - 1).abs().min() > 1e-3
+    report = hf_ssm.theory_report(model, [batch])
+    torch.testing.assert_close(torch.tensor([layer.tau for layer in report.complexity]).float(), tau, rtol=1e-4, atol=0)
+    torch.testing.assert_close(hf_ssm.rescale_init_(model, batch)[0], tau[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), rtol=1e-5, atol=0)
+    args = SSMTrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
+        logging_steps=1,
+    )  # fmt: skip
+    trainer = hf_ssm.SSMTrainer(make(rescale_init=True, tau_weight=0.01), args, train_dataset=Videos())
+    trainer.train()
+    assert len(trainer.rescale_tau) == 2
+    assert any("tau_layer_1" in entry for entry in trainer.state.log_history)
+
+
+def test_attributions_of_pixels_add_up() -> None:
+    model, frames = make(), video(4)
+
+    def last_frame(videos: torch.Tensor) -> torch.Tensor:
+        return model(videos).logits[:, -1].mean(dim=(1, 2, 3))
+
+    found = hf_ssm.deep_lift(last_frame, frames, torch.zeros_like(frames), model)
+    with torch.no_grad():
+        expected = last_frame(frames) - last_frame(torch.zeros_like(frames))
+    torch.testing.assert_close(found.flatten(1).sum(1), expected, rtol=1e-4, atol=1e-6)
+
+
 # Loss and training
 
 
@@ -187,10 +258,21 @@ def test_training_lowers_the_loss(trainer_class: type, tmp_path) -> None:
         str(tmp_path), max_steps=20, learning_rate=1e-2, dynamics_learning_rate=1e-4, per_device_train_batch_size=8,
         report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no", logging_steps=5,
     )  # fmt: skip
-    trainer = trainer_class(model, args, train_dataset=Videos(), eval_dataset=Videos(labelled=True))
+    trainer = trainer_class(
+        model, args, train_dataset=Videos(), eval_dataset=Videos(labelled=True), compute_metrics=frame_metrics,
+        preprocess_logits_for_metrics=frame_statistics,
+    )  # fmt: skip
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
-    assert trainer.evaluate()["eval_loss"] < 0.5 * before
+    found = trainer.evaluate()
+    assert found["eval_loss"] < 0.5 * before
+    # Without the share of the absolute error the loss is the mean squared error.
+    assert found["eval_mse"] == pytest.approx(found["eval_loss"], rel=1e-5)
+    videos = torch.stack([Videos()[index]["pixel_values"] for index in range(8)])
+    with torch.no_grad():
+        error = model.eval()(videos).logits[:, :-1] - videos[:, 1:]
+    assert found["eval_mse_by_frame"] == pytest.approx(error.square().mean(dim=(0, 2, 3, 4)).tolist(), rel=1e-5)
+    assert found["eval_mae"] == pytest.approx(error.abs().mean().item(), rel=1e-5)
     if trainer_class is hf_ssm.SSMTrainer:
         rates = {p: group["initial_lr"] for group in trainer.optimizer.param_groups for p in group["params"]}
         operator = model.model.layers[0].mixer.ssm
@@ -247,10 +329,10 @@ def test_export_is_proved_without_hf_ssm(tmp_path) -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_exported_program_reads_any_number_of_frames(tmp_path) -> None:
-    model = make(sobolev_order=0.5)
+    model = make(num_hidden_layers=1)
     program = hub.export_program(model, tmp_path / "program", format="torch")
     frames = torch.rand(4, 21, 8, 8, 3)
-    found = program.components["model"].program.module()(pixel_values=frames, use_cache=False)
+    found = program.components["model"].program.module()(pixel_values=frames)
     torch.testing.assert_close(found.logits, model(frames).logits, rtol=1e-4, atol=1e-5)
 
 
@@ -280,7 +362,7 @@ def test_bad_arguments() -> None:
     cache = model(frames, use_cache=True).past_key_values
     for message, arguments in {
         "must be the video itself": {"labels": frames[:, 1:]},
-        "no τ to return.*kernels from one channel": {"output_tau": True, "use_cache": False},
+        "needs the whole sequence": {"output_tau": True, "use_cache": True},
         "states of 3 x 4 patches, but the frames have 4 x 4": {
             "pixel_values": torch.rand(2, 1, 8, 8, 3),
             "past_key_values": cache,
@@ -293,10 +375,6 @@ def test_bad_arguments() -> None:
         model(frames, attention_mask=torch.ones(2, 3))
     with pytest.raises(ValueError, match="`num_frames` must be a positive number, got 0"):
         model.generate_frames(frames, 0)
-    with pytest.raises(ValueError, match="no τ to return or to rescale by"):
-        hf_ssm.rescale_init_(model, {"pixel_values": frames})
-    with pytest.raises(ValueError, match="no kernels to report on"):
-        hf_ssm.theory_report(model, [{"pixel_values": frames}])
 
 
 @pytest.mark.parametrize(
@@ -308,8 +386,6 @@ def test_bad_arguments() -> None:
         ({"patch_size": 3}, "power of two that divides `hidden_size`=8, got 3"),
         ({"patch_size": 16}, "power of two that divides `hidden_size`=8"),
         ({"l1_weight": 1.5}, "`l1_weight` must be from 0 to 1"),
-        ({"tau_weight": 0.1}, "`tau_weight`=0.1 needs τ, but τ is defined for kernels from one channel to one"),
-        ({"rescale_init": True}, "`rescale_init`=True needs τ"),
         ({"bidirectional": True}, "it would read the frames it predicts"),
         ({"sobolev_order": 1.0, "sobolev_mode": "zero_phase"}, "it would read the frames it predicts"),
         ({"norm_type": "batch"}, "`norm_type` must be one of"),

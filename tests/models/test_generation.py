@@ -41,6 +41,11 @@ def make(make_model):
     return make_variant
 
 
+def assert_close(found, expected):
+    """Relative to the largest of the expected logits where all are small."""
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * min(1.0, expected.abs().max().item()))
+
+
 def read(model, ids, pieces, cache=None, mask=None):
     """Logits of `ids`, read in pieces of these lengths."""
     logits, start = [], 0
@@ -229,7 +234,7 @@ def test_left_padded_batch_generates_what_each_row_does(make, name):
     for row, tokens in enumerate(rows):
         alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
         assert torch.equal(together.sequences[row, 11:], alone.sequences[0, tokens.shape[1] :])
-        torch.testing.assert_close(torch.stack(together.logits)[:, row], torch.stack(alone.logits)[:, 0], **TOLERANCE)
+        assert_close(torch.stack(together.logits)[:, row], torch.stack(alone.logits)[:, 0])
 
 
 @torch.no_grad()
@@ -255,8 +260,8 @@ def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
         continued.append(out.logits)
     for row, (tokens, count) in enumerate(zip(prompts, counts, strict=True)):
         whole = model(torch.cat([tokens, more[row : row + 1]], dim=1)).logits[0]
-        torch.testing.assert_close(prompt_logits[row][mask[row, :12].bool()], whole[:count], **TOLERANCE)
-        torch.testing.assert_close(torch.cat(continued, dim=1)[row], whole[count:], **TOLERANCE)
+        assert_close(prompt_logits[row][mask[row, :12].bool()], whole[:count])
+        assert_close(torch.cat(continued, dim=1)[row], whole[count:])
 
 
 @torch.no_grad()

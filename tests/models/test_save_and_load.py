@@ -165,7 +165,8 @@ def test_autocast_leaves_the_scan_in_float32(make_model, flags: dict) -> None:
         found = model(tokens, output_tau=True)
     assert found.tau.dtype == whole.tau.dtype == torch.float32
     torch.testing.assert_close(found.tau, whole.tau, rtol=0.05, atol=0)
-    torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1)
+    size = whole.last_hidden_state.abs().max().item()
+    torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1 * size)
 
 
 def test_an_unpickled_configuration_registers_the_models(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ class SSMConfig(PreTrainedConfig):
         tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
             state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
+        output_clip (`float`, *optional*): R: the logits of the classifier and regression heads are clipped to [-R, R]
+            (clip_R of Nishikawa & Suzuki, Section 3). Heads that predict tokens refuse it.
         tie_word_embeddings (`bool`, defaults to `False`): Share the embedding with the language-model head.
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
         rc_equivariant (`bool`, defaults to `False`): Read a DNA sequence and its reverse complement with the same
@@ -172,7 +174,7 @@ class SSMConfig(PreTrainedConfig):
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
         *("vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_input_channels", "frequency_scale"),
-        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon"),
+        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "output_clip"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
@@ -212,6 +214,7 @@ class SSMConfig(PreTrainedConfig):
     classifier_dropout: float | int = 0.0
     tie_dropout: bool = False
     classifier_bias: bool = True
+    output_clip: float | int | None = None
     tie_word_embeddings: bool = False
     use_cache: bool = True
     rc_equivariant: bool = False
@@ -396,6 +399,11 @@ class SSMConfig(PreTrainedConfig):
     def mlp_size(self) -> int | None:
         """Width of each block's MLP; `None` where there is none."""
         return None
+
+    @property
+    def num_mlp_layers(self) -> int:
+        """Linear maps of each block's MLP."""
+        return 2
 
     @property
     def has_final_norm(self) -> bool:

@@ -73,6 +73,10 @@ class _TokenHead(SSMPreTrainedModel):
                 f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
                 "set `rc_equivariant=True`."
             )
+        if config.output_clip is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
+            )
         super().__init__(config)
         self.model = self.backbone_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -270,7 +274,7 @@ class SSMForMaskedLM(_TokenHead):
         super().__init__(config)
 
 
-class _LabelHead(SSMPreTrainedModel):
+class LabelHead(SSMPreTrainedModel):
     """Shared by the heads with `num_labels` outputs: backbone, dropout, linear map."""
 
     parameter_quantity = "head"
@@ -283,7 +287,7 @@ class _LabelHead(SSMPreTrainedModel):
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.num_labels = config.num_labels or 0
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
+        self.classifier: nn.Module = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
@@ -329,6 +333,8 @@ class _LabelHead(SSMPreTrainedModel):
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
         scores = partial(self._logits, mask=mask, documents=documents)
         logits = mean_scores(scores, hidden_states) if both_strands else scores(hidden_states)
+        if self.config.output_clip is not None:
+            logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
         if labels is not None:
             check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(logits, labels, mask)
@@ -345,7 +351,7 @@ class _LabelHead(SSMPreTrainedModel):
         raise NotImplementedError
 
 
-class SSMForSequenceClassification(_LabelHead):
+class SSMForSequenceClassification(LabelHead):
     """Pooled backbone and a linear map to `(B, num_labels)`.
 
     With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those
@@ -372,7 +378,7 @@ class SSMForSequenceClassification(_LabelHead):
         return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
 
 
-class SSMForTokenClassification(_LabelHead):
+class SSMForTokenClassification(LabelHead):
     """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored.
 
     With `rc_equivariant` or `rc_conjoin`, the scores at a position are the mean of those of the sequence there and of
@@ -385,7 +391,7 @@ class SSMForTokenClassification(_LabelHead):
         return self.loss_function(logits, labels, self.config)
 
 
-class SSMForSignalRegression(_LabelHead):
+class SSMForSignalRegression(LabelHead):
     """Continuous inputs to continuous outputs.
 
     `input_values` `(B, L, C_in)` with C_in = `num_input_channels` (1 where the configuration has `None`) to `logits`
@@ -446,6 +452,7 @@ class SSMForSignalRegression(_LabelHead):
 
 
 __all__ = [
+    "LabelHead",
     "SSMForCausalLM",
     "SSMForMaskedLM",
     "SSMForSequenceClassification",

@@ -6,17 +6,17 @@ from typing import ClassVar
 from transformers import PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-from hf_ssm.modules.convs5 import NO_TAU
 
-# Fields of `SSMConfig` that a model of videos reads, or that cannot mislead (token ids). Others keep their defaults.
+# Fields of `SSMConfig` that a model of videos reads, or that transformers sets for any model (token ids, tied words).
+# Others have to keep their defaults.
 _SHARED = frozenset(
     {
         *("bidirectional", "bos_token_id", "discretization", "embedding_dropout", "eos_token_id", "frequency_scale"),
         *("frequency_shift", "hidden_dropout", "hidden_size", "init", "initializer_range", "layer_norm_epsilon"),
         *("norm_first", "norm_type", "num_hidden_layers", "pad_token_id", "rescale_init", "rescaled"),
         *("residual_in_fp32", "sobolev_frequency", "sobolev_mode", "sobolev_order", "sobolev_trainable", "state_size"),
-        *("tau_detach_statistics", "tau_statistics", "tau_weight", "time_step_max", "time_step_min", "use_cache"),
-        *("use_residual", "vocab_size"),
+        *("tau_detach_statistics", "tau_statistics", "tau_weight", "tie_word_embeddings", "time_step_max"),
+        *("time_step_min", "use_cache", "use_residual", "vocab_size"),
     }
 )
 
@@ -26,7 +26,7 @@ class ConvS5Config(SSMConfig):
     r"""
     ConvS5: strided convolutions encode each frame, blocks of a norm, a convolutional state space model over time, an
     activation and a (gated) linear map predict the next one, and transposed convolutions decode it. See `SSMConfig`
-    for the arguments all families share; those of token sequences and of τ have to keep their defaults.
+    for the arguments all families share; those of token sequences have to keep their defaults.
 
     Args:
         num_channels (`int`, defaults to 3): Channels C of the frames `(B, T, H, W, C)`.
@@ -85,9 +85,6 @@ class ConvS5Config(SSMConfig):
                     f"at {shared[name]!r}."
                 )
         super().check()
-        for name in ("tau_weight", "rescale_init"):
-            if getattr(self, name):
-                raise ValueError(f"`{name}`={getattr(self, name)!r} needs τ, but {NO_TAU}: leave `{name}` out.")
         if self.non_causal_flag is not None:
             raise ValueError(f"ConvS5 cannot have {self.non_causal_flag}: it would read the frames it predicts.")
         for name in ("input_kernel_size", "output_kernel_size", "skip_kernel_size"):

@@ -90,7 +90,7 @@ class ConvS5Mixer(nn.Module):
         mask: Tensor | None = None,
         output_tau: bool = False,
         state: LayerState | None = None,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         output, tau = self.ssm(hidden_states, output_tau=output_tau, state=state)
         if state is not None and state.last_position_only:
             output = output[:, -1:]
@@ -142,22 +142,23 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             pixel_values: Frames `(B, T, H, W, C)` from 0 to 1; H and W are multiples of `patch_size`.
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: those
                 of the encoder); default: the configuration's.
-            output_tau: `False`: ConvS5 has no τ.
+            output_tau: Return τ of each layer (see `ConvS5`); needs whole videos.
             past_key_values: Continue the videos of this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the configuration's, outside training.
 
         Raises:
             TypeError: An argument that the model does not read, or frames that are not floating point numbers.
-            ValueError: Frames of another shape, on a CPU also with NaN or infinite values; τ is requested; a cache
-                together with gradient checkpointing, of another model, batch size or size of frames.
+            ValueError: Frames of another shape, on a CPU also with NaN or infinite values; a cache together with τ or
+                gradient checkpointing, of another model, batch size or size of frames.
         """
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
         hidden_states = self.encoder(pixel_values.to(self.encoder.convolutions[0].weight.dtype))
         cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         hidden_states = self.dropout(hidden_states)
+        taus: list[Tensor] = []
         if cache is None:
-            all_hidden_states, _ = self._run(hidden_states, None, output_tau)
+            all_hidden_states, taus = self._run(hidden_states, None, output_tau)
         else:
             self._check_size(hidden_states, cache)
             if not cache.belongs_to(self):
@@ -169,6 +170,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             last_hidden_state=all_hidden_states[-1],
             past_key_values=cache,
             hidden_states=selected_states(all_hidden_states, output_hidden_states),
+            tau=torch.stack(taus) if output_tau else None,
         )
 
     def _check_frames(self, pixel_values: Any) -> None:
@@ -269,9 +271,10 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
             logits=frames,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            tau=outputs.tau,
         )
 
-    def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(

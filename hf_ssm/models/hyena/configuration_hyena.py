@@ -12,12 +12,21 @@ class HyenaConfig(SSMConfig):
     gated long convolutions and an MLP, pre-norm. See `SSMConfig` for the arguments all families share. Checkpoints of
     HyenaDNA (`LongSafari/hyenadna-*-hf`, of `model_type` "hyenadna") load through `from_pretrained`.
 
+    The class of networks of Nishikawa & Suzuki, Section 3, is `hyena_order=1`, `filter_type="sinusoid"`,
+    `conv_kernel=0`, `use_bias=False`, `use_skip=False`, `use_output_projection=False`, `hidden_act="relu"`, `mlp_depth`
+    (L), `intermediate_size` (W), `norm_type="none"`, `use_residual=False` and `output_clip` (R); see
+    `examples/gated_convolution.py`.
+
     Args:
-        hyena_order (`int`, defaults to 2): Number of gates (two or more); there is one long filter fewer.
+        hyena_order (`int`, defaults to 2): Number of gates; there is one long filter fewer. 1: one gate after one
+            filter, (W_Q h) ⊙ (k ∗ W_V h), as in Nishikawa & Suzuki.
         filter_type (`str`, defaults to `"implicit"`): `"implicit"` (Hyena: sine MLP with exponential window),
             `"sinusoid"` (Nishikawa & Suzuki 2025, Section 3), `"s4d"` or `"s4"` (H3-style).
-        conv_kernel (`int`, defaults to 3): Taps of the short convolution.
+        conv_kernel (`int`, defaults to 3): Taps of the short convolution; 0: there is none.
         intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
+        mlp_depth (`int`, defaults to 2): Number of linear maps of the MLP, with activations between them.
+        use_skip (`bool`, defaults to `True`): Feed-through of the long convolutions.
+        use_output_projection (`bool`, defaults to `True`): Linear map after the last gate.
         max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is
             normalised by it. Other filter types have no limit.
         filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
@@ -31,6 +40,8 @@ class HyenaConfig(SSMConfig):
             implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
             the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
+        sinusoid_inclusive (`bool`, defaults to `False`): The lags of the sinusoid filter are 0 to U - 1, as in the
+            paper's proof of Theorem 4.2 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
         n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
             (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
@@ -62,16 +73,19 @@ class HyenaConfig(SSMConfig):
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
         *SSMConfig.positive_fields,
-        *("conv_kernel", "filter_activation_frequency", "filter_order", "intermediate_size"),
-        *("max_position_embeddings", "n_ssm", "sinusoid_window"),
+        *("filter_activation_frequency", "filter_order", "hyena_order", "intermediate_size"),
+        *("max_position_embeddings", "mlp_depth", "n_ssm", "sinusoid_window"),
     )
-    non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "num_inner_mlps")
-    count_fields: ClassVar[tuple[str, ...]] = ("num_inner_mlps",)
+    non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "conv_kernel", "num_inner_mlps")
+    count_fields: ClassVar[tuple[str, ...]] = ("mlp_depth", "num_inner_mlps")
 
     hyena_order: int = 2
     filter_type: str = "implicit"
     conv_kernel: int = 3
     intermediate_size: int | None = None
+    mlp_depth: int = 2
+    use_skip: bool = True
+    use_output_projection: bool = True
     max_position_embeddings: int = 1024
     filter_order: int = 64
     filter_emb_dim: int = 5
@@ -81,6 +95,7 @@ class HyenaConfig(SSMConfig):
     filter_window_shift: float | int = 0.05
     filter_positions: str = "computed"
     sinusoid_window: int | None = None
+    sinusoid_inclusive: bool = False
     n_ssm: int | None = None
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
@@ -93,8 +108,6 @@ class HyenaConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
-        if self.hyena_order < 2:
-            raise ValueError(f"`hyena_order` must be 2 or more (two gates around a filter), got {self.hyena_order}.")
         if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
             raise ValueError(
                 "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "
@@ -105,7 +118,7 @@ class HyenaConfig(SSMConfig):
             self._check_copies(self.n_ssm)
 
     def _check_copies(self, copies: int) -> None:
-        filters = max(1, self.hyena_order - 1) * self.hidden_size
+        filters = self.num_filters * self.hidden_size
         if self.filter_type not in ("s4d", "s4"):
             raise ValueError(
                 f"`n_ssm`={copies} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state matrix: "
@@ -135,6 +148,16 @@ class HyenaConfig(SSMConfig):
     def mlp_size(self) -> int | None:
         """Width of each block's MLP."""
         return self.intermediate_size
+
+    @property
+    def num_mlp_layers(self) -> int:
+        """Linear maps of each block's MLP."""
+        return self.mlp_depth
+
+    @property
+    def num_filters(self) -> int:
+        """Long filters of a layer for each channel."""
+        return max(1, self.hyena_order - 1)
 
     @property
     def longest_input(self) -> int | None:

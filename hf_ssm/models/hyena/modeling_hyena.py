@@ -15,13 +15,16 @@ from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.short_convolution import ShortConvolution
+from hf_ssm.modules.short_convolution import ShortConvolution, masked
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.documents import Documents
 
 
 class HyenaMixer(nn.Module):
     """v ← x_o ⊙ v, v ← k_o ∗ v for o = order-1, ..., 1; y = W_out (x_0 ⊙ v), with [x_0, ..., v] = short(W_in h).
+
+    With order 1 there is no gate before the filter: y = W_out (x_0 ⊙ (k ∗ v)). Short convolution and W_out may be left
+    out.
 
     Source: Nishikawa & Suzuki 2025, Section 3; the practical form is HyenaDNA's operator.
     """
@@ -32,10 +35,14 @@ class HyenaMixer(nn.Module):
         size = config.hidden_size
         width = (self.order + 1) * size
         self.in_proj = nn.Linear(size, width, bias=config.use_bias)
-        self.short_filter = ShortConvolution(width, config.conv_kernel, bidirectional=bool(config.bidirectional))
-        filters = build_filter(config, config.filter_type, (self.order - 1) * size)
-        self.long_conv = LongConvolution.from_config(config, layer_idx, filters, groups=self.order - 1)
-        self.out_proj = nn.Linear(size, size, bias=config.use_bias)
+        self.short_filter = None
+        if config.conv_kernel:
+            self.short_filter = ShortConvolution(width, config.conv_kernel, bidirectional=bool(config.bidirectional))
+        groups = config.num_filters
+        filters = build_filter(config, config.filter_type, groups * size)
+        flags = {"groups": groups, "use_skip": config.use_skip}
+        self.long_conv = LongConvolution.from_config(config, layer_idx, filters, **flags)
+        self.out_proj = nn.Linear(size, size, bias=config.use_bias) if config.use_output_projection else nn.Identity()
 
     def forward(
         self,
@@ -46,13 +53,18 @@ class HyenaMixer(nn.Module):
         documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         # All streams are zero at padding, and so is each product with one.
-        streams = self.short_filter(self.in_proj(hidden_states), state, mask, documents=documents)
+        streams = self.in_proj(hidden_states)
+        if self.short_filter is None:
+            streams = masked(streams, mask)
+        else:
+            streams = self.short_filter(streams, state, mask, documents=documents)
         *gates, value = streams.chunk(self.order + 1, dim=-1)
         own = {"output_tau": output_tau, "documents": documents}
         kernels = self.long_conv.kernels_for(hidden_states, **own) if state is None else None
         taus = []
-        for group, gate in enumerate(reversed(gates[1:])):
-            gated = value * gate
+        before_filters: list[Tensor | None] = [*reversed(gates[1:])] or [None]
+        for group, gate in enumerate(before_filters):
+            gated = value if gate is None else value * gate
             if state is None:
                 value, tau = self.long_conv(gated, kernels, mask, group=group, **own)
                 taus.append(tau)

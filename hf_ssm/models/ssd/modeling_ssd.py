@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `C` channels of the sho
 and N states), `H` heads. Padding is read as zeros by everything that mixes positions.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,7 +19,9 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
+from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
@@ -144,6 +147,10 @@ class SSDPreTrainedModel(SSMPreTrainedModel):
 class SSDModel(SSDPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
+    def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
+        stepped = step_of_ssd_blocks(SSDMixer, self.layers, self.norm, hidden_states, mask, states)
+        return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
+
 
 class SSDForCausalLM(SSDPreTrainedModel, SSMForCausalLM):
     """Next-token prediction: see `SSMForCausalLM`."""
@@ -159,6 +166,12 @@ class SSDForMaskedLM(SSDPreTrainedModel, SSMForMaskedLM):
 
 class SSDForSequenceClassification(SSDPreTrainedModel, SSMForSequenceClassification):
     """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForSequencePairClassification(SSDPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
 
     backbone_class = SSDModel
 
@@ -179,6 +192,7 @@ __all__ = [
     "SSDForCausalLM",
     "SSDForMaskedLM",
     "SSDForSequenceClassification",
+    "SSDForSequencePairClassification",
     "SSDForSignalRegression",
     "SSDForTokenClassification",
     "SSDModel",

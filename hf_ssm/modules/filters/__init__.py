@@ -33,7 +33,8 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
             **frequencies,
         )
     if kind == "sinusoid":
-        return SinusoidFilter(channels, directions, window=config.sinusoid_window, **frequencies)
+        window = {"window": config.sinusoid_window, "inclusive": config.sinusoid_inclusive}
+        return SinusoidFilter(channels, directions, **window, **frequencies)
     return StateSpaceFilter(
         channels,
         directions,

@@ -6,6 +6,7 @@ nearest first.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _TAPS = 1 << 22
 
 
 class SinusoidFilter(LongFilter):
-    """k_t = c₁ cos(2π a₁ t / U) + c₂ sin(2π a₂ t / U) for t < U, and 0 beyond.
+    """k_t = c₁ cos(2π a₁ t / U) + c₂ sin(2π a₂ t / U) for t < U (`inclusive`: t <= U), and 0 beyond.
 
     The frequencies a are drawn uniformly from [0, U/8] periods per window, times `frequency_scale`, plus
     `frequency_shift`; the amplitudes c are normal with variance 1/U, so that the kernel has an expected squared
@@ -33,10 +34,18 @@ class SinusoidFilter(LongFilter):
     """
 
     def __init__(
-        self, channels: int, directions: int, *, window: int, frequency_scale: float = 1.0, frequency_shift: float = 0.0
+        self,
+        channels: int,
+        directions: int,
+        *,
+        window: int,
+        inclusive: bool = False,
+        frequency_scale: float = 1.0,
+        frequency_shift: float = 0.0,
     ):
         super().__init__(channels, directions)
         self.window = window
+        self.inclusive = inclusive
         self.frequency_scale = frequency_scale
         self.frequency_shift = frequency_shift
         self.amplitudes = fp32_parameter(2, directions, channels)
@@ -57,25 +66,26 @@ class SinusoidFilter(LongFilter):
 
     @property
     def support(self) -> int:
-        return self.window
+        return self.window + self.inclusive
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
+        taps = partial(sinusoid_kernel, window=self.window, length=length, inclusive=self.inclusive)
         if is_exporting() or torch.is_grad_enabled() or len(c1) * length <= _TAPS:
-            kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length)
+            kernel = taps(c1, c2, a1, a2)
         else:
             kernel = c1.new_empty(len(c1), length)
             size = max(1, _TAPS // length)
             parts = (slice(start, start + size) for start in range(0, len(c1), size))
             for part in parts:
-                kernel[part] = sinusoid_kernel(c1[part], c2[part], a1[part], a2[part], self.window, length)
+                kernel[part] = taps(c1[part], c2[part], a1[part], a2[part])
         return kernel.unflatten(0, (self.directions, self.channels))
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         amplitudes, frequencies = self.amplitudes.flatten(1), self.frequencies.flatten(1)
         if rows is not None:
             amplitudes, frequencies = amplitudes[:, rows], frequencies[:, rows]
-        return sinusoid_response(omega, amplitudes[0], amplitudes[1], frequencies[0], frequencies[1], self.window)
+        return sinusoid_response(omega, *amplitudes, *frequencies, self.window, inclusive=self.inclusive)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

@@ -74,9 +74,17 @@ def _complex_tile(like, a, a_step, a_line, b, state, x, grad, before, sizes, sta
         for m in range(start, end):
             row = at + 2 * m * states
             line = decay + m * a_line
-            if t > 0 or state != 0:
-                Z = X if t > 0 else pointer(state, like)
-                past = previous + 2 * m * states if t > 0 else 2 * m * states
+            # Not one loop with a chosen pointer, which LLVM does not vectorise.
+            if t > 0:
+                past = previous + 2 * m * states
+                for s in range(first, last):
+                    ar, ai = A[line + 2 * s], sign * A[line + 2 * s + 1]
+                    zr, zi = X[past + 2 * s], X[past + 2 * s + 1]
+                    X[row + 2 * s] = ar * zr - ai * zi + B[row + 2 * s]
+                    X[row + 2 * s + 1] = ar * zi + ai * zr + B[row + 2 * s + 1]
+            elif state != 0:
+                Z = pointer(state, like)
+                past = 2 * m * states
                 for s in range(first, last):
                     ar, ai = A[line + 2 * s], sign * A[line + 2 * s + 1]
                     zr, zi = Z[past + 2 * s], Z[past + 2 * s + 1]

@@ -94,9 +94,8 @@ def _states_by_blocks(a: Tensor, b: Tensor, state: Tensor | None) -> Tensor:
     padding = (0, 0, 0, 0, 0, -length % _SCAN_BLOCK)
     states = F.pad(b, padding).unflatten(1, (-1, _SCAN_BLOCK))
     # `(1 or B, 1 or K, T, 1 or M, S)`.
-    products = (F.pad(a, padding) if a.shape[1] > 1 else a.expand(-1, _SCAN_BLOCK, -1, -1)).unflatten(
-        1, (-1, _SCAN_BLOCK)
-    )
+    products = F.pad(a, padding) if a.shape[1] > 1 else a.expand(-1, _SCAN_BLOCK, -1, -1)
+    products = products.unflatten(1, (-1, _SCAN_BLOCK))
     decays, products = products.unbind(2), products.clone(memory_format=torch.contiguous_format)
     for t in range(1, _SCAN_BLOCK):
         states[:, :, t].addcmul_(decays[t], states[:, :, t - 1])

@@ -20,9 +20,19 @@ def _check_window(window: int) -> None:
 
 
 def sinusoid_kernel(
-    c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int, length: int
+    c1: torch.Tensor,
+    c2: torch.Tensor,
+    a1: torch.Tensor,
+    a2: torch.Tensor,
+    window: int,
+    length: int,
+    *,
+    inclusive: bool = False,
 ) -> torch.Tensor:
     """Two-frequency filter `k[t] = c1 cos(2π a1 t / U) + c2 sin(2π a2 t / U)` for `t < U`, 0 from `t = U` on.
+
+    Section 3 of the paper does not say whether the lag U is part of the window. The proof of its Theorem 4.2 sums over
+    the lags 0 to U - 1, and the constructions of Appendices E and F over 0 to U: `inclusive`.
 
     Args:
         c1: Amplitude of the cosine `(D,)`.
@@ -31,6 +41,7 @@ def sinusoid_kernel(
         a2: Frequency of the sine in turns per window `(D,)`.
         window: `U`, in positions.
         length: Number of taps `L`.
+        inclusive: Whether the tap at the lag U is that of the formula instead of 0.
 
     Returns:
         `(D, L)`.
@@ -38,18 +49,20 @@ def sinusoid_kernel(
     Raises:
         ValueError: `window` or `length` below 1.
 
-    Source: Nishikawa & Suzuki 2025, Section 3 (ii); the convolution sums over lags 0 to U - 1 (their proof of
-    Thm 4.2).
+    Source: Nishikawa & Suzuki 2025, Section 3 (ii).
     """
     _check_window(window)
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length!r}")
-    t = torch.arange(length if is_exporting() else min(window, length), device=a1.device, dtype=a1.dtype)
+    taps_in_window = window + inclusive
+    t = torch.arange(length if is_exporting() else min(taps_in_window, length), device=a1.device, dtype=a1.dtype)
     phase = 2 * math.pi / window * t
     taps = c1.unsqueeze(-1) * torch.cos(a1.unsqueeze(-1) * phase) + c2.unsqueeze(-1) * torch.sin(
         a2.unsqueeze(-1) * phase
     )
-    return taps * (t < window) if is_exporting() else torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+    if is_exporting():
+        return taps * (t < taps_in_window)
+    return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
 
 
 def sinusoid_ssm(
@@ -57,7 +70,7 @@ def sinusoid_ssm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The filter of `sinusoid_kernel` as a discrete state space model of two rotations.
 
-    Its impulse response `C A_bar^t B_bar` equals the kernel for `t < window`, and continues beyond it.
+    Its impulse response `C A_bar^t B_bar` equals the kernel in its window, and continues beyond it.
 
     Args:
         c1: Amplitude of the cosine `(D,)`.
@@ -94,7 +107,14 @@ def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def sinusoid_response(
-    omega: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
+    omega: torch.Tensor,
+    c1: torch.Tensor,
+    c2: torch.Tensor,
+    a1: torch.Tensor,
+    a2: torch.Tensor,
+    window: int,
+    *,
+    inclusive: bool = False,
 ) -> torch.Tensor:
     """Response of `sinusoid_kernel`, whose taps end at its window: four finite geometric sums.
 
@@ -105,6 +125,7 @@ def sinusoid_response(
         a1: Frequency of the cosine in turns per window `(D,)`.
         a2: Frequency of the sine in turns per window `(D,)`.
         window: `U`, in positions.
+        inclusive: As for `sinusoid_kernel`.
 
     Returns:
         `(D, S)`, complex128.
@@ -116,5 +137,6 @@ def sinusoid_response(
     omega = omega.to(torch.float64)
     c1, c2, a1, a2 = (t.to(torch.float64).unsqueeze(-1) for t in (c1, c2, a1, a2))
     cosine, sine = 2 * math.pi / window * a1, 2 * math.pi / window * a2
-    response = c1 / 2 * (_geometric(cosine - omega, window) + _geometric(-cosine - omega, window))
-    return response - 1j * c2 / 2 * (_geometric(sine - omega, window) - _geometric(-sine - omega, window))
+    count = window + inclusive
+    response = c1 / 2 * (_geometric(cosine - omega, count) + _geometric(-cosine - omega, count))
+    return response - 1j * c2 / 2 * (_geometric(sine - omega, count) - _geometric(-sine - omega, count))

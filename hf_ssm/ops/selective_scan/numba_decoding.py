@@ -32,16 +32,28 @@ from hf_ssm.ops.cpu.vector import (
 )
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 
-__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
+__all__ = [
+    "LOG2_E",
+    "NORMS",
+    "NO_NORM",
+    "ZERO",
+    "BlocksStep",
+    "add_rows",
+    "apply_linear",
+    "apply_norm",
+    "convolve",
+    "scan_step_numba",
+    "supports_scan_step",
+]
 
-_NORMS = ("none", "layer", "rms")
-_NO_NORM, _LAYER_NORM = 0, 1
-_ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
-_LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
+NORMS = ("none", "layer", "rms")
+NO_NORM, _LAYER_NORM = 0, 1
+ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
 
 
 @kernel
-def _apply_linear(like, x, weight, bias, y, rows, columns):
+def apply_linear(like, x, weight, bias, y, rows, columns):
     """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
 
     Takes half the time of torch's matrix-vector product, and as long as reading the weights.
@@ -60,11 +72,11 @@ def _apply_linear(like, x, weight, bias, y, rows, columns):
             s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
         out[row] = total(add(add(s0, s1), add(s2, s3)))
     if bias != 0:
-        _add(like, y, bias, y, rows)
+        add_rows(like, y, bias, y, rows)
 
 
 @kernel
-def _add(like, a, b, y, count):
+def add_rows(like, a, b, y, count):
     """`y = a + b`."""
     left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
     for i in range(0, count, LANES):
@@ -72,7 +84,7 @@ def _add(like, a, b, y, count):
 
 
 @kernel
-def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
+def apply_norm(like, x, kind, epsilon, weight, bias, y, count):
     """Layer norm, RMS norm or none; `y` may be `x`."""
     v, out = pointer(x, like), pointer(y, like)
     mean = like
@@ -82,10 +94,10 @@ def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
             summed = add(summed, load_some(v, i, count - i))
         mean = total(summed) / count
     square = like
-    if kind != _NO_NORM:
+    if kind != NO_NORM:
         for i in range(count):
             square += (v[i] - mean) * (v[i] - mean)
-    scale = 1 / math.sqrt(square / count + epsilon) if kind != _NO_NORM else 1.0
+    scale = 1 / math.sqrt(square / count + epsilon) if kind != NO_NORM else 1.0
     for i in range(count):
         value = (v[i] - mean) * scale
         if weight != 0:
@@ -96,7 +108,7 @@ def _apply_norm(like, x, kind, epsilon, weight, bias, y, count):
 
 
 @kernel
-def _convolve(like, u, past, weight, bias, new_past, y, channels, taps):
+def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
     """The short convolution with SiLU.
 
     Args:
@@ -189,25 +201,25 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
     for row in range(batch):
         source, target = hidden + row * size * item, new_hidden + row * size * item
         read = source
-        if norm_first and kind != _NO_NORM:
-            _apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
+        if norm_first and kind != NO_NORM:
+            apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
             read = scratch
-        _apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
+        apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
         at = row * (taps - 1) * channels * item
         before, after = past + at, new_past + at
-        _convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
-        _apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
-        _apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
+        convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
+        apply_linear(like, convolved, x_weight, 0, selected, rank + 2 * states, channels)
+        apply_linear(like, selected, dt_weight, dt_bias, step, channels, rank)
         for k in range(0, channels, LANES):
             store_some(d, k, softplus(load_some(d, k, channels - k)), channels - k)
         at = row * channels * states * item
         held = state + at, new_state + at
         _scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
-        _apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
+        apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
         if residual:
-            _add(like, source, target, target, size)
-        if not norm_first and kind != _NO_NORM:
-            _apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
+            add_rows(like, source, target, target, size)
+        if not norm_first and kind != NO_NORM:
+            apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
 
 
 @kernel
@@ -265,10 +277,10 @@ def _blocks_step(
         memory = pasts + a, memories + b, new_pasts + a, new_memories + b
         _block_step(like, log2_e, item, batch, source, target, memory, scratch, weights[i], norm, flags, sizes)
         source, target = target, target + batch * size * item
-    if norm_first and kind != _NO_NORM:
+    if norm_first and kind != NO_NORM:
         for row in range(batch):
             at = source + row * size * item
-            _apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
+            apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
 
 
 def _address(t: Tensor | None) -> int:
@@ -295,9 +307,9 @@ class BlocksStep:
         self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
         self.scratch_size = size + 5 * channels + rank + 2 * states
         self.arguments = (
-            *(_ZERO[self.dtype], _LOG2_E[self.dtype], w.A.element_size()),
+            *(ZERO[self.dtype], LOG2_E[self.dtype], w.A.element_size()),
             *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
-            *(_NORMS.index(options.norm), *options[1:]),
+            *(NORMS.index(options.norm), *options[1:]),
             *(size, channels, states, rank, taps),
         )
 
@@ -348,7 +360,7 @@ def scan_step_numba(
         x, step, b, c, before, after, out = per_row
         gate = 0 if z is None else z[row].data_ptr()
         _scan_step(
-            *(_ZERO[u.dtype], _LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, _address(D), gate),
+            *(ZERO[u.dtype], LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, _address(D), gate),
             *(before, after, out, *A.shape),
         )
     return y, new

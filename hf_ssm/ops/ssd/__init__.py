@@ -12,7 +12,7 @@ where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H 
 - `chunked.py`: PyTorch, quadratic within chunks, a loop over chunks; `chunks.py` the layouts;
 - `levels.py`: without loops, for exported programs;
 - `numba*.py`: compiled kernels for CPUs;
-- `step.py`: one position.
+- `step.py`: one position; `decoding.py` one position through all blocks of a Mamba-2 model.
 
 Source: Dao & Gu 2024 (Mamba-2), Sections 5 and 6.
 """

@@ -37,15 +37,17 @@ from hf_ssm.ops.ssd.chunks import (
 
 __all__ = ["ChunkedSSD", "chunked_ssd"]
 
-# The products with states cost the same for every size; those within chunks grow with it.
+# The products with states cost the same for every size; those within chunks grow with it. On a CPU longer chunks than
+# this are slower in any case; on an accelerator they take fewer calls.
 _CHUNK = 64
 # Numbers of a matrix of decays that are computed at once: for the caches of a CPU, and for the memory of a GPU.
 _SPAN_ON_CPU, _SPAN = 2**21, 2**26
 
 
-def _chunk_size(length: int, wanted: int | None) -> int:
+def _chunk_size(x: Tensor, wanted: int | None) -> int:
     """A power of two: `wanted` or the default rounded up, but no more than hold the whole sequence."""
-    return 1 << (min(length, _CHUNK if wanted is None else wanted) - 1).bit_length()
+    size = _CHUNK if wanted is None or (wanted > _CHUNK and x.device.type == "cpu") else wanted
+    return 1 << (min(x.shape[1], size) - 1).bit_length()
 
 
 def _reversed_sums(t: Tensor) -> Tensor:
@@ -259,8 +261,8 @@ def chunked_ssd(
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state; for the arguments see `loop_ssd`."""
-    (batch, length, heads, channels), (groups, states) = x.shape, B.shape[2:]
-    size = _chunk_size(length, chunk_size)
+    (batch, _, heads, channels), (groups, states) = x.shape, B.shape[2:]
+    size = _chunk_size(x, chunk_size)
     with no_autocast(x.device):
         if state is None:
             rows = x.new_zeros(batch, groups, states, heads // groups * channels)

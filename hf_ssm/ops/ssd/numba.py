@@ -21,9 +21,10 @@ from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["ssd_numba", "supports_ssd"]
 
-# Positions of a chunk: the products with states cost the same for each size, those within chunks grow with it, and
-# shorter chunks load and keep more states.
-_CHUNK, _MAX_CHUNK = 64, 256
+# Positions of a chunk at most. The products with states cost the same for each size, and those within chunks grow with
+# it; shorter chunks load and keep more states. With 64 a forward and backward is fastest for 16 to 256 states, and at
+# least twice as fast as the torch path, so that this kernel runs wherever it can: `python benchmarks/speed.py ssd`.
+_CHUNK = 64
 # Heads of a task at most, for the cache, and the number of tasks to aim for. Tasks do not depend on the number of
 # threads, and so neither do sums.
 _MAX_WIDTH, _TASKS = 8, 8
@@ -54,7 +55,7 @@ def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
 
 
 def _chunk_size(length: int, wanted: int | None) -> int:
-    return _round_up(min(length, _CHUNK if wanted is None else min(wanted, _MAX_CHUNK)), LANES)
+    return _round_up(min(length, _CHUNK if wanted is None else min(wanted, _CHUNK)), LANES)
 
 
 def _kept_shape(x: Tensor, B: Tensor, chunk: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
 __all__ = ["ssd_step", "step_torch"]
@@ -71,4 +71,7 @@ def step_torch(
     return y, state.flatten(1, 2)
 
 
-_SSD_STEP = Operation(torch=step_torch)
+_SSD_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "ssd_step_numba", "supports_ssd_step"),
+    torch=step_torch,
+)

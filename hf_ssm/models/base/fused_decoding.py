@@ -1,0 +1,158 @@
+"""Fused single-token decoding; falls back to the blocks where one of them is non-standard.
+
+Dimensions: `B` batch, `L` length, `H` hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from hf_ssm.modules.projection import has_standard_forward
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.backends import is_enabled
+from hf_ssm.ops.context import is_plain_call
+
+__all__ = ["FUSED_NORMS", "fused_step", "standard_parts"]
+
+# For larger batches, matrix products read the weights less often than the kernel does.
+_MAX_BATCH = 8
+
+FUSED_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
+"""Classes of norms that the kernels compute, and their names there."""
+
+
+def fused_step(
+    blocks: nn.ModuleList,
+    norm: nn.Module | None,
+    hidden_states: Tensor,
+    mask: Tensor | None,
+    states: Sequence[LayerState],
+    read: Callable[[Any], tuple[Any, Any] | None],
+    find: Callable[..., Any],
+) -> list[Tensor] | None:
+    """Compute one position of all blocks in one compiled kernel, without calling the modules.
+
+    Supported are blocks in float32 on a CPU that continue a sequence, without gradients, mask, MLP, Sobolev filter,
+    dropout or rescaling. All modules must be of the standard classes and without hooks, which excludes adapters,
+    quantisation, parametrisations and offloading. This is checked at every position, since it may change between two of
+    them.
+
+    Args:
+        blocks: The blocks.
+        norm: The norm after the last block.
+        hidden_states: `(B, L, H)`.
+        mask: `(B, L)` or `None`.
+        states: States of the blocks, updated in place.
+        read: The weights of a block, a named tuple of tensors and `None`, and its options, a named tuple with an
+            `epsilon`; `None` unless the block computes what the kernel does.
+        find: Called with the weights of all blocks, the options, and weight and bias of the norm; returns a function of
+            the hidden states and the states of convolutions and scans, or `None`.
+
+    Returns:
+        The output of each block, `(B, 1, H)`, the last after the norm; `None` if the blocks must be called.
+    """
+    # A compiled or exported program would be one of this batch size only.
+    if torch.compiler.is_compiling() or mask is not None or not states:
+        return None
+    if hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
+        return None
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not is_enabled("numba"):
+        return None
+    memories: list[Any] = [state.tensors.get(name) for name in ("short_conv", "scan") for state in states]
+    if not all(t is not None and t.is_cpu and t.dtype == torch.float32 for t in (hidden_states, *memories)):
+        return None
+    if not is_plain_call(hidden_states, *memories):
+        return None
+    step = _find_step(blocks, norm, states[0].constants, read, find)
+    if step is None:
+        return None
+    constants = states[0].constants
+    known, pasts, scans = constants.get("blocks_memories", ((), None, None))
+    if len(known) != len(memories) or not all(map(is_, known, memories)):
+        # Not the views of the last position's result, which saves 4 % of a position.
+        pasts = torch.stack([past.transpose(1, 2) for past in memories[: len(states)]])
+        scans = torch.stack(memories[len(states) :])
+    outputs, pasts, scans = step(hidden_states, pasts, scans)
+    memories = [*pasts.transpose(2, 3).unbind(0), *scans.unbind(0)]
+    for state, past, scan in zip(states, memories, memories[len(states) :], strict=False):
+        state.tensors["short_conv"], state.tensors["scan"] = past, scan
+    constants["blocks_memories"] = memories, pasts, scans
+    return list(outputs.unbind(0))
+
+
+def _find_step(
+    blocks: nn.ModuleList,
+    norm: nn.Module | None,
+    constants: dict[str, Any],
+    read: Callable[[Any], tuple[Any, Any] | None],
+    find: Callable[..., Any],
+) -> Any:
+    """The compiled step of the blocks as they are now, from the last position if nothing has changed; or `None`."""
+    if _has_any_global_hook():
+        return None
+    all_read = []
+    for block in blocks:
+        found = read(block)
+        if found is None:
+            return None
+        all_read.append(found)
+    weights, (options, *others) = [w for w, _ in all_read], [o for _, o in all_read]
+    final = (None, None) if norm is None else (norm._parameters.get("weight"), norm._parameters.get("bias"))
+    tensors = [t for part in (*weights, final) for t in part]
+    if norm is not None and (
+        not has_standard_forward(norm, type(blocks[0].norm1)) or getattr(norm, "eps", 0.0) != options.epsilon
+    ):
+        return None
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    known = constants.get("blocks_step")
+    if known is not None:
+        # The step keeps its weights alive, so that a tensor of the same address is the same memory.
+        step, before, before_addresses, before_options = known
+        if before_options == options and before_addresses == addresses and all(map(is_, before, tensors)):
+            return step
+    shapes = {tuple(None if t is None else t.shape for t in w) for w in weights}
+    if len(shapes) > 1 or any(other != options for other in others):
+        return None
+    if not all(t is None or _is_plain_parameter(t) for t in tensors):
+        return None
+    step = find(weights, options, final)
+    constants["blocks_step"] = step, tensors, addresses, options
+    return step
+
+
+def standard_parts(*owned: tuple[Any, dict[str, tuple[type, ...]]]) -> list[Any] | None:
+    """Modules and their parts, if all parts are of the given classes and none of the modules has hooks, else `None`.
+
+    Args:
+        *owned: Modules, each with the classes of its parts by name.
+
+    Returns:
+        The parts, in order.
+    """
+    # Reads the dictionaries of the modules: their attributes take several times as long.
+    parts = []
+    for owner, names in owned:
+        for name, kinds in names.items():
+            module = owner._modules.get(name)
+            if type(module) not in kinds:
+                return None
+            parts.append(module)
+    for module in (*(owner for owner, _ in owned), *parts):
+        own = {} if module is None else module.__dict__
+        if own and (own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own):
+            return None
+    return parts
+
+
+def _is_plain_parameter(parameter: Tensor) -> bool:
+    """Not a subclass (as of quantised weights), and such as the kernel reads it."""
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.is_cpu
+        and parameter.dtype == torch.float32
+        and parameter.is_contiguous()
+    )

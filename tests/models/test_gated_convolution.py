@@ -1,0 +1,168 @@
+"""The class of networks of Nishikawa & Suzuki, Section 3, as a configuration of Hyena: against its equations.
+
+Legend: `L` tokens, `D` channels.
+"""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaForSignalRegression, HyenaForTokenClassification, rescale_init_
+from hf_ssm.modules.block import MLP
+
+WINDOW = 5
+CLASS = {
+    "hyena_order": 1,
+    "filter_type": "sinusoid",
+    "sinusoid_window": WINDOW,
+    "conv_kernel": 0,
+    "use_bias": False,
+    "use_skip": False,
+    "use_output_projection": False,
+    "hidden_act": "relu",
+    "intermediate_size": 6,
+    "norm_type": "none",
+    "use_residual": False,
+    "hidden_size": 4,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.8,
+}
+
+
+def network(weights: dict[str, np.ndarray], inputs: np.ndarray, depth: int, lags: int) -> np.ndarray:
+    """f_M ∘ g_M ∘ ... ∘ f_1 ∘ g_1 ∘ Emb and the head's linear map, of `(L, 2)`, token by token."""
+    hidden = inputs @ weights["model.input_projection.weight"].T + weights["model.input_projection.bias"]
+    for layer in range(2):
+        part = {name.split(f"layers.{layer}.")[1]: w for name, w in weights.items() if f"layers.{layer}." in name}
+        query, value = np.split(part["mixer.in_proj.weight"], 2)
+        (c1, c2), (a1, a2) = (part[f"mixer.long_conv.filter.{name}"][:, 0] for name in ("amplitudes", "frequencies"))
+        gated = np.zeros_like(hidden)
+        for t in range(len(hidden)):
+            for lag in range(min(lags, t + 1)):
+                angle = 2 * math.pi * lag / WINDOW
+                filters = c1 * np.cos(angle * a1) + c2 * np.sin(angle * a2)
+                gated[t] += filters * (value @ hidden[t - lag])
+            gated[t] *= query @ hidden[t]
+        hidden = gated
+        for number in range(1, depth + 1):
+            hidden = hidden @ part[f"mlp.fc{number}.weight"].T + part[f"mlp.fc{number}.bias"]
+            if number < depth:
+                hidden = np.maximum(hidden, 0)
+    return hidden @ weights["classifier.weight"].T + weights["classifier.bias"]
+
+
+def built(depth: int, inclusive: bool, clip: float | None) -> HyenaForSignalRegression:
+    options = {"mlp_depth": depth, "sinusoid_inclusive": inclusive, "output_clip": clip}
+    config = HyenaConfig(**CLASS, **options, num_input_channels=2, num_labels=3)
+    model = HyenaForSignalRegression(config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "amplitudes")):
+                parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_the_configuration_is_the_network_of_section_3(depth: int, inclusive: bool) -> None:
+    free = built(depth, inclusive, None)
+    weights = {name: value.numpy() for name, value in free.state_dict().items()}
+    others = {"model.input_projection", "classifier"}
+    expected_names = {"mixer.in_proj", "mixer.long_conv.filter", *(f"mlp.fc{n}" for n in range(1, depth + 1))}
+    assert {name.rpartition(".")[0] for name in weights} == others | {
+        f"model.layers.{layer}.{name}" for layer in (0, 1) for name in expected_names
+    }
+    inputs = torch.rand(2, 9, 2, dtype=torch.float64)
+    expected = np.stack([network(weights, row.numpy(), depth, WINDOW + inclusive) for row in inputs])
+    bound = float(np.median(np.abs(expected)))
+    model = built(depth, inclusive, bound)
+    model.load_state_dict(free.state_dict())
+    with torch.no_grad():
+        found, clipped = (each(input_values=inputs).logits.numpy() for each in (free, model))
+    rounding = 1e-12 * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=rounding)
+    np.testing.assert_allclose(clipped, np.clip(expected, -bound, bound), rtol=1e-10, atol=rounding)
+    assert (np.abs(clipped) == bound).sum() == clipped.size // 2
+    other = np.stack([network(weights, row.numpy(), depth, WINDOW + 1 - inclusive) for row in inputs])
+    assert not np.allclose(found[:, WINDOW:], other[:, WINDOW:], rtol=1e-3)
+
+
+def test_gradients_stop_where_the_output_is_clipped() -> None:
+    model = built(2, False, None)
+    inputs = torch.rand(1, 9, 2, dtype=torch.float64)
+    bound = model.config.output_clip = model(input_values=inputs).logits.abs().median().item() * (1 + 1e-9)
+    logits = model(input_values=inputs).logits
+    (gradient,) = torch.autograd.grad(logits.sum(), model.classifier.bias)
+    torch.testing.assert_close(gradient, (logits.abs() < bound).sum((0, 1)).double())
+    assert 0 < gradient.sum() < logits.numel()
+
+
+def test_it_generates_from_a_cache_and_reads_padded_and_packed_rows() -> None:
+    model = HyenaForCausalLM(HyenaConfig(**CLASS)).eval()
+    ids = torch.randint(0, 12, (2, 9))
+    rescale_init_(model, {"input_ids": ids})
+    torch.testing.assert_close(model(ids, output_tau=True).tau, torch.ones(2), rtol=1e-3, atol=0)
+    logits = model(ids).logits
+    first = model(ids[:, :4], use_cache=True)
+    again = [first.logits]
+    for position in range(4, 9):
+        again.append(model(ids[:, position : position + 1], past_key_values=first.past_key_values).logits)
+    size = logits.abs().max().item()
+    torch.testing.assert_close(torch.cat(again, dim=1), logits, rtol=1e-4, atol=1e-5 * size)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[:, :3] = 0
+    padded = model(torch.cat([ids[:, :3], ids], dim=1), mask).logits[:, 3:]
+    torch.testing.assert_close(padded, logits, rtol=1e-4, atol=1e-5 * size)
+    packed = model(ids.view(1, -1), seq_idx=torch.arange(2).repeat_interleave(9)[None]).logits
+    torch.testing.assert_close(packed.view_as(logits), logits, rtol=1e-4, atol=1e-5 * size)
+
+
+def test_depth_two_is_the_usual_mlp_and_depth_one_a_linear_map() -> None:
+    hidden = torch.randn(3, 4)
+    mlp = MLP(HyenaConfig(hidden_size=4, intermediate_size=6))
+    assert list(mlp.state_dict()) == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    torch.testing.assert_close(mlp(hidden), mlp.fc2(mlp.activation(mlp.fc1(hidden))))
+    linear = MLP(HyenaConfig(hidden_size=4, intermediate_size=6, mlp_depth=1))
+    torch.testing.assert_close(linear(hidden), linear.fc1(hidden))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HyenaConfig(hyena_order=0), "`hyena_order` must be positive"),
+        (lambda: HyenaConfig(mlp_depth=0), "`mlp_depth` must be positive"),
+        (lambda: HyenaConfig(output_clip=0.0), "`output_clip` must be positive"),
+        (lambda: HyenaConfig(conv_kernel=-1), "`conv_kernel` must be finite and not negative"),
+        (lambda: HyenaForCausalLM(HyenaConfig(output_clip=1.0)), "HyenaForCausalLM does not clip its logits"),
+    ],
+)
+def test_bad_values(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_clip_is_that_of_every_head_with_labels() -> None:
+    model = HyenaForTokenClassification(HyenaConfig(hidden_size=8, output_clip=1e-4)).eval()
+    ids = torch.randint(0, 12, (2, 9))
+    logits = model(ids).logits
+    assert logits.abs().max() == 1e-4
+    model.config.output_clip = None
+    torch.testing.assert_close(model(ids).logits.clamp(-1e-4, 1e-4), logits)
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location("gated_convolution", folder / "gated_convolution.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main(["--tiny", "--inclusive", "--output", str(tmp_path / "results.json")])
+    sys.modules.pop("_experiment", None)
+    assert "| piecewise smooth |" in capsys.readouterr().out
+    assert (tmp_path / "results.json").is_file()
