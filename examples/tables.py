@@ -61,6 +61,19 @@ def planted_motifs() -> str:
     return grid(["model", *accuracy, "command"], rows)
 
 
+@table
+def rc_equivariance() -> str:
+    runs = load("rc_equivariance")["runs"]
+    command = "`python examples/rc_equivariance.py`"
+    columns = ["plain", "plain, conjoined", "augmented", "augmented, conjoined", "equivariant"]
+    rows = [
+        [name, *(pm([run[name][what] for run in runs], 4) for what in ("accuracy", "inconsistent")), command]
+        for name in columns
+    ]
+    size = span((run[name]["parameters"] for run in runs for name in columns), ",")
+    return grid(["model", "test accuracy", "inconsistent", "command"], rows, f"All models have {size} parameters.")
+
+
 # Sequence tasks.
 
 
