@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMHeadOutput, _LabelHead
+from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.base.reverse_complement import pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
 
@@ -32,7 +33,7 @@ class PairClassifier(nn.Module):
         return self.out_proj(self.activation(self.dense(features)))
 
 
-class SSMForSequencePairClassification(_LabelHead):
+class SSMForSequencePairClassification(LabelHead):
     """A class (or a number) for each pair of sequences.
 
     One encoder reads both sequences, each by itself; the classifier reads both pooled vectors, their product and their
@@ -42,7 +43,8 @@ class SSMForSequencePairClassification(_LabelHead):
     depend on the padding.
 
     `labels` are those of `SSMForSequenceClassification`. τ is that of the 2 B sequences as one batch, and
-    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other.
+    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other. With `rc_equivariant` or
+    `rc_conjoin`, the scores are means over the pair and the pair of reverse complements.
 
     Source: Tay et al. 2021 (Long Range Arena), Section 2.2.3 and the authors' code (dual encoder).
     """
@@ -89,8 +91,11 @@ class SSMForSequencePairClassification(_LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
-        pooled = pool(hidden_states, mask, self.config.pooling or self.config.default_pooling)
+    def _logits(
+        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        how = pooling_of(self.config.pooling or self.config.default_pooling, is_reversed)
+        pooled = pool(hidden_states, mask, how)
         return self.classifier(self.dropout(pooled).unflatten(0, (-1, 2)))
 
     task_loss = SSMForSequenceClassification.task_loss
