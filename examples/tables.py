@@ -307,12 +307,15 @@ SPEED = (
     ("speed", "scan", "forward", "transformers"),
     ("speed", "scan", BOTH, "transformers with mambapy"),
     ("speed", "decoding", "256 tokens, batch 1", "transformers"),
+    ("speed_convolution", "convolution", BOTH, "torch.fft"),
 )
 WORDS = {
     "scan": "selective scan",
     "training": "training of a Mamba model",
     "decoding": "greedy `generate` of a Mamba model with a cache",
+    "lti": "S4D kernel",
     "convolution": "long convolution, L 16,384",
+    "S4D listing": "the listing of its paper",
     "torch.fft": "`torch.fft` with autograd's backward",
 }
 
