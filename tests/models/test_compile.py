@@ -19,7 +19,7 @@ CAUSAL = [
     ("Hyena", {"filter_type": "sinusoid"}),
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
-    ("SSD", {}),
+    pytest.param("SSD", {}, marks=pytest.mark.slow),
 ]
 TWO_SIDED = [
     ("S4", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
