@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings(r"ignore:.*should not be instantiated:De
 CAUSAL = [
     ("S4", {}),
     ("S4", {"kernel_type": "s4"}),
-    ("S5", {}),
+    pytest.param("S5", {}, marks=pytest.mark.slow),
     ("Hyena", {"hyena_order": 3}),
     ("Hyena", {"filter_type": "sinusoid"}),
     ("SelectiveSSM", {}),
