@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hf_ssm.probes import MaskingResults
 from hf_ssm.probes.resuming import ResultsFile
 
