@@ -30,7 +30,7 @@ _MIXER_PARTS = {
     "activation": (nn.SiLU, SiLUActivation),
     "out_proj": (OutputProjection,),
 }
-_SCAN_PARTS = {"x_proj": (nn.Linear,), "dt_proj": (nn.Linear,)}
+_SCAN_PARTS: dict[str, tuple[type, ...]] = {"x_proj": (nn.Linear,), "dt_proj": (nn.Linear,)}
 
 
 def step_of_blocks(

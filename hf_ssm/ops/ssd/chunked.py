@@ -190,7 +190,8 @@ class ChunkedSSD(torch.autograd.Function):
             if torch.is_grad_enabled():
 
                 def plain(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-                    return _plain_ssd(*tensors, starts, ctx.size)
+                    every: Any = (*tensors, starts, ctx.size)
+                    return _plain_ssd(*every)
 
                 grads = differentiable_gradients(plain, (x, d, A, B, C, state), [grad_y, grad_last])
                 return (*grads, None, None, None)

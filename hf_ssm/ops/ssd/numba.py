@@ -192,8 +192,8 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Ten
     if torch.is_grad_enabled():
 
         def plain(*given: Tensor | None) -> tuple[Tensor, Tensor]:
-            computed: Any = given
-            return chunked_ssd(*computed, starts, ctx.chunk)
+            every: Any = (*given, starts, ctx.chunk)
+            return chunked_ssd(*every)
 
         grads = differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last])
         return *grads, None, None, None

@@ -6,6 +6,7 @@ is 0 in the type of all numbers.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -259,6 +260,7 @@ class SSDBlocksStep:
         addresses = [_address(t) for t in self.tensors]
         w = weights[0]
         like = ZERO[w.A_log.dtype]
+        kind: Any = type(like)
         (width, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
         states = (mixed - channels) // (2 * options.groups)
         for block in weights:
@@ -271,7 +273,7 @@ class SSDBlocksStep:
             (NORMS.index(options.norm), options.epsilon),
             (options.norm_first, options.residual),
             (options.gate_epsilon, options.norm_before_gate),
-            tuple(type(like)(number) for number in options.dt_limit),
+            tuple(kind(number) for number in options.dt_limit),
             (width, channels, heads, options.groups, states, taps, len(w.skip)),
         )
 
