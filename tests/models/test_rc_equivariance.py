@@ -21,7 +21,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("Hyena", {}),
     ("S4", {"rc_swap": True, "norm_first": False}),
     ("SelectiveSSM", {}),
-    ("SSD", {"complex_state": True, "rc_swap": True}),
+    ("SSD", {"complex_state": True, "rc_swap": True, "head_dim": 2, "n_groups": 1}),
     ("SelectiveSSM", {"rc_swap": True, "num_hidden_layers": 3, "tie_word_embeddings": True}),
     (
         "SelectiveSSM",
