@@ -89,6 +89,7 @@ def test_a_compiled_model_generates_the_same_tokens(make_model, family):
     assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
 def test_another_length_is_no_other_graph(make_model, family):
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

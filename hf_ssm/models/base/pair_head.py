@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
-from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.base.inputs import check_is_tensor, take_extra_inputs
 from hf_ssm.models.base.reverse_complement import pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
@@ -80,6 +80,7 @@ class SSMForSequencePairClassification(LabelHead):
         for name in ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} reads pairs, and packed rows hold none: leave out `{name}`.")
+        extra = take_extra_inputs(self, kwargs)
         return super().forward(
             _flattened("input_ids", input_ids, "length"),
             _flattened("attention_mask", attention_mask, "length"),
@@ -88,6 +89,7 @@ class SSMForSequencePairClassification(LabelHead):
             labels,
             output_hidden_states,
             output_tau,
+            **{name: _flattened(name, value, "length") for name, value in extra.items()},
             **{**kwargs, "return_dict": True},
         )
 
