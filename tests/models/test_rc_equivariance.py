@@ -23,6 +23,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("S5", {}),
     ("SSD", {}),
     ("SelectiveSSM", {}),
+    ("SSD", {"complex_state": True, "rc_swap": True, "head_dim": 2, "n_groups": 1}),
     ("SelectiveSSM", {"rc_swap": True, "num_hidden_layers": 3, "tie_word_embeddings": True}),
     (
         "SelectiveSSM",
