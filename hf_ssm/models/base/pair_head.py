@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMHeadOutput, _LabelHead
 from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.base.reverse_complement import pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
 
@@ -41,11 +42,16 @@ class SSMForSequencePairClassification(_LabelHead):
     padded on either side to the longest of the batch (`hf_ssm.data.PairCollator`); with a mask, the result does not
     depend on the padding.
 
+    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands: those of a pair and of the reverse
+    complements of both sequences are the same.
+
     `labels` are those of `SSMForSequenceClassification`. τ is that of the 2 B sequences as one batch, and
     `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other.
 
     Source: Tay et al. 2021 (Long Range Arena), Section 2.2.3 and the authors' code (dual encoder).
     """
+
+    classifier: Any
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -78,6 +84,9 @@ class SSMForSequencePairClassification(_LabelHead):
         for name in ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} reads pairs, and packed rows hold none: leave out `{name}`.")
+        for name in self.extra_inputs:
+            if kwargs.get(name) is not None:
+                kwargs[name] = _flattened(name, kwargs[name], "length")
         return super().forward(
             _flattened("input_ids", input_ids, "length"),
             _flattened("attention_mask", attention_mask, "length"),
@@ -89,8 +98,11 @@ class SSMForSequencePairClassification(_LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
-        pooled = pool(hidden_states, mask, self.config.pooling or self.config.default_pooling)
+    def _logits(
+        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        how = pooling_of(self.config.pooling or self.config.default_pooling, is_reversed)
+        pooled = pool(hidden_states, mask, how)
         return self.classifier(self.dropout(pooled).unflatten(0, (-1, 2)))
 
     task_loss = SSMForSequenceClassification.task_loss

@@ -12,6 +12,7 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.s5 import S5StateSpace
@@ -89,6 +90,12 @@ class S5ForSequenceClassification(S5PreTrainedModel, SSMForSequenceClassificatio
     backbone_class = S5Model
 
 
+class S5ForSequencePairClassification(S5PreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = S5Model
+
+
 class S5ForTokenClassification(S5PreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -105,6 +112,7 @@ __all__ = [
     "S5ForCausalLM",
     "S5ForMaskedLM",
     "S5ForSequenceClassification",
+    "S5ForSequencePairClassification",
     "S5ForSignalRegression",
     "S5ForTokenClassification",
     "S5Model",

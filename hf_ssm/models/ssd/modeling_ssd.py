@@ -19,6 +19,7 @@ from hf_ssm.models.base.heads import (
     SSMForSignalRegression,
     SSMForTokenClassification,
 )
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
@@ -169,6 +170,12 @@ class SSDForSequenceClassification(SSDPreTrainedModel, SSMForSequenceClassificat
     backbone_class = SSDModel
 
 
+class SSDForSequencePairClassification(SSDPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = SSDModel
+
+
 class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
     """A class for each token: see `SSMForTokenClassification`."""
 
@@ -185,6 +192,7 @@ __all__ = [
     "SSDForCausalLM",
     "SSDForMaskedLM",
     "SSDForSequenceClassification",
+    "SSDForSequencePairClassification",
     "SSDForSignalRegression",
     "SSDForTokenClassification",
     "SSDModel",
