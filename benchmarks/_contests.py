@@ -19,18 +19,23 @@ from _peers import (
     fft_convolution,
     has_mambapy,
     listed_s4d_kernel,
+    mamba2_products,
     matrix_products,
+    multiply,
     multiply_and_differentiate,
     transformers_scan,
+    transformers_ssd,
 )
 from torch import Tensor
 
 import hf_ssm
 from hf_ssm.models.selective import modeling_selective
+from hf_ssm.models.ssd import modeling_ssd
 from hf_ssm.ops.backends import is_enabled, use_backend
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.selective_scan import selective_scan
+from hf_ssm.ops.ssd import ssd_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
 OURS_UNFUSED = "ours, block by block"
@@ -227,6 +232,94 @@ def decoding(tokens: int, hidden: int, layers: int, vocabulary: int = 256, devic
     return Contest(contenders, _tolerance(device))
 
 
+def ssd(batch: int, heads: int, states: int, length: int, backward: bool, device: str = "cpu") -> Contest:
+    """The scan of Mamba-2 with heads of 64 channels, one group, softplus, bias and skip; gradients of all inputs."""
+    random = torch.Generator().manual_seed(0)
+    steps = torch.exp(torch.rand(heads, generator=random) * math.log(100) + math.log(0.001))
+    rolling = {
+        "x": torch.randn(batch, length, heads, 64, generator=random),
+        "dt": torch.randn(batch, length, heads, generator=random),
+        **{name: torch.randn(batch, length, 1, states, generator=random) for name in ("B", "C")},
+    }
+    fixed = {"A": -torch.rand(heads, generator=random) * 15 - 1, "D": torch.ones(heads)}
+    inputs = {name: value.to(device, sequence_dtype(device)) for name, value in rolling.items()}
+    fixed["dt_bias"] = torch.log(torch.expm1(steps))
+    inputs |= {name: value.to(device) for name, value in fixed.items()}
+    like = inputs["x"] if backward else None
+    ours = _with_gradients(partial(ssd_scan, dt_softplus=True), inputs, like)
+    theirs = _with_gradients(lambda **given: transformers_ssd(given), inputs, like)
+    contenders = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
+    return Contest(contenders, _tolerance(device))
+
+
+def _mamba2_pair(hidden: int, layers: int, states: int, vocabulary: int, device: str) -> tuple[Any, Any]:
+    """A Mamba-2 model of this package and one of transformers with the same weights."""
+    torch.manual_seed(0)
+    config = transformers.Mamba2Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        state_size=states,
+        vocab_size=vocabulary,
+        n_groups=1,
+        num_heads=hidden // 32,
+        head_dim=64,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.Mamba2ForCausalLM(config).save_pretrained(folder)
+        given = {"dtype": sequence_dtype(device)}
+        ours = hf_ssm.SSDForCausalLM.from_pretrained(folder, **given)
+        theirs = transformers.Mamba2ForCausalLM.from_pretrained(folder, **given)
+    return ours.to(device), theirs.to(device)
+
+
+def mamba2(
+    batch: int,
+    length: int,
+    hidden: int,
+    layers: int,
+    states: int,
+    backward: bool,
+    vocabulary: int = 256,
+    device: str = "cpu",
+) -> Contest:
+    """Logits of a Mamba-2 model, or one training step without optimizer; on a CPU also its matrix products alone."""
+    models = (model.train(backward) for model in _mamba2_pair(hidden, layers, states, vocabulary, device))
+    ids = torch.randint(0, vocabulary, (batch, length), device=device)
+
+    def logits(model: Any) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (model(ids, use_cache=False).logits,)
+
+    ours, theirs = (partial(_step, model, ids) if backward else partial(logits, model) for model in models)
+    contenders: dict[str, Call] = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
+    if device == "cuda":
+        return Contest(contenders, _tolerance(device))
+    products = mamba2_products(batch * length, hidden, states, layers, vocabulary)
+    contenders[PRODUCTS] = partial(multiply_and_differentiate if backward else multiply, products)
+    return Contest(contenders, floor=(PRODUCTS,))
+
+
+def decoding2(
+    tokens: int, hidden: int, layers: int, states: int = 128, vocabulary: int = 256, device: str = "cpu"
+) -> Contest:
+    """Greedy generation from a Mamba-2 model with batch 1 through each model's own `generate`."""
+    ours, theirs = (model.eval() for model in _mamba2_pair(hidden, layers, states, vocabulary, device))
+    prompt = torch.randint(3, vocabulary, (1, PROMPT_LENGTH), device=device)
+    mine = partial(_generate, ours, prompt, tokens)
+
+    def unfused() -> tuple[Tensor, ...]:
+        with patch.object(modeling_ssd, "step_of_ssd_blocks", lambda *args: None):
+            return mine()
+
+    contenders = {
+        OURS: mine,
+        OURS_UNFUSED: unfused,
+        OURS_TORCH: _in_plain_torch(mine),
+        TRANSFORMERS: partial(_generate, theirs, prompt, tokens),
+    }
+    return Contest(contenders, _tolerance(device))
+
+
 def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "cpu") -> Contest:
     """The kernel of S4D-Lin, eigenvalues -1/2 + i pi n; gradients of eigenvalues, weights and step sizes."""
     random = torch.Generator().manual_seed(0)
@@ -288,6 +381,9 @@ CONTESTS: dict[str, Callable[..., Contest]] = {
     "scan": scan,
     "training": training,
     "decoding": decoding,
+    "ssd": ssd,
+    "mamba2": mamba2,
+    "decoding2": decoding2,
     "lti": lti,
     "convolution": convolution,
     "forward": forward,

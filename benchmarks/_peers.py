@@ -1,4 +1,4 @@
-"""Peers: transformers' selective scan, the listing of S4D, a convolution by torch.fft.
+"""Peers: transformers' selective scan and scan of Mamba-2, the listing of S4D, a convolution by torch.fft.
 
 Dimensions: `B` batch, `L` length, `D` channels, `N` states, `H` conjugate pairs.
 """
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 MAMBAPY_MISSING = "mambapy is not installed, and its rows are omitted: pip install 'hf_ssm[bench]'"
 
@@ -25,6 +26,16 @@ def transformers_scan(inputs: dict[str, Tensor], use_mambapy: bool = False) -> T
     """
     u, delta, A, B, C, D, z, bias = (inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"))
     y: Tensor = mamba_selective_scan(u, delta, A, B, C, D, z, bias, delta_softplus=True, use_mambapy=use_mambapy)
+    return y
+
+
+def transformers_ssd(inputs: dict[str, Tensor], chunk_size: int = 256) -> Tensor:
+    """The scan that `Mamba2ForCausalLM` calls, in its layout, which is ours, and with its default chunks.
+
+    On CUDA the kernel of mamba_ssm if transformers finds it, otherwise products within chunks in plain torch.
+    """
+    x, dt, A, B, C, D, bias = (inputs[name] for name in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
+    y: Tensor = mamba2_chunk_scan(x, dt, A, B, C, chunk_size, D=D, dt_bias=bias, dt_softplus=True)
     return y
 
 
@@ -52,6 +63,21 @@ def matrix_products(rows: int, hidden: int, states: int, layers: int, vocabulary
     block = [(hidden, 2 * inner), (inner, rank + 2 * states), (rank, inner), (inner, hidden)]
     shapes = [*(block * layers), (hidden, vocabulary)]
     return [(torch.randn(rows, fan_in), torch.randn(fan_out, fan_in)) for fan_in, fan_out in shapes]
+
+
+def mamba2_products(rows: int, hidden: int, states: int, layers: int, vocabulary: int) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and weights of all linear maps of a Mamba-2 model with heads of 64 channels and one group."""
+    inner = 2 * hidden
+    block = [(hidden, 2 * inner + 2 * states + inner // 64), (inner, hidden)]
+    shapes = [*(block * layers), (hidden, vocabulary)]
+    return [(torch.randn(rows, fan_in), torch.randn(fan_out, fan_in)) for fan_in, fan_out in shapes]
+
+
+def multiply(products: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """Compute each product; returns an empty tuple."""
+    for x, weight in products:
+        F.linear(x, weight)
+    return ()
 
 
 def multiply_and_differentiate(products: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:

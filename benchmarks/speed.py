@@ -23,7 +23,7 @@ from _measure import TABLE_HEAD, Row, check_agreement, describe_machine, race, r
 from _memory import can_measure, measure, measure_apart
 from _peers import MAMBAPY_MISSING, has_mambapy
 
-SECTIONS = ("scan", "training", "decoding", "lti", "convolution", "growth", "long")
+SECTIONS = ("scan", "training", "decoding", "ssd", "mamba2", "decoding2", "lti", "convolution", "growth", "long")
 FAMILIES = ("selective", "S4D", "Hyena")
 Sizes = Mapping[str, Any]
 
@@ -130,6 +130,32 @@ def decoding(bench: Bench) -> None:
     bench.times("decoding", f"{sizes['tokens']} tokens, batch 1", "decoding", sizes, most=5)
 
 
+def ssd(bench: Bench) -> None:
+    tiny = {"batch": 2, "heads": 2, "states": 4, "length": 32}
+    for what, backward in (("forward", False), ("forward + backward", True)):
+        for states in (128,) if bench.tiny else (16, 64, 128, 256):
+            real = {"batch": 2, "heads": 8, "states": states, "length": 1024, "backward": backward}
+            bench.times("ssd", f"N {states}, {what}", "ssd", bench.sizes(real, tiny), most=5)
+        bench.memory("ssd", what, "ssd", bench.sizes({**real, "states": 128}, tiny), [TRANSFORMERS])
+
+
+def mamba2(bench: Bench) -> None:
+    tiny = {"hidden": 64, "layers": 2, "states": 8, "batch": 2, "length": 32}
+    shapes = ((256, 4, 64, 4, 512), (256, 4, 128, 1, 2048), (512, 2, 128, 2, 1024), (768, 2, 128, 1, 1024))
+    for hidden, layers, states, batch, length in shapes[: 1 if bench.tiny else None]:
+        for what, backward in (("forward", False), ("step", True)):
+            real = {"hidden": hidden, "layers": layers, "states": states, "batch": batch, "length": length}
+            label = f"hidden {hidden}, {layers} layers, N {states}, batch {batch}, L {length:,}, {what}"
+            bench.times("mamba2", label, "mamba2", bench.sizes({**real, "backward": backward}, tiny), most=3)
+
+
+def decoding2(bench: Bench) -> None:
+    for hidden, layers in ((256, 4),) if bench.tiny else ((256, 4), (768, 2)):
+        sizes = bench.sizes({"tokens": 128, "hidden": hidden, "layers": layers}, {"tokens": 4, "hidden": 64})
+        label = f"hidden {hidden}, {layers} layers, {sizes['tokens']} tokens, batch 1"
+        bench.times("decoding2", label, "decoding2", sizes, most=5)
+
+
 def lti(bench: Bench) -> None:
     for length in (32,) if bench.tiny else (1024, 16384):
         for what, backward in (("forward", False), ("forward + backward", True)):
@@ -182,6 +208,9 @@ RUN: dict[str, Callable[[Bench], None]] = {
     "scan": scan,
     "training": training,
     "decoding": decoding,
+    "ssd": ssd,
+    "mamba2": mamba2,
+    "decoding2": decoding2,
     "lti": lti,
     "convolution": convolution,
     "growth": growth,

@@ -14,7 +14,7 @@ are generated; a small model, 500 steps, mean squared error; three seeds, for we
 images, the last 2,000 for test videos. A digit returns after at least 8 (fast) or 80 frames: at most 0.8 or 0.08
 radians per frame. The step sizes are at most 0.01 instead of 0.1, so that HiPPO's frequencies are low for so short
 videos too: with 16 states all but the largest are below 0.26 radians per frame; with the shift they are from 0.2 to
-2.8. About 7 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--picture` needs matplotlib.
+2.8. About 5 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--picture` needs matplotlib.
 
     python examples/moving_mnist.py --output examples/results/moving_mnist.json \\
         --picture examples/results/moving_mnist.png

@@ -50,6 +50,27 @@ def real_dna() -> str:
 
 
 @table
+def rc_equivariance() -> str:
+    runs = load("rc_equivariance")["runs"]
+    rows = []
+    for name in runs[0]:
+        accuracy, inconsistent = ([run[name][what] for run in runs] for what in ("accuracy", "inconsistent"))
+        rows.append([name, pm(accuracy, 4), f"{pm([100 * share for share in inconsistent], 1)} %"])
+    size = runs[0]["plain"]["parameters"]
+    wins = [
+        f"the {other} one in {sum(run['equivariant']['accuracy'] > run[other]['accuracy'] for run in runs)}"
+        for other in runs[0]
+        if other != "equivariant"
+    ]
+    return grid(
+        ["model", "test accuracy", "inconsistent"],
+        rows,
+        f"{len(runs)} seeds, {size:,} parameters each. The equivariant model is more accurate than {'; '.join(wins)} "
+        "of them.",
+    )
+
+
+@table
 def planted_motifs() -> str:
     rows = []
     for family, name in FAMILIES.items():
@@ -286,12 +307,15 @@ SPEED = (
     ("speed", "scan", "forward", "transformers"),
     ("speed", "scan", BOTH, "transformers with mambapy"),
     ("speed", "decoding", "256 tokens, batch 1", "transformers"),
+    ("speed_convolution", "convolution", BOTH, "torch.fft"),
 )
 WORDS = {
     "scan": "selective scan",
     "training": "training of a Mamba model",
     "decoding": "greedy `generate` of a Mamba model with a cache",
+    "lti": "S4D kernel",
     "convolution": "long convolution, L 16,384",
+    "S4D listing": "the listing of its paper",
     "torch.fft": "`torch.fft` with autograd's backward",
 }
 

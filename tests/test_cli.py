@@ -93,6 +93,7 @@ def test_log_has_the_parts_and_every_split(finished):
     assert max(entry["step"] for entry in log) == 4
 
 
+@pytest.mark.slow
 def test_folder_loads_in_a_new_process_with_equal_logits(finished):
     model = AutoModelForSequenceClassification.from_pretrained(finished)
     tokenizer = AutoTokenizer.from_pretrained(finished)
@@ -173,8 +174,14 @@ class FullDisk:
 @pytest.mark.parametrize(
     "name",
     [
-        *("train_config.yaml", "modeling_hf_ssm_hyena", "model.safetensors", "optimizer.pt", "trainer_state.json"),
-        *("training_log.json", "frequency_response.json", "README.md"),
+        *("model.safetensors", "trainer_state.json"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                *("train_config.yaml", "modeling_hf_ssm_hyena", "optimizer.pt", "training_log.json"),
+                *("frequency_response.json", "README.md"),
+            )
+        ),
     ],
 )
 def test_run_is_resumed_after_a_full_disk(name, capsys, finished, tmp_path, monkeypatch):
@@ -570,6 +577,7 @@ def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
     assert "training_log.png" not in (tmp_path / "run" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_demo(capsys, tmp_path, monkeypatch):
     small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
     monkeypatch.setitem(train_command.DEMO_SETTINGS["data"], "dataset", "planted-motifs")

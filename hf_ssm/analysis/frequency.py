@@ -46,7 +46,8 @@ class FrequencyResponse:
 
     It includes the feed-through (in the forward direction) and the Sobolev filter: (1 + s)^β in the causal mode, the
     weight (1 + |s|)^β in the zero-phase mode. With `sobolev_frequency="bilinear"` and β > 0 the response at π is
-    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)).
+    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)). That of S5 is the gain
+    of each output channel, the norm of its row of the transfer matrix.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".

@@ -12,9 +12,8 @@ from hf_ssm.training.settings import read_settings_file, resolve
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param("hyena", marks=pytest.mark.slow), pytest.param("s4", marks=pytest.mark.slow), "selective"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["hyena", "s4", "selective"])
 def test_planted_motifs(family: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, EXAMPLES / "planted_motifs.py", "--family", family, "--tiny", "--seeds", "1"]

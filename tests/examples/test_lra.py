@@ -216,7 +216,10 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem.endswith("_s4d") else pytest.mark.slow, id=path.stem) for path in FILES],
+)
 def test_each_file_loads_its_data_and_trains(
     path: Path, arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 
+@pytest.mark.slow
 def test_tiny_run(script: ModuleType, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
     script.main(["--tiny", "--output", str(result), "--seeds", "1"])

@@ -57,8 +57,9 @@ def test_an_unknown_table_is_an_error(script: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_measured_table_is_typed(script: ModuleType, name: str) -> None:
+    """No cell outside of the markers starts with a decimal number."""
     text = script.BLOCK.sub("", read(name))
-    assert [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d\.\d", line)] == []
+    assert re.findall(r"(?m)^\|.*\| *[-+]?\d[\d,]*\.\d.*$", text) == []
 
 
 def test_text_has_settings_and_no_results(script: ModuleType) -> None:

@@ -19,7 +19,7 @@ CAUSAL = [
     ("Hyena", {"filter_type": "sinusoid"}),
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
-    ("SSD", {}),
+    pytest.param("SSD", {}, marks=pytest.mark.slow),
 ]
 TWO_SIDED = [
     ("S4", {"bidirectional": True, "sobolev_order": 1.0, "sobolev_mode": "zero_phase"}),
@@ -89,6 +89,7 @@ def test_a_compiled_model_generates_the_same_tokens(make_model, family):
     assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
 def test_another_length_is_no_other_graph(make_model, family):
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -326,7 +326,7 @@ def test_export_is_proved_without_hf_ssm(tmp_path) -> None:
     assert "pixel_values" in (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 @torch.no_grad()
 def test_exported_program_reads_any_number_of_frames(tmp_path) -> None:
     model = make(num_hidden_layers=1)

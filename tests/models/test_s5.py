@@ -70,6 +70,16 @@ def test_packed_rows(make_model, bidirectional):
     assert_near(rest.last_hidden_state[0], alone[9:])
 
 
+def test_pairs(make_model, batch):
+    model = make_model("S5", "ForSequencePairClassification").double()
+    both = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in batch.items()}
+    single = {name: value.flatten(0, 1) for name, value in both.items()}
+    states = model.model(**single, use_cache=False).last_hidden_state
+    found = model(**both, output_hidden_states=True)
+    assert_near(found.hidden_states[-1], states)
+    assert found.logits.shape == (3, 2)
+
+
 def test_pieces_and_single_tokens_after_a_cache(make_model, batch):
     model = causal(make_model)
     expected = model(**batch, use_cache=False).logits

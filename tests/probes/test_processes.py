@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hf_ssm.probes import MaskingResults
 from hf_ssm.probes.resuming import ResultsFile
 
@@ -19,6 +21,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_same_as_one(tmp_path):
     output = tmp_path / "probe.safetensors"
     # The environment that `accelerate launch` and `torchrun` set.

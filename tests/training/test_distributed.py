@@ -19,6 +19,9 @@ from safetensors.torch import load_file
 from hf_ssm import cli
 from hf_ssm.utils import processes
 
+# Two processes train models of all variants: see the fixture.
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 

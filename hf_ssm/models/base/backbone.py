@@ -482,12 +482,15 @@ class SSMModel(SSMPreTrainedModel):
                     f"{inputs.shape[-1]} of {inputs.dtype}."
                 )
             return inputs
-        return self._look_up(inputs, both_strands) if name == "input_ids" else self._project(inputs)
-
-    def _look_up(self, input_ids: Tensor, both_strands: bool = False) -> Tensor:
-        check_ids(input_ids, self.embed_tokens.weight.shape[0])
+        if name == "input_values":
+            return self._project(inputs)
         if both_strands:
-            return embed_strands(self.embed_tokens, input_ids, self.config)
+            check_ids(inputs, self.embed_tokens.weight.shape[0])
+            return embed_strands(self.embed_tokens, inputs, self.config)
+        return self._look_up(inputs)
+
+    def _look_up(self, input_ids: Tensor) -> Tensor:
+        check_ids(input_ids, self.embed_tokens.weight.shape[0])
         return self.embed_tokens(input_ids)
 
     def _project(self, input_values: Tensor) -> Tensor:

@@ -114,8 +114,9 @@ def _find_step(
         step, before, before_addresses, before_options = known
         if before_options == options and before_addresses == addresses and all(map(is_, before, tensors)):
             return step
-    shapes = {tuple(None if t is None else t.shape for t in w) for w in weights}
-    if len(shapes) > 1 or any(other != options for other in others):
+    # Only some blocks may have biases.
+    shapes = ({t.shape for t in same if t is not None} for same in zip(*weights, strict=True))
+    if any(len(found) > 1 for found in shapes) or any(other != options for other in others):
         return None
     if not all(t is None or _is_plain_parameter(t) for t in tensors):
         return None

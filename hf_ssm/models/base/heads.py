@@ -274,7 +274,7 @@ class SSMForMaskedLM(_TokenHead):
         super().__init__(config)
 
 
-class _LabelHead(SSMPreTrainedModel):
+class LabelHead(SSMPreTrainedModel):
     """Shared by the heads with `num_labels` outputs: backbone, dropout, linear map."""
 
     parameter_quantity = "head"
@@ -287,7 +287,7 @@ class _LabelHead(SSMPreTrainedModel):
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.num_labels = config.num_labels or 0
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
+        self.classifier: nn.Module = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
@@ -351,7 +351,7 @@ class _LabelHead(SSMPreTrainedModel):
         raise NotImplementedError
 
 
-class SSMForSequenceClassification(_LabelHead):
+class SSMForSequenceClassification(LabelHead):
     """Pooled backbone and a linear map to `(B, num_labels)`.
 
     With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those
@@ -378,7 +378,7 @@ class SSMForSequenceClassification(_LabelHead):
         return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
 
 
-class SSMForTokenClassification(_LabelHead):
+class SSMForTokenClassification(LabelHead):
     """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored.
 
     With `rc_equivariant` or `rc_conjoin`, the scores at a position are the mean of those of the sequence there and of
@@ -391,7 +391,7 @@ class SSMForTokenClassification(_LabelHead):
         return self.loss_function(logits, labels, self.config)
 
 
-class SSMForSignalRegression(_LabelHead):
+class SSMForSignalRegression(LabelHead):
     """Continuous inputs to continuous outputs.
 
     `input_values` `(B, L, C_in)` with C_in = `num_input_channels` (1 where the configuration has `None`) to `logits`
@@ -452,6 +452,7 @@ class SSMForSignalRegression(_LabelHead):
 
 
 __all__ = [
+    "LabelHead",
     "SSMForCausalLM",
     "SSMForMaskedLM",
     "SSMForSequenceClassification",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMHeadOutput, _LabelHead
-from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
+from hf_ssm.models.base.inputs import check_is_tensor, take_extra_inputs
 from hf_ssm.models.base.reverse_complement import pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
@@ -33,7 +33,7 @@ class PairClassifier(nn.Module):
         return self.out_proj(self.activation(self.dense(features)))
 
 
-class SSMForSequencePairClassification(_LabelHead):
+class SSMForSequencePairClassification(LabelHead):
     """A class (or a number) for each pair of sequences.
 
     One encoder reads both sequences, each by itself; the classifier reads both pooled vectors, their product and their
@@ -42,16 +42,12 @@ class SSMForSequencePairClassification(_LabelHead):
     padded on either side to the longest of the batch (`hf_ssm.data.PairCollator`); with a mask, the result does not
     depend on the padding.
 
-    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands: those of a pair and of the reverse
-    complements of both sequences are the same.
-
     `labels` are those of `SSMForSequenceClassification`. τ is that of the 2 B sequences as one batch, and
-    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other.
+    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other. With `rc_equivariant` or
+    `rc_conjoin`, the scores are means over the pair and the pair of reverse complements.
 
     Source: Tay et al. 2021 (Long Range Arena), Section 2.2.3 and the authors' code (dual encoder).
     """
-
-    classifier: Any
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -84,9 +80,7 @@ class SSMForSequencePairClassification(_LabelHead):
         for name in ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} reads pairs, and packed rows hold none: leave out `{name}`.")
-        for name in self.extra_inputs:
-            if kwargs.get(name) is not None:
-                kwargs[name] = _flattened(name, kwargs[name], "length")
+        extra = take_extra_inputs(self, kwargs)
         return super().forward(
             _flattened("input_ids", input_ids, "length"),
             _flattened("attention_mask", attention_mask, "length"),
@@ -95,6 +89,7 @@ class SSMForSequencePairClassification(_LabelHead):
             labels,
             output_hidden_states,
             output_tau,
+            **{name: _flattened(name, value, "length") for name, value in extra.items()},
             **{**kwargs, "return_dict": True},
         )
 

@@ -43,7 +43,7 @@ class FrameEncoder(nn.Module):
             self.convolutions.append(nn.Conv2d(config.num_channels, config.hidden_size, 3, padding=1))
 
     def forward(self, frames: Tensor) -> Tensor:
-        images = frames.flatten(0, 1).permute(0, 3, 1, 2)
+        images = frames.to(next(self.parameters()).dtype).flatten(0, 1).permute(0, 3, 1, 2)
         for index, convolution in enumerate(self.convolutions):
             images = convolution(nn.functional.gelu(images) if index else images)
         return images.permute(0, 2, 3, 1).unflatten(0, frames.shape[:2])
@@ -105,7 +105,7 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
     config_class = ConvS5Config
     mixer_class = ConvS5Mixer
     main_input_name = "pixel_values"
-    input_modalities = ("video",)
+    input_modalities = ["video"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -117,7 +117,8 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
         terms = module.in_channels * module.kernel_size[0] ** 2
         bound = (1 if isinstance(module, nn.Conv2d) else 2) * terms**-0.5
         init.uniform_(module.weight, -bound, bound)
-        init.zeros_(module.bias)
+        if module.bias is not None:
+            init.zeros_(module.bias)
 
 
 class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
@@ -128,7 +129,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         self.encoder = FrameEncoder(config)
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         pixel_values: Tensor,
         output_hidden_states: bool | int | list[int] | None = None,
@@ -153,7 +154,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         """
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
-        hidden_states = self.encoder(pixel_values.to(self.encoder.convolutions[0].weight.dtype))
+        hidden_states = self.encoder(pixel_values)
         cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
@@ -304,7 +305,8 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         """
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise ValueError(f"`num_frames` must be a positive number, got {num_frames!r}.")
-        frames, cache = [], past_key_values
+        frames: list[Tensor] = []
+        cache = past_key_values
         for _ in range(num_frames):
             outputs = self(
                 frames[-1] if frames else context, past_key_values=cache, use_cache=True, return_loss=False,

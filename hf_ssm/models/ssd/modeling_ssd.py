@@ -115,7 +115,8 @@ class SSDMixer(nn.Module):
 
         They are meaningless at padding.
         """
-        gate, rest = self.in_proj(hidden_states).tensor_split([self.inner], dim=-1)
+        # Not slices, whose gradients are added in full size.
+        gate, rest = self.in_proj(hidden_states).split([self.inner, self.mixed + self.heads], dim=-1)
         return rest, gate
 
     def scan_inputs(
@@ -129,7 +130,7 @@ class SSDMixer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the scan (or the reverse one) reads: x, B and C, `(B, L, C)`, zero at padding, and step sizes,
         `(B, L, H)`; from the first output of `project`."""
-        inputs, step = projected.tensor_split([self.mixed], dim=-1)
+        inputs, step = projected.split([self.mixed, self.heads], dim=-1)
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
             return convolution(inputs, state, mask, "silu", documents), step

@@ -26,7 +26,7 @@ from hf_ssm.ops.ssd.step import step_torch
 
 __all__ = ["ssd_by_levels"]
 
-_LEVEL_CHUNK, _LEVEL_BLOCK = 64, 16
+_SSD_CHUNK, _SSD_BLOCK = 64, 16
 
 
 def _after(logs: Tensor, added: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ def _states_after(logs: Tensor, added: Tensor, before: Tensor, length: int) -> T
         before: The state before the first `(B, G, R, 1, F)`.
         length: Number of positions.
     """
-    count = block_count(length, _LEVEL_CHUNK * _LEVEL_BLOCK)
-    logs, added = (in_blocks(t, 3, _LEVEL_BLOCK, count) for t in (logs, added))
+    count = block_count(length, _SSD_CHUNK * _SSD_BLOCK)
+    logs, added = (in_blocks(t, 3, _SSD_BLOCK, count) for t in (logs, added))
     states, reach = _after(logs, added), logs.cumsum(-1)
     # The state before the first block is an addition of a block before all others.
     total = torch.cat([torch.zeros_like(reach[..., :1, -1]), reach[..., -1]], dim=3)
     ends = _after(total, torch.cat([before, states[..., -1, :]], dim=3))[..., :-1, :]
     states = states + torch.exp(reach).unsqueeze(-1) * ends.unsqueeze(4)
-    return first_positions(states.flatten(3, 4), 3, block_count(length, _LEVEL_CHUNK))
+    return first_positions(states.flatten(3, 4), 3, block_count(length, _SSD_CHUNK))
 
 
 def ssd_by_levels(
@@ -71,8 +71,8 @@ def ssd_by_levels(
     if type(length) is int and length == 1:
         y, last = step_torch(x[:, 0], d[:, 0], A, B[:, 0], C[:, 0], D, state)
         return y.unsqueeze(1), last
-    count = block_count(length, _LEVEL_CHUNK)
-    span = span_of(x, d, A, B, C, starts, partial(in_blocks, dim=1, size=_LEVEL_CHUNK, count=count))
+    count = block_count(length, _SSD_CHUNK)
+    span = span_of(x, d, A, B, C, starts, partial(in_blocks, dim=1, size=_SSD_CHUNK, count=count))
     decay, p = segment_decays(span.logs), torch.exp(span.logs.cumsum(-1))
     inner = ((span.C @ span.B.transpose(-1, -2)).unsqueeze(2) * decay) @ heads_apart(span.u)
     added = span.B.transpose(-1, -2) @ heads_in_rows(per_row(decay[..., -1, :]) * span.u)

@@ -200,6 +200,7 @@ def test_autocast_does_not_reach_the_kernel():
         assert torch.equal(grad, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_compiles_without_a_break(rule):
     torch.compiler.reset()
