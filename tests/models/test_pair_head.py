@@ -10,7 +10,7 @@ from hf_ssm.data import PairCollator
 from hf_ssm.hub.programs import export_program
 from hf_ssm.modules.pooling import pool
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
+FAMILIES = ("Hyena", "S4", "S5", "SSD", "SelectiveSSM")
 HEAD = "ForSequencePairClassification"
 
 
@@ -57,6 +57,25 @@ def test_saved_loaded_and_trained(make_model, family: str, tmp_path) -> None:
     again = AutoModelForNextSentencePrediction.from_pretrained(tmp_path)
     assert type(again) is type(model)
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("flags", [{"rc_equivariant": True}, {"rc_conjoin": "always"}])
+def test_reverse_complements_of_both_sequences_have_the_same_scores(make_model, flags: dict, pooling: str) -> None:
+    model = make_model("S4", HEAD, pooling=pooling, bidirectional=True, **flags).double()
+    complement = torch.tensor([0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11])
+    ids = torch.randint(7, 11, (2, 2, 9))
+    logits = model(ids).logits
+    torch.testing.assert_close(model(complement[ids].flip(-1)).logits, logits, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(model(ids.flip(1)).logits, logits, rtol=1e-3)
+
+
+def test_extra_inputs_have_the_shape_of_the_pairs(make_model) -> None:
+    model = make_model("S5", HEAD)
+    ids, deltas = torch.randint(0, 12, (2, 2, 7)), torch.rand(2, 2, 7) + 0.5
+    logits = model(ids, time_deltas=deltas).logits
+    torch.testing.assert_close(model(ids[1:], time_deltas=deltas[1:]).logits, logits[1:])
+    assert not torch.allclose(model(ids).logits, logits, rtol=1e-3)
 
 
 def test_other_labels_and_inputs(make_model) -> None:

@@ -85,7 +85,8 @@ class SinusoidFilter(LongFilter):
         amplitudes, frequencies = self.amplitudes.flatten(1), self.frequencies.flatten(1)
         if rows is not None:
             amplitudes, frequencies = amplitudes[:, rows], frequencies[:, rows]
-        return sinusoid_response(omega, *amplitudes, *frequencies, self.window, inclusive=self.inclusive)
+        (c1, c2), (a1, a2) = amplitudes, frequencies
+        return sinusoid_response(omega, c1, c2, a1, a2, self.window, inclusive=self.inclusive)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
