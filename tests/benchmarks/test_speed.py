@@ -16,7 +16,7 @@ import torch
 import transformers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SECTIONS = ["scan", "training", "decoding", "lti", "convolution", "growth", "long"]
+SECTIONS = ["scan", "training", "decoding", "ssd", "mamba2", "decoding2", "lti", "convolution", "growth", "long"]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_tiny(tmp_path, load) -> None:
     assert machine["versions"]["torch"] == torch.__version__
     assert (machine["device"], machine["architecture"]) == ("CPU", platform.machine())
     results = found["results"]
-    assert list(dict.fromkeys(row["section"] for row in results)) == SECTIONS[: 7 if memory_is_measured(load) else 6]
+    assert list(dict.fromkeys(row["section"] for row in results)) == SECTIONS[: 10 if memory_is_measured(load) else 9]
     for row in results:
         assert row["low"] <= row["median"] <= row["high"]
         assert len(row["values"]) == (1 if "peak memory" in row["what"] + row["quantity"] else 3)
