@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.backbone import SSMPreTrainedModel
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.utils.hints import closest_name
 
 __all__ = ["Mask", "check_choice", "find_mask", "is_single", "longest_input", "read_sequences", "read_targets"]

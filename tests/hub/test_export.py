@@ -63,8 +63,9 @@ class ToyConfig(SSMConfig):
 from torch import nn
 
 from configuration_toy import ToyConfig
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import SSMForCausalLM
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM
 
 
 class ToyMixer(nn.Module):

@@ -58,8 +58,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import SSMForCausalLM, SSMForSequenceClassification
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification
+from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.modules.operator import KernelInput, SequenceOperator, fp32_parameter, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.long_conv import long_conv

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
-from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, SSMPreTrainedModel, selected_states
+from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, selected_states
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.convs5 import ConvS5

@@ -3,15 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import (
-    SSMForCausalLM,
-    SSMForMaskedLM,
-    SSMForSequenceClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
-)
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution

@@ -2,15 +2,11 @@
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import (
-    SSMForCausalLM,
-    SSMForMaskedLM,
-    SSMForSequenceClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
-)
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter

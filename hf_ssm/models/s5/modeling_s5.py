@@ -4,15 +4,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import (
-    SSMForCausalLM,
-    SSMForMaskedLM,
-    SSMForSequenceClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
-)
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.s5 import S5StateSpace

@@ -4,15 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import (
-    SSMForCausalLM,
-    SSMForMaskedLM,
-    SSMForSequenceClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
-)
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 from hf_ssm.models.selective.fused_decoding import step_of_blocks
 from hf_ssm.models.selective.mixer_selective import SelectiveMixer

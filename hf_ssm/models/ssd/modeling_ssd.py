@@ -11,15 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from hf_ssm.models.base.backbone import SSMModel, SSMPreTrainedModel
-from hf_ssm.models.base.heads import (
-    SSMForCausalLM,
-    SSMForMaskedLM,
-    SSMForSequenceClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
-)
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMPreTrainedModel
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.base.reverse_complement import embed_strands
 from hf_ssm.probes.targets import ProbedSequence
 from hf_ssm.utils.evaluation import evaluating

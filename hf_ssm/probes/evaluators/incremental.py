@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMPreTrainedModel
 from hf_ssm.models.base.cache import SSMCache, SSMCacheLayer
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.probes.evaluators.difference_streams import DifferenceStream, LastPositionStream
 from hf_ssm.probes.evaluators.full_passes import Evaluator

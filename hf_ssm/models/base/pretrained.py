@@ -1,0 +1,134 @@
+"""The base of all model classes: initialisation, precision and loading of weights."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.inputs import declaring
+from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
+from hf_ssm.models.base.reverse_complement import complements
+from hf_ssm.models.base.weights import check_fit
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.utils.checks import check_path
+
+
+def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
+    model.weights_were_loaded = True
+
+
+class SSMPreTrainedModel(PreTrainedModel):
+    """Weight initialisation, precision and loading for all families."""
+
+    config: SSMConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]
+    # The states of a layer stay on its device.
+    _skip_keys_device_placement = ["past_key_values"]
+    # A recurrent state cannot be cropped, as assisted decoding would require.
+    _is_stateful = True
+    mixer_class: ClassVar[Callable[..., nn.Module]]
+    # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
+    extra_inputs: ClassVar[tuple[str, ...]] = ()
+    # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
+    weights_were_loaded = False
+    weights_were_rescaled = False
+
+    def __init__(self, config: SSMConfig, *inputs: Any, **kwargs: Any):
+        self.expect(config)
+        config.check()
+        super().__init__(config, *inputs, **kwargs)
+        self.register_load_state_dict_post_hook(_remember_loading)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward: Any = cls.forward
+        # Not for the base class of a family, which is no model yet.
+        if cls.extra_inputs and forward is not nn.Module.forward:
+            cls.forward = declaring(forward, cls.extra_inputs)
+
+    @classmethod
+    def expect(cls, config: Any) -> None:
+        """Raise `ValueError` for the configuration of another family."""
+        expected: Any = cls.config_class
+        # By name: with remote code, transformers loads the module of the configuration a second time.
+        if getattr(config, "model_type", None) != expected.model_type:
+            raise ValueError(
+                f"{cls.__name__} needs a `{expected.__name__}`, got {type(config).__name__}: leave "
+                "`config` out to have the configuration of a checkpoint read as one."
+            )
+
+    def post_init(self) -> None:
+        """Also names the parameters that stay in float32 in a half-precision model, as the operators declare them."""
+        self._keep_in_fp32_modules_strict = {
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if isinstance(module, SequenceOperator)
+            for name in module.fp32_parameters()
+        }
+        super().post_init()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load a checkpoint, also of another library if a converter of the family reads it.
+
+        Raises:
+            ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
+                asks for, unless `ignore_mismatched_sizes=True`; a configuration that asks for many more weights than
+                there are; a checkpoint of another model, unless `output_loading_info=True`; a checkpoint of another
+                library that lacks weights of the backbone.
+        """
+        source = pretrained_model_name_or_path
+        if source is not None:
+            check_path("pretrained_model_name_or_path", source)
+        parent: Any = super()
+        with one_line_errors(source):
+            # Weights of other libraries differ in more than names, and are passed from memory.
+            foreign = foreign_arguments(cls, source, kwargs)
+            path, arguments = (source, kwargs) if foreign is None else (None, foreign)
+            check_fit(cls, path, arguments)
+            model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
+        if foreign is not None:
+            model.name_or_path = model.config.name_or_path = str(source)
+        # A model of random weights, of which transformers only warns; with the report, the caller is informed.
+        if source is not None and not output_loading_info:
+            check_some_loaded(model, source, info["missing_keys"])
+        # Rescaling at initialisation never changes loaded weights.
+        _remember_loading(model)
+        return (model, info) if output_loading_info else model
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; new tokens are their own complement."""
+        config = self.config
+        before = complements(config) if config.rc_equivariant or config.complement_map is not None else None
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        if before is not None:
+            size = config.vocab_size
+            config.complement_map = [*before[:size], *range(len(before), size)]
+        return embedding
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        initial_parameters: Any = getattr(module, "initial_parameters", None)
+        if initial_parameters is not None:
+            for name, value in initial_parameters().items():
+                init.copy_(attrgetter(name)(module), value)
+        elif isinstance(module, nn.Conv1d):
+            # The short convolution has few inputs per output: initializer_range would make its output tiny.
+            init.kaiming_uniform_(module.weight, a=5**0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+
+__all__ = ["SSMPreTrainedModel"]

@@ -1,0 +1,259 @@
+"""The heads that predict tokens.
+
+Legend: `B` batch, `L` length, `V` vocabulary.
+"""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import can_return_tuple
+
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.heads import SSMHeadOutput
+from hf_ssm.models.base.inputs import (
+    check_extra_arguments,
+    check_is_tensor,
+    check_labels,
+    cut_extra_input,
+    take_extra_inputs,
+)
+from hf_ssm.models.base.packing import find_documents
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.reverse_complement import token_logits
+from hf_ssm.ops.documents import Documents
+
+# Arguments of `generate` that these models do not read after the prompt.
+_NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
+
+
+class _TokenHead(SSMPreTrainedModel):
+    """Shared by the heads that predict tokens: backbone, linear map to the vocabulary, cross-entropy.
+
+    With `rc_equivariant`, the logits are the sum over both strands, where the reverse complement votes for complements.
+    """
+
+    parameter_quantity = "head"
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    accepts_loss_kwargs = True
+    backbone_class: ClassVar[type[SSMModel]]
+
+    def __init__(self, config: SSMConfig):
+        self.expect(config)
+        if config.num_input_channels is not None:
+            raise ValueError(
+                f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} means "
+                "continuous inputs: set it to None."
+            )
+        if config.rc_conjoin != "none":
+            raise ValueError(
+                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
+                "set `rc_equivariant=True`."
+            )
+        if config.output_clip is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
+            )
+        super().__init__(config)
+        self.model = self.backbone_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def task_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        documents: Documents | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Cross-entropy; see `forward` for the labels."""
+        size = self.config.vocab_size
+        check_labels(labels, size, "vocab_size")
+        labels = self.counted_labels(labels, attention_mask, documents)
+        return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+
+    def counted_labels(
+        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
+        """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts."""
+        if attention_mask is None:
+            return labels
+        # With a cache, the mask may be longer than the piece.
+        return labels.masked_fill(~attention_mask[:, -labels.shape[1] :].to(labels.device).bool(), -100)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_tau: bool = False,
+        past_key_values: SSMCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        r"""
+        Args:
+            labels: `(B, L)`. Causal: the input ids themselves (they are shifted here). Masked: the true token at each
+                masked position. -100 is ignored, and in packed rows of a causal model the first token of each document.
+            logits_to_keep: Compute only that many last logits (0: all), or those at the given positions.
+
+        The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
+        """
+        check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        position_ids = kwargs.pop("position_ids", None)
+        documents = find_documents(
+            attention_mask, past_key_values, {**packing, "position_ids": position_ids}, input_ids, inputs_embeds
+        )
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            seq_idx=seq_idx,
+            documents=documents,
+            return_dict=True,
+            **take_extra_inputs(self, kwargs),
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        last = outputs.last_hidden_state[:, keep]
+        logits = token_logits(self.lm_head, last, self.config) if self.config.rc_equivariant else self.lm_head(last)
+        if labels is not None:
+            check_is_tensor("labels", labels)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, documents, **kwargs)
+        return SSMHeadOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            tau=outputs.tau,
+        )
+
+
+class SSMForCausalLM(_TokenHead, GenerationMixin):
+    """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
+
+    Raises:
+        ValueError: The configuration is not causal (`bidirectional`, zero-phase Sobolev filter), or the model reads
+            continuous inputs.
+    """
+
+    def __init__(self, config: SSMConfig):
+        self.expect(config)
+        if config.non_causal_flag is not None:
+            raise ValueError(
+                f"A causal language model cannot have {config.non_causal_flag}: it would read the tokens it predicts."
+            )
+        super().__init__(config)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # The Trainer looks up here whether label smoothing has to shift the labels; Auto classes do not register it.
+        model_type = getattr(cls.config_class, "model_type", "")
+        if model_type:
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(model_type, cls.__name__)
+
+    def counted_labels(
+        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
+        labels = super().counted_labels(labels, attention_mask, documents)
+        if attention_mask is not None:
+            # The last position of left padding does not predict the first token.
+            mask = attention_mask[:, -labels.shape[1] : -1].to(labels.device).bool()
+            labels = labels.masked_fill(~torch.nn.functional.pad(mask, (1, 0), value=True), -100)
+        if documents is not None:
+            labels = labels.masked_fill(documents.first_positions.to(labels.device), -100)
+        return labels
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # transformers' own cache holds neither recurrent states of these models nor streaming convolutions.
+        return False
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        # No public method allows an error before the first token, or makes the cache that chunked prefill needs.
+        longest = self.config.longest_input
+        if longest is not None and max_cache_length > longest:
+            raise ValueError(
+                f"Generation would read up to {max_cache_length} positions, but filter_type='implicit' is defined on "
+                f"`max_position_embeddings`={longest}: lower `max_new_tokens` (or `max_length`), or train a model with "
+                "a larger value."
+            )
+        if generation_config.prefill_chunk_size is not None and model_kwargs.get("inputs_embeds") is not None:
+            raise ValueError(
+                "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
+            )
+        parent: Any = super()
+        parent._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = SSMCache(self.config)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
+        # `generate` passes the tokenizer on, which its stop strings need.
+        kwargs.pop("tokenizer", None)
+        continues = isinstance(kwargs.get("past_key_values"), SSMCache) and not kwargs.get("is_first_iteration")
+        if continues and inputs_embeds is None and not args:
+            # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
+            # the time per token of the model in the section "decoding" of benchmarks/speed.py.
+            count = kwargs.pop("next_sequence_length", None)
+            # Generated tokens follow in equal time steps, the default.
+            unread = _NOT_READ.union(self.extra_inputs)
+            inputs = {name: value for name, value in kwargs.items() if name not in unread}
+            return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
+        parent: Any = super()
+        inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        if inputs_embeds is not None and not kwargs.get("use_cache"):
+            # Ids of such a prompt are ignored if they are given too; those generated since are not.
+            if kwargs.get("is_first_iteration"):
+                self._ids_of_prompt = input_ids.shape[1]
+            generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
+            inputs |= {"input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
+        cache = kwargs.get("past_key_values")
+        for name, value in take_extra_inputs(self, dict(kwargs)).items():
+            read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+            # Of all positions, or only of those that follow what is in the cache.
+            past = 0 if cache is None or value.shape[1] == read.shape[1] else cache.get_seq_length()
+            inputs[name] = cut_extra_input(value, past, read.shape[1])
+        return inputs
+
+
+class SSMForMaskedLM(_TokenHead):
+    """Two-sided backbone (unless the configuration has `bidirectional=False`) and a linear map to the vocabulary."""
+
+    def __init__(self, config: SSMConfig):
+        self.expect(config)
+        if config.bidirectional is None:
+            config = copy.deepcopy(config)
+            config.bidirectional = True
+        super().__init__(config)
+
+
+__all__ = ["SSMForCausalLM", "SSMForMaskedLM"]
