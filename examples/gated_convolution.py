@@ -120,7 +120,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--inclusive", action="store_true", help="lags 0 to U instead of 0 to U - 1")
     add("--clip", type=float, default=3.0, help="R (default: %(default)s)")
     add("--steps", type=int, default=2000)
-    add("--learning-rate", type=float, default=2e-3)
+    add("--learning-rate", type=float, default=5e-3)
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     if args.tiny:
