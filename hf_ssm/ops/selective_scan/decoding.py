@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.decoding import normed, step_through_blocks
 
 __all__ = ["BlockOptions", "BlockWeights", "blocks_step_reference", "find_blocks_step"]
 
@@ -67,17 +68,11 @@ class BlockOptions(NamedTuple):
     logarithmic: bool
 
 
-def _normed(h: Tensor, options: BlockOptions, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    if options.norm == "layer":
-        return F.layer_norm(h, h.shape[-1:], weight, bias, options.epsilon)
-    return h if options.norm == "none" else F.rms_norm(h, h.shape[-1:], weight, options.epsilon)
-
-
 def _block_step_reference(
     hidden: Tensor, past: Tensor, state: Tensor, w: BlockWeights, options: BlockOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     rank, states = w.dt_weight.shape[1], w.A.shape[1]
-    read = _normed(hidden, options, w.norm_weight, w.norm_bias) if options.norm_first else hidden
+    read = normed(hidden, options, w.norm_weight, w.norm_bias) if options.norm_first else hidden
     inputs, gate = F.linear(read, w.in_weight, w.in_bias).chunk(2, dim=-1)
     window = torch.cat([past, inputs.unsqueeze(-1)], dim=-1)
     u = (window * w.conv_weight.squeeze(1)).sum(-1)
@@ -90,7 +85,7 @@ def _block_step_reference(
     y = (y if w.skip is None else y + w.skip * u) * F.silu(gate)
     output = F.linear(y, w.out_weight, w.out_bias)
     output = hidden + output if options.residual else output
-    output = output if options.norm_first else _normed(output, options, w.norm_weight, w.norm_bias)
+    output = output if options.norm_first else normed(output, options, w.norm_weight, w.norm_bias)
     return output, window[..., 1:], state
 
 
@@ -103,15 +98,7 @@ def blocks_step_reference(
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`find_blocks_step(weights, options, final_norm)(hidden, pasts, states)` in PyTorch."""
-    outputs, new_pasts, new_states = [], [], []
-    for past, state, w in zip(pasts, states, weights, strict=True):
-        hidden, past, state = _block_step_reference(hidden, past.transpose(1, 2), state, w, options)
-        outputs.append(hidden)
-        new_pasts.append(past.transpose(1, 2))
-        new_states.append(state)
-    if options.norm_first:
-        outputs[-1] = _normed(hidden, options, *final_norm)
-    return torch.stack(outputs), torch.stack(new_pasts), torch.stack(new_states)
+    return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
 _BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"))

@@ -5,7 +5,6 @@ In kernels tensors are contiguous and given by the address of their first elemen
 all numbers.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,12 +13,23 @@ from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
+from hf_ssm.ops.cpu.decoding import (
+    LOG2_E,
+    NO_NORM,
+    NORMS,
+    ZERO,
+    CompiledBlocks,
+    add_rows,
+    address,
+    apply_linear,
+    apply_norm,
+    check_weight_shapes,
+    convolve,
+)
 from hf_ssm.ops.cpu.vector import (
     LANES,
-    add,
     exp2,
     fma,
-    load,
     load_some,
     mul,
     pointer,
@@ -32,107 +42,7 @@ from hf_ssm.ops.cpu.vector import (
 )
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 
-__all__ = [
-    "LOG2_E",
-    "NORMS",
-    "NO_NORM",
-    "ZERO",
-    "BlocksStep",
-    "add_rows",
-    "apply_linear",
-    "apply_norm",
-    "convolve",
-    "scan_step_numba",
-    "supports_scan_step",
-]
-
-NORMS = ("none", "layer", "rms")
-NO_NORM, _LAYER_NORM = 0, 1
-ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
-LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
-
-
-@kernel
-def apply_linear(like, x, weight, bias, y, rows, columns):
-    """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
-
-    Takes half the time of torch's matrix-vector product, and as long as reading the weights.
-    """
-    v, w, out = pointer(x, like), pointer(weight, like), pointer(y, like)
-    in_fours = columns // (4 * LANES) * (4 * LANES)
-    for row in range(rows):
-        at = row * columns
-        s0, s1, s2, s3 = splat(like), splat(like), splat(like), splat(like)
-        for c in range(0, in_fours, 4 * LANES):
-            s0 = fma(load(w, at + c), load(v, c), s0)
-            s1 = fma(load(w, at + c + LANES), load(v, c + LANES), s1)
-            s2 = fma(load(w, at + c + 2 * LANES), load(v, c + 2 * LANES), s2)
-            s3 = fma(load(w, at + c + 3 * LANES), load(v, c + 3 * LANES), s3)
-        for c in range(in_fours, columns, LANES):
-            s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
-        out[row] = total(add(add(s0, s1), add(s2, s3)))
-    if bias != 0:
-        add_rows(like, y, bias, y, rows)
-
-
-@kernel
-def add_rows(like, a, b, y, count):
-    """`y = a + b`."""
-    left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
-    for i in range(0, count, LANES):
-        store_some(out, i, add(load_some(left, i, count - i), load_some(right, i, count - i)), count - i)
-
-
-@kernel
-def apply_norm(like, x, kind, epsilon, weight, bias, y, count):
-    """Layer norm, RMS norm or none; `y` may be `x`."""
-    v, out = pointer(x, like), pointer(y, like)
-    mean = like
-    if kind == _LAYER_NORM:
-        summed = splat(like)
-        for i in range(0, count, LANES):
-            summed = add(summed, load_some(v, i, count - i))
-        mean = total(summed) / count
-    square = like
-    if kind != NO_NORM:
-        for i in range(count):
-            square += (v[i] - mean) * (v[i] - mean)
-    scale = 1 / math.sqrt(square / count + epsilon) if kind != NO_NORM else 1.0
-    for i in range(count):
-        value = (v[i] - mean) * scale
-        if weight != 0:
-            value *= pointer(weight, like)[i]
-        if bias != 0:
-            value += pointer(bias, like)[i]
-        out[i] = value
-
-
-@kernel
-def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
-    """The short convolution with SiLU.
-
-    Args:
-        u, y: `(D,)`, read and written.
-        past, new_past: State before (read) and after (written), `(K - 1, D)`.
-        weight, bias: `(D, K)`; `(D,)` or 0.
-    """
-    x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
-    after, out = pointer(new_past, like), pointer(y, like)
-    for d in range(channels):
-        value = w[d * taps + taps - 1] * x[d]
-        if bias != 0:
-            value += pointer(bias, like)[d]
-        for i in range(taps - 1):
-            value += w[d * taps + i] * before[i * channels + d]
-        out[d] = value
-    for i in range((taps - 2) * channels):
-        after[i] = before[i + channels]
-    if taps > 1:
-        for d in range(channels):
-            after[(taps - 2) * channels + d] = x[d]
-    for d in range(0, channels, LANES):
-        s = load_some(out, d, channels - d)
-        store_some(out, d, mul(s, sigmoid(s)), channels - d)
+__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
 
 
 @kernel
@@ -283,12 +193,10 @@ def _blocks_step(
             apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
-
-
-class BlocksStep:
+class BlocksStep(CompiledBlocks):
     """See `find_blocks_step`."""
+
+    run = staticmethod(_blocks_step)
 
     def __init__(
         self,
@@ -296,8 +204,7 @@ class BlocksStep:
         options: BlockOptions,
         final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
     ):
-        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
-        addresses = [_address(t) for t in self.tensors]
+        addresses = self.keep(*weights, final_norm)
         w = weights[0]
         self.dtype = w.A.dtype
         (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
@@ -313,23 +220,6 @@ class BlocksStep:
             *(size, channels, states, rank, taps),
         )
 
-    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        size, *shapes = self.shapes
-        batch = len(hidden)
-        if hidden.shape[-1] != size or hidden.numel() != batch * size:
-            raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
-        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
-            if memory.shape != (self.count, batch, *shape):
-                expected = (self.count, batch, *shape)
-                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
-        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
-        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
-        outputs = hidden.new_empty(self.count, *hidden.shape)
-        scratch = hidden.new_empty(self.scratch_size)
-        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
-        _blocks_step(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
-        return outputs, new_pasts, new_states
-
 
 def _check_weight_shapes(w: BlockWeights, size: int, channels: int, states: int, rank: int, taps: int) -> None:
     expected = (
@@ -337,9 +227,7 @@ def _check_weight_shapes(w: BlockWeights, size: int, channels: int, states: int,
         *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
         *((size, channels), (size,)),
     )
-    for name, tensor, shape in zip(w._fields, w, expected, strict=True):
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    check_weight_shapes(w, expected)
 
 
 def supports_scan_step(
@@ -356,11 +244,11 @@ def scan_step_numba(
     D, z = (None if t is None else t.contiguous() for t in (D, z))
     y, new = torch.empty_like(u), torch.empty_like(state)
     for row in range(len(u)):
-        per_row = [_address(t) + row * t.stride(0) * t.element_size() for t in (u, d, B, C, state, new, y)]
+        per_row = [address(t) + row * t.stride(0) * t.element_size() for t in (u, d, B, C, state, new, y)]
         x, step, b, c, before, after, out = per_row
         gate = 0 if z is None else z[row].data_ptr()
         _scan_step(
-            *(ZERO[u.dtype], LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, _address(D), gate),
+            *(ZERO[u.dtype], LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, address(D), gate),
             *(before, after, out, *A.shape),
         )
     return y, new

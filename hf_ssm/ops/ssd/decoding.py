@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.decoding import normed, step_through_blocks
 from hf_ssm.ops.ssd.step import ssd_step
 
 __all__ = ["SSDBlockOptions", "SSDBlockWeights", "find_ssd_blocks_step", "ssd_blocks_step_reference"]
@@ -75,12 +76,6 @@ class SSDBlockOptions(NamedTuple):
     dt_limit: tuple[float, float]
 
 
-def _normed(h: Tensor, options: SSDBlockOptions, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    if options.norm == "layer":
-        return F.layer_norm(h, h.shape[-1:], weight, bias, options.epsilon)
-    return h if options.norm == "none" else F.rms_norm(h, h.shape[-1:], weight, options.epsilon)
-
-
 def _gated(y: Tensor, z: Tensor, w: SSDBlockWeights, options: SSDBlockOptions) -> Tensor:
     gate = F.silu(z)
     if w.gate_weight is None:
@@ -94,7 +89,7 @@ def _block_step_reference(
     hidden: Tensor, past: Tensor, state: Tensor, w: SSDBlockWeights, options: SSDBlockOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads, channels = len(w.A_log), w.out_weight.shape[1]
-    read = _normed(hidden, options, w.norm_weight, w.norm_bias) if options.norm_first else hidden
+    read = normed(hidden, options, w.norm_weight, w.norm_bias) if options.norm_first else hidden
     z, inputs, dt = F.linear(read, w.in_weight, w.in_bias).split([channels, len(w.conv_weight), heads], dim=-1)
     window = torch.cat([past, inputs.unsqueeze(-1)], dim=-1)
     mixed = (window * w.conv_weight.squeeze(1)).sum(-1)
@@ -106,7 +101,7 @@ def _block_step_reference(
     y, state = ssd_step(x, dt, A, B, C, state, skip, w.dt_bias, dt_softplus=True, dt_limit=options.dt_limit)
     output = F.linear(_gated(y.flatten(1), z, w, options), w.out_weight, w.out_bias)
     output = hidden + output if options.residual else output
-    output = output if options.norm_first else _normed(output, options, w.norm_weight, w.norm_bias)
+    output = output if options.norm_first else normed(output, options, w.norm_weight, w.norm_bias)
     return output, window[..., 1:], state
 
 
@@ -119,15 +114,7 @@ def ssd_blocks_step_reference(
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`find_ssd_blocks_step(weights, options, final_norm)(hidden, pasts, states)` in PyTorch."""
-    outputs, new_pasts, new_states = [], [], []
-    for past, state, w in zip(pasts, states, weights, strict=True):
-        hidden, past, state = _block_step_reference(hidden, past.transpose(1, 2), state, w, options)
-        outputs.append(hidden)
-        new_pasts.append(past.transpose(1, 2))
-        new_states.append(state)
-    if options.norm_first:
-        outputs[-1] = _normed(hidden, options, *final_norm)
-    return torch.stack(outputs), torch.stack(new_pasts), torch.stack(new_states)
+    return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
 _BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"))

@@ -14,6 +14,18 @@ from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
+from hf_ssm.ops.cpu.decoding import (
+    NO_NORM,
+    NORMS,
+    ZERO,
+    CompiledBlocks,
+    add_rows,
+    address,
+    apply_linear,
+    apply_norm,
+    check_weight_shapes,
+    convolve,
+)
 from hf_ssm.ops.cpu.vector import (
     LANES,
     add,
@@ -29,15 +41,6 @@ from hf_ssm.ops.cpu.vector import (
     splat,
     store_some,
     total,
-)
-from hf_ssm.ops.selective_scan.numba_decoding import (
-    NO_NORM,
-    NORMS,
-    ZERO,
-    add_rows,
-    apply_linear,
-    apply_norm,
-    convolve,
 )
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
 from hf_ssm.ops.threads import run_tasks
@@ -243,12 +246,10 @@ def _blocks_step(
             apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, width)
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
-
-
-class SSDBlocksStep:
+class SSDBlocksStep(CompiledBlocks):
     """See `find_ssd_blocks_step`."""
+
+    run = staticmethod(_blocks_step)
 
     def __init__(
         self,
@@ -256,8 +257,7 @@ class SSDBlocksStep:
         options: SSDBlockOptions,
         final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
     ):
-        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
-        addresses = [_address(t) for t in self.tensors]
+        addresses = self.keep(*weights, final_norm)
         w = weights[0]
         like = ZERO[w.A_log.dtype]
         kind: Any = type(like)
@@ -277,23 +277,6 @@ class SSDBlocksStep:
             (width, channels, heads, options.groups, states, taps, len(w.skip)),
         )
 
-    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        width, *shapes = self.shapes
-        batch = len(hidden)
-        if hidden.shape[-1] != width or hidden.numel() != batch * width:
-            raise ValueError(f"hidden must have {width} numbers for each row, got {tuple(hidden.shape)}")
-        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
-            if memory.shape != (self.count, batch, *shape):
-                expected = (self.count, batch, *shape)
-                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
-        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
-        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
-        outputs = hidden.new_empty(self.count, *hidden.shape)
-        scratch = hidden.new_empty(self.scratch_size)
-        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
-        _blocks_step(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
-        return outputs, new_pasts, new_states
-
 
 def _check_weight_shapes(w: SSDBlockWeights, size: int, channels: int, mixed: int, heads: int, taps: int) -> None:
     rows = channels + mixed + heads
@@ -301,9 +284,7 @@ def _check_weight_shapes(w: SSDBlockWeights, size: int, channels: int, mixed: in
         *((size,), (size,), (rows, size), (rows,), (mixed, 1, taps), (mixed,), (heads,), (heads,)),
         *((heads,) if len(w.skip) == heads else (channels,), (channels,), (size, channels), (size,)),
     )
-    for name, tensor, shape in zip(w._fields, w, expected, strict=True):
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    check_weight_shapes(w, expected)
 
 
 def supports_ssd_step(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor) -> bool:
@@ -319,7 +300,7 @@ def ssd_step_numba(
     (batch, heads, size), (groups, states) = x.shape, B.shape[1:]
     y, new = torch.empty_like(x), torch.empty_like(state)
     skips = 0 if D is None else D.numel()
-    addresses = *(_address(t) for t in (x, d, A, B, C, D)), skips, *(_address(t) for t in (state, new, y))
+    addresses = *(address(t) for t in (x, d, A, B, C, D)), skips, *(address(t) for t in (state, new, y))
     rows = max(1, -(-_NUMBERS_OF_A_TASK // (heads * size * states)))
 
     def task(number: int) -> None:

@@ -1,0 +1,171 @@
+"""What the compiled kernels of one position share: linear maps, norms, the short convolution, and the call of blocks.
+
+In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
+all numbers.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.cpu.compiling import kernel
+from hf_ssm.ops.cpu.vector import LANES, add, fma, load, load_some, mul, pointer, sigmoid, splat, store_some, total
+
+__all__ = [
+    "LOG2_E",
+    "NORMS",
+    "NO_NORM",
+    "ZERO",
+    "CompiledBlocks",
+    "add_rows",
+    "address",
+    "apply_linear",
+    "apply_norm",
+    "check_weight_shapes",
+    "convolve",
+]
+
+NORMS = ("none", "layer", "rms")
+NO_NORM, _LAYER_NORM = 0, 1
+ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
+
+
+@kernel
+def apply_linear(like, x, weight, bias, y, rows, columns):
+    """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
+
+    Takes half the time of torch's matrix-vector product, and as long as reading the weights.
+    """
+    v, w, out = pointer(x, like), pointer(weight, like), pointer(y, like)
+    in_fours = columns // (4 * LANES) * (4 * LANES)
+    for row in range(rows):
+        at = row * columns
+        s0, s1, s2, s3 = splat(like), splat(like), splat(like), splat(like)
+        for c in range(0, in_fours, 4 * LANES):
+            s0 = fma(load(w, at + c), load(v, c), s0)
+            s1 = fma(load(w, at + c + LANES), load(v, c + LANES), s1)
+            s2 = fma(load(w, at + c + 2 * LANES), load(v, c + 2 * LANES), s2)
+            s3 = fma(load(w, at + c + 3 * LANES), load(v, c + 3 * LANES), s3)
+        for c in range(in_fours, columns, LANES):
+            s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
+        out[row] = total(add(add(s0, s1), add(s2, s3)))
+    if bias != 0:
+        add_rows(like, y, bias, y, rows)
+
+
+@kernel
+def add_rows(like, a, b, y, count):
+    """`y = a + b`."""
+    left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
+    for i in range(0, count, LANES):
+        store_some(out, i, add(load_some(left, i, count - i), load_some(right, i, count - i)), count - i)
+
+
+@kernel
+def apply_norm(like, x, kind, epsilon, weight, bias, y, count):
+    """Layer norm, RMS norm or none; `y` may be `x`."""
+    v, out = pointer(x, like), pointer(y, like)
+    mean = like
+    if kind == _LAYER_NORM:
+        summed = splat(like)
+        for i in range(0, count, LANES):
+            summed = add(summed, load_some(v, i, count - i))
+        mean = total(summed) / count
+    square = like
+    if kind != NO_NORM:
+        for i in range(count):
+            square += (v[i] - mean) * (v[i] - mean)
+    scale = 1 / math.sqrt(square / count + epsilon) if kind != NO_NORM else 1.0
+    for i in range(count):
+        value = (v[i] - mean) * scale
+        if weight != 0:
+            value *= pointer(weight, like)[i]
+        if bias != 0:
+            value += pointer(bias, like)[i]
+        out[i] = value
+
+
+@kernel
+def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
+    """The short convolution with SiLU.
+
+    Args:
+        u, y: `(D,)`, read and written.
+        past, new_past: State before (read) and after (written), `(K - 1, D)`.
+        weight, bias: `(D, K)`; `(D,)` or 0.
+    """
+    x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
+    after, out = pointer(new_past, like), pointer(y, like)
+    for d in range(channels):
+        value = w[d * taps + taps - 1] * x[d]
+        if bias != 0:
+            value += pointer(bias, like)[d]
+        for i in range(taps - 1):
+            value += w[d * taps + i] * before[i * channels + d]
+        out[d] = value
+    for i in range((taps - 2) * channels):
+        after[i] = before[i + channels]
+    if taps > 1:
+        for d in range(channels):
+            after[(taps - 2) * channels + d] = x[d]
+    for d in range(0, channels, LANES):
+        s = load_some(out, d, channels - d)
+        store_some(out, d, mul(s, sigmoid(s)), channels - d)
+
+
+def address(t: Tensor | None) -> int:
+    """Address of the first element, 0 for `None`."""
+    return 0 if t is None else t.data_ptr()
+
+
+def check_weight_shapes(weights: Any, expected: Sequence[tuple[int, ...]]) -> None:
+    """Raise `ValueError` for the first tensor of a named tuple that has another shape."""
+    for name, tensor, shape in zip(weights._fields, weights, expected, strict=True):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+class CompiledBlocks:
+    """One position of all blocks of a model; a subclass sets the attributes for its kind of block.
+
+    Attributes:
+        run: The kernel, called with `arguments`, the batch size, and the addresses of the states of convolutions and
+            scans before and after, of the input, the outputs and the scratch memory.
+        arguments: First arguments of the kernel.
+        count: Number of blocks.
+        shapes: Hidden size; shape of the state of a convolution and of a scan, of one row.
+        scratch_size: Numbers of scratch memory.
+    """
+
+    run: Callable[..., None]
+    arguments: tuple[Any, ...]
+    count: int
+    shapes: tuple[int, tuple[int, ...], tuple[int, ...]]
+    scratch_size: int
+
+    def keep(self, *weights: Iterable[Tensor | None]) -> list[int]:
+        """Addresses of tensors, whose memory lives as long as this object."""
+        self.tensors = [None if t is None else t.detach() for block in weights for t in block]
+        return [address(t) for t in self.tensors]
+
+    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        size, *shapes = self.shapes
+        batch = len(hidden)
+        if hidden.shape[-1] != size or hidden.numel() != batch * size:
+            raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
+        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
+            if memory.shape != (self.count, batch, *shape):
+                expected = (self.count, batch, *shape)
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
+        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
+        outputs = hidden.new_empty(self.count, *hidden.shape)
+        scratch = hidden.new_empty(self.scratch_size)
+        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
+        self.run(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
+        return outputs, new_pasts, new_states
