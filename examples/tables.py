@@ -284,11 +284,6 @@ PACKING = {"256 documents, hidden size 64": "packing_256", "64 documents, hidden
 
 
 @table
-def mamba2() -> str:
-    return pivot("speed_mamba2", "", 1, 2)
-
-
-@table
 def tau_overhead() -> str:
     cells, command = measured("tau_overhead")
     rows = [[*key[:2], cell] for key, cell in cells.items() if key[2] == "CPU time"]
