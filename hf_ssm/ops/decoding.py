@@ -32,8 +32,8 @@ def step_through_blocks(
     """One position of all blocks, one after the other.
 
     Args:
-        step: One block: from the hidden state `(B, H)`, the past of the convolution `(B, channels, K - 1)`, state of the
-            scan, weights and options to the output and the next past and state.
+        step: One block: from the hidden state `(B, H)`, the past of the convolution `(B, channels, K - 1)`, the state
+            of the scan, weights and options to the output and the next past and state.
         hidden: `(B, H)`.
         pasts: `(number of blocks, B, K - 1, channels)`.
         states: `(number of blocks, B, ...)`.
