@@ -141,7 +141,7 @@ def ssd(bench: Bench) -> None:
 
 def mamba2(bench: Bench) -> None:
     tiny = {"hidden": 64, "layers": 2, "states": 8, "batch": 2, "length": 32}
-    shapes = ((256, 4, 64, 4, 512), (256, 4, 128, 1, 2048), (768, 2, 128, 1, 512))
+    shapes = ((64, 4, 128, 4, 1024), (256, 4, 64, 4, 512), (256, 4, 128, 1, 2048), (768, 2, 128, 1, 512))
     for hidden, layers, states, batch, length in shapes[: 1 if bench.tiny else None]:
         for what, backward in (("forward", False), ("step", True)):
             real = {"hidden": hidden, "layers": layers, "states": states, "batch": batch, "length": length}

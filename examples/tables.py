@@ -299,13 +299,31 @@ def probe() -> str:
     return grid(["family", "reads", *quantities], rows, f"Printed by {command}.")
 
 
+@table
+def mamba2() -> str:
+    cells, command = measured("speed_mamba2")
+    quantities = ("transformers / ours", "ours, plain torch / ours", "ours / matrix products")
+    subjects = dict.fromkeys(key[:2] for key in cells)
+    rows = [
+        [f"{MAMBA2[section]}, {what}", *(cells.get((section, what, quantity), "") for quantity in quantities)]
+        for section, what in subjects
+    ]
+    return grid(["what", *quantities], rows, f"Printed by {command}.")
+
+
+MAMBA2 = {"ssd": "scan", "mamba2": "model", "decoding2": "greedy `generate`"}
+
+
 # Rows of the README's table: file, section, subject and peer; and the words for sections and peers.
 BOTH = "forward + backward"
 SPEED = (
     ("speed", "scan", "forward", "transformers"),
     ("speed", "scan", BOTH, "transformers with mambapy"),
+    ("speed", "training", "step", "transformers with mambapy"),
     ("speed", "decoding", "256 tokens, batch 1", "transformers"),
-    ("speed_convolution", "convolution", BOTH, "torch.fft"),
+    ("speed", "lti", f"L 1,024, {BOTH}", "S4D listing"),
+    ("speed", "lti", f"L 16,384, {BOTH}", "S4D listing"),
+    ("speed", "convolution", BOTH, "torch.fft"),
 )
 WORDS = {
     "scan": "selective scan",
