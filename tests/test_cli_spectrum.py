@@ -84,7 +84,8 @@ def test_the_planned_model_is_given_by_options(genes, capsys):
     assert run(genes, *options, "--time-step-min", 0.01, "--time-step-max", 0.05) == 0
     printed = capsys.readouterr().out
     assert "for Δ = 0.05 ... 0.01 (state size 32, init 'lin', bilinear)" in printed
-    limits = [50.51 / (math.pi * 32 * dt) for dt in (0.05, 0.01)]
+    # The largest frequency of `lin` is (32 / 2 - 1) π.
+    limits = [50.51 / (math.pi * (32 - 2) * dt) for dt in (0.05, 0.01)]
     assert f"without the data   {limits[0]:.3g} ... {limits[1]:.3g}" in printed
 
 
