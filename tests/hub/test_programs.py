@@ -58,7 +58,7 @@ def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, 
     [
         ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
         pytest.param("S4", "ForCausalLM", {"kernel_type": "s4"}, marks=slow),
-        pytest.param("S5", "ForCausalLM", {}, marks=slow),
+        pytest.param("S5", "ForCausalLM", {}, marks=grid),
         *(pytest.param(*case, marks=grid) for case in GRID),
     ],
     ids=str,
