@@ -2,10 +2,10 @@
 
 Legend: `B` batch, `L` length, `D` hidden size of one strand, `V` vocabulary.
 
-An RC-equivariant model reads a sequence and its reverse complement with the same weights, in place of one batch of
-parameters twice as wide: the strands never mix within a block. Its hidden states are `(B, L, 2 D)`: the first D
-channels are those of the sequence, h1; the others are those of its reverse complement, h2, with length and channels
-reversed. The reverse complement of the input therefore gives the same hidden states with length and channels reversed.
+An RC-equivariant model reads a sequence and its reverse complement with the same weights; the blocks do not mix the
+strands. Its hidden states are `(B, L, 2 D)`: the first D channels are those of the sequence, h1; the others are those
+of its reverse complement, h2, with length and channels reversed. The reverse complement of the input therefore gives
+the same hidden states with length and channels reversed.
 
 Padding stays where it is: only the tokens of a row are reversed, and in packed rows those of each document.
 
