@@ -84,7 +84,8 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
     [
         ("Hyena", {}),
         pytest.param("S4", {}, marks=slow),
-        pytest.param("S5", {}, marks=slow),
+        pytest.param("S5", {}, marks=grid),
+        pytest.param("SSD", {}, marks=grid),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
         pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),
         pytest.param("SelectiveSSM", {}, marks=grid),

@@ -88,9 +88,9 @@ def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
     ("family", "flags"),
     [
         ("Hyena", {}),
-        pytest.param("SelectiveSSM", {"complex_state": True, "state_size": 4}, marks=slow),
+        pytest.param("SelectiveSSM", {"complex_state": True, "state_size": 4}, marks=grid),
         pytest.param("S4", {}, marks=slow),
-        pytest.param("SSD", {"complex_state": True, "state_size": 4}, marks=slow),
+        pytest.param("SSD", {"complex_state": True, "state_size": 4}, marks=grid),
         pytest.param("SSD", {}, marks=grid),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),
         pytest.param("S4", {"sobolev_order": 0.7}, marks=grid),

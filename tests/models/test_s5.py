@@ -164,7 +164,7 @@ def test_gradient_checkpointing_and_half_precision(make_model, batch):
     torch.testing.assert_close(found.float(), plain.logits, rtol=0.1, atol=0.1 * plain.logits.abs().max().item())
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*")
 def test_exported_program_with_time_steps(make_model):
     model = make_model("S5", "ForSequenceClassification", num_hidden_layers=1, bidirectional=True)
