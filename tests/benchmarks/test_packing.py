@@ -15,6 +15,7 @@ def packing(monkeypatch) -> ModuleType:
     return importlib.import_module("packing")
 
 
+@pytest.mark.slow
 def test_tiny(packing, capsys) -> None:
     packing.main(["--tiny"])
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \d", capsys.readouterr().out, flags=re.MULTILINE)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow
 def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "picture.png"
     script.main(["--tiny", "--seeds", "1", "--output", str(result), "--picture", str(picture)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.slow
 def test_one_task_of_each_kind(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
     tasks = ["associative recall", "selective copying", "piecewise smooth function"]

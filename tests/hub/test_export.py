@@ -218,6 +218,7 @@ def without(exported: Path, python_without: Path, beside: object) -> tuple[dict[
     return load_file(exported / "found.safetensors"), json.loads((exported / "facts.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("prefix", ["", "again "])
 def test_without_hf_ssm_no_bit_is_another(without, name, prefix):
@@ -230,6 +231,7 @@ def test_without_hf_ssm_no_bit_is_another(without, name, prefix):
         assert torch.equal(found[key], value), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
     facts = without[1][name]
@@ -245,6 +247,7 @@ def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
         assert facts["ids"] == hf_ssm.build_dna_tokenizer()(TEXTS)["input_ids"]
 
 
+@pytest.mark.slow
 def test_without_hf_ssm_the_trainer_knows_causal_models(without):
     families = {family for family, *_ in MODELS.values()} - {"Toy"}
     with_tokens = [name for name in families if "ForCausalLM" in FAMILIES[name].model_classes]
@@ -277,6 +280,7 @@ def test_with_hf_ssm_no_code_of_a_folder_is_run(exported, name, tmp_path):
     assert all((tmp_path / path.name).read_bytes() == path.read_bytes() for path in (exported / name).glob("*.py"))
 
 
+@pytest.mark.slow
 def test_code_that_travelled_and_hf_ssm_work_side_by_side(beside):
     assert finish(beside).endswith("well\n")
 

@@ -190,6 +190,7 @@ def test_a_folder_is_proved_with_fresh_code(hub, folder, model, tokenizer, proof
     assert has_code(files) and len(json.loads(files["config.json"])["auto_map"]) == 8
 
 
+@pytest.mark.slow
 def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, caplog):
     """The header of a file may be forged: the code takes what it finds in the environment."""
     marker = tmp_path / "ran"

@@ -39,6 +39,7 @@ Path(sys.argv[1], "configs.json").write_text(json.dumps(configs))
 """
 
 
+@pytest.mark.slow
 def test_every_head_reloads_bit_equal_in_a_new_process(make_model, make_batch, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

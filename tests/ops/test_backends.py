@@ -202,6 +202,7 @@ def test_a_wrong_environment_variable_is_one_clear_error():
 WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None\n"
 
 
+@pytest.mark.slow
 def test_without_numba_torch_runs():
     source = """
 import torch, hf_ssm
@@ -217,11 +218,13 @@ print(model.generate(tokens, max_new_tokens=3).shape)
     assert result.stdout.strip() == "torch.Size([2, 12])", result.stderr
 
 
+@pytest.mark.slow
 def test_numba_without_numba_is_an_error_with_the_command_that_installs_it():
     result = run(WITHOUT_NUMBA + "import hf_ssm; hf_ssm.S4ForCausalLM", HF_SSM_KERNELS="numba")
     assert "pip install 'hf_ssm[cpu]'" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_importing_operations_does_not_import_numba():
     modules = ", ".join(f"hf_ssm.ops.{name}" for name in ("long_conv", "short_conv", "selective_scan"))
     result = run(f"import sys, {modules}; print('numba' in sys.modules)")

@@ -103,6 +103,7 @@ def test_a_change_of_any_source_compiles_again(monkeypatch, tmp_path):
     assert not changed.stats.cache_hits
 
 
+@pytest.mark.slow
 def test_a_cache_folder_that_cannot_exist():
     script = """
 from hf_ssm.ops.cpu.compiling import kernel
