@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_whole_folders(coded, single, shards):
         found = verify(folder)
         assert found.problems == () and found.commit is None
         assert found.checked == len(list(folder.iterdir()))
+
+
+def test_code_in_the_checkpoints_of_a_run(coded):
+    """The same code in a folder below is no problem; changed code is."""
+    below = coded / "checkpoint-20"
+    below.mkdir()
+    for path in coded.glob("*.py"):
+        shutil.copy(path, below)
+    assert verify(coded).problems == ()
+    changed = next(below.glob("modeling_*.py"))
+    changed.write_text(changed.read_text() + "\n")
+    assert [problem.path for problem in verify(coded).problems] == [f"checkpoint-20/{changed.name}"]
 
 
 def test_cut_off(single):
