@@ -29,6 +29,57 @@ def video(frames: int = 7, dtype: torch.dtype = torch.float32, seed: int = 0) ->
     return torch.rand(2, frames, 6, 8, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+# A value other than the default for each flag that changes the prediction of a fresh model in training mode.
+FLAGS = {
+    "discretization": "bilinear",
+    "embedding_dropout": 0.5,
+    "frequency_scale": 3.0,
+    "frequency_shift": 2.0,
+    "hidden_act": "relu",
+    "hidden_dropout": 0.5,
+    "init": "lin",
+    "initializer_range": 0.1,
+    "input_kernel_size": 1,
+    "layer_norm_epsilon": 0.1,
+    "norm_first": False,
+    "norm_type": "rms",
+    "num_blocks": 2,
+    "output_glu": False,
+    "output_kernel_size": 1,
+    "patch_size": 1,
+    "skip_kernel_size": 5,
+    "sobolev_frequency": "radian",
+    "sobolev_order": 0.5,
+    "state_size": 16,
+    "time_step_max": 0.5,
+    "time_step_min": 0.05,
+    "use_final_norm": False,
+    "use_residual": False,
+    "use_skip": False,
+}
+# Flags of the family that act elsewhere: shapes, and the loss.
+ELSEWHERE = {"num_channels", "num_hidden_layers", "l1_weight"}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_the_flag_changes_the_output(flag: str) -> None:
+    base = {"sobolev_order": 0.5} if flag == "sobolev_frequency" else {}
+
+    def predicted(**flags: object) -> torch.Tensor:
+        model = make(**flags).train()
+        torch.manual_seed(4)
+        return model(video()).logits.detach()
+
+    before = predicted(**base)
+    assert torch.equal(before, predicted(**base))
+    assert not torch.allclose(before, predicted(**(base | {flag: FLAGS[flag]})), rtol=1e-3)
+
+
+def test_no_flag_of_the_family_is_forgotten() -> None:
+    own = set(ConvS5Config.__annotations__) - {"attribute_map", "field_choices", "positive_fields", "model_type"}
+    assert own <= FLAGS.keys() | ELSEWHERE
+
+
 # The state space model
 
 
