@@ -56,7 +56,7 @@ def regularisers() -> str:
     header = ["regulariser", *chain(*([f"b = {b}: paper", "ours"] for b in SCALES))]
     best = [min(names, key=lambda row: statistics.fmean(errors[row][place])) for place in range(len(SCALES))]
     note = ", ".join(f"{names[row]} at b = {b}" for row, b in zip(best, SCALES, strict=True))
-    return grid(header, rows, f"The smallest mean error of ours: {note}.")
+    return grid(header, rows, f"Regulariser with the smallest mean error in our runs: {note}.")
 
 
 @table

@@ -251,7 +251,7 @@ def test_parity(kind: str, tmp_path: Path) -> None:
     folder = reference.save(tmp_path / "source", pickle=kind in ("PS bare", "PS classifier", "Ph"))
     model_class = CLASSES[reference.head]
     ids = torch.randint(0, 12, (2, 9))
-    ids[0, :3] = 4  # [PAD] is an ordinary token of theirs, and of ours without a mask.
+    ids[0, :3] = 4  # Without a mask, [PAD] is an ordinary token, as in Caduceus.
     bare = reference.head == "Caduceus"
     expected = reference.hidden(ids) if bare else reference.logits(ids)
     model = model_class.from_pretrained(folder, dtype=torch.float64).eval()

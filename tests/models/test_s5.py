@@ -64,7 +64,7 @@ def test_packed_rows(make_model, bidirectional):
     assert_near(model(ids, time_deltas=deltas, seq_idx=numbers, use_cache=False).last_hidden_state[0], alone)
     if bidirectional:
         return
-    # In two pieces, of which the second goes on with a document.
+    # In two pieces, of which the second continues a document.
     cache = model(ids[:, :9], time_deltas=deltas[:, :9], seq_idx=numbers[:, :9], use_cache=True).past_key_values
     rest = model(ids[:, 9:], time_deltas=deltas[:, 9:], seq_idx=numbers[:, 9:], past_key_values=cache)
     assert_near(rest.last_hidden_state[0], alone[9:])

@@ -110,8 +110,11 @@ def test_initial_system_is_hippo_in_blocks():
     expected = torch.linalg.eigvals(torch.block_diag(block, block))
     stored = operator.eigenvalues(torch.float64)
     found = torch.cat([stored, stored.conj()])
-    order = lambda values: sorted(values.tolist(), key=lambda value: (round(value.imag, 6), value.real))  # noqa: E731
-    torch.testing.assert_close(torch.tensor(order(found)), torch.tensor(order(expected)), rtol=1e-6, atol=1e-6)
+
+    def in_order(values: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(sorted(values.tolist(), key=lambda value: (round(value.imag, 6), value.real)))
+
+    torch.testing.assert_close(in_order(found), in_order(expected), rtol=1e-6, atol=1e-6)
     assert operator.log_dt.exp().min() >= 0.05 and operator.log_dt.exp().max() <= 0.5
     # In the coordinates of the eigenvectors, B and C of a large system have the variance of the real draws.
     large = make_operator(hidden_size=64, state_size=64)
