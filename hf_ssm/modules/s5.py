@@ -6,15 +6,14 @@ Legend: `B` batch, `L` length, `D` channels, `P` states (`state_size`), `S` = P 
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import (
     KernelInput,
-    SequenceOperator,
     check_stored,
     fp32_parameter,
     materialized,
@@ -25,12 +24,9 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.linear_scan import linear_scan, scan_parts_by_levels
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.transfer import sobolev_response
-from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.theory.moments import lag_moments
 
@@ -42,7 +38,7 @@ _LARGEST_MATRIX = 2**28
 _RESPONSES_AT_ONCE = 2**22
 
 
-class S5StateSpace(SequenceOperator):
+class S5StateSpace(FilteredInput):
     r"""x_t = Ā x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t, with a diagonal A that all channels share.
 
     A, B and C are those of a real system with P states in the coordinates of its eigenvectors, one of each conjugate
@@ -121,10 +117,6 @@ class S5StateSpace(SequenceOperator):
     @property
     def is_causal(self) -> bool:
         return super().is_causal and self.directions == 1
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        return not self.has_sobolev_filter
 
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
@@ -287,27 +279,6 @@ class S5StateSpace(SequenceOperator):
         state = None if before is None else tuple(part.unsqueeze(1) for part in before.chunk(2, dim=-1))
         return torch.cat([part.squeeze(2) for part in scan_parts_by_levels(decay, lines, state, reverse)], dim=-1)
 
-    # Sobolev filter
-
-    def filter_input(self, inputs: Tensor, mask: Tensor | None = None, state: LayerState | None = None) -> Tensor:
-        """The input after the Sobolev filter, `(B, L, D)`, zero at padding."""
-        if not self.has_sobolev_filter:
-            return inputs
-        if self.sobolev_mode == "zero_phase":
-            return self._zero_phase(inputs, slice(None), mask)
-        taps = partial(self._taps, inputs)
-        if state is None:
-            filtered = long_conv(inputs, taps(inputs.shape[1]))
-        else:
-            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(inputs, taps)
-        return filtered if mask is None else filtered * mask.unsqueeze(-1)
-
-    def _taps(self, like: Tensor, length: int) -> Tensor:
-        """The causal filter of each channel, `(D, length)`."""
-        order = self._order(like)
-        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-        return taps.to(like).expand(self.channels, -1)
-
     # Convolutional form, τ and reports
 
     def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
@@ -322,7 +293,7 @@ class S5StateSpace(SequenceOperator):
         a_bar, factor = self._discrete(None, dtype)
         taps = None
         if length is not None and self.has_sobolev_filter and self.sobolev_mode == "causal":
-            taps = self._taps(a_bar.real, length)
+            taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)
             taps = taps if self.sobolev_order is not None else taps[:1]
         skip = None if self.D is None or direction == 1 else self.D.to(dtype)
         b_bar = self._complex("B", dtype) * factor.unsqueeze(-1)

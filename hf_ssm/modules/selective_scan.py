@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
+from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import (
     KernelInput,
-    SequenceOperator,
     check_stored,
     fp32_parameter,
     materialized,
@@ -26,11 +26,8 @@ from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, is_exporting, no_autocast
 from hf_ssm.ops.documents import Documents
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
-from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
@@ -38,8 +35,8 @@ from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 __all__ = ["FilteredScan", "SelectiveScan"]
 
 
-class FilteredScan(SequenceOperator):
-    """Base of scans that vary in time: the Sobolev filter of their input (Yu et al. 2025, Appendix F)."""
+class FilteredScan(FilteredInput):
+    """Base of scans that vary in time."""
 
     is_time_invariant: ClassVar[bool] = False
     direction: str
@@ -48,41 +45,6 @@ class FilteredScan(SequenceOperator):
     @property
     def is_causal(self) -> bool:
         return super().is_causal and self.direction == "forward"
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        return not self.has_sobolev_filter
-
-    def filter_input(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        state: LayerState | None = None,
-        channels: slice | list[int] = slice(None),
-        documents: Documents | None = None,
-    ) -> Tensor:
-        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
-        if not self.has_sobolev_filter:
-            return inputs
-        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-        if self.sobolev_mode == "zero_phase":
-            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
-        taps = partial(self._taps, precise, channels)
-        if documents is not None:
-            kernel = taps(documents.longest)
-            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
-        elif state is None:
-            filtered = long_conv(precise, taps(inputs.shape[1]))
-        else:
-            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
-        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
-        return filtered.to(inputs.dtype)
-
-    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
-        order = self._order(like)
-        order = order[channels] if order is not None and order.dim() else order
-        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-        return taps.to(like).expand(like.shape[-1], -1)
 
     def _of_unfiltered(self, matrix: Tensor, channels: list[int], mask: Tensor | None) -> Tensor:
         """The attention matrix times that of the filter, `(B, E, L, L)`, zero at padding."""

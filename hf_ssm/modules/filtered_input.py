@@ -1,0 +1,57 @@
+"""The Sobolev filter of the input of a scan.
+
+Legend: `B` batch, `L` length, `D` channels.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.sobolev import causal_taps
+
+__all__ = ["FilteredInput"]
+
+
+class FilteredInput(SequenceOperator):
+    """Base of operators with a recurrent state, whose input passes the Sobolev filter (Yu et al. 2025, Appendix F)."""
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
+    def filter_input(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None = None,
+        state: LayerState | None = None,
+        channels: slice | list[int] = slice(None),
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
+        if not self.has_sobolev_filter:
+            return inputs
+        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        if self.sobolev_mode == "zero_phase":
+            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
+        taps = partial(self._taps, precise, channels)
+        if documents is not None:
+            kernel = taps(documents.longest)
+            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
+        elif state is None:
+            filtered = long_conv(precise, taps(inputs.shape[1]))
+        else:
+            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
+        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
+        return filtered.to(inputs.dtype)
+
+    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
+        order = self._order(like)
+        order = order[channels] if order is not None and order.dim() else order
+        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+        return taps.to(like).expand(like.shape[-1], -1)
