@@ -26,6 +26,8 @@ EXTRAS ?= test,lint,plots
 # One thread in each process: more compete for the cores and wait for each other.
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Triton's interpreter needs processes of its own.
+GPU_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
 .PHONY: demo test test-all test-grid test-lowest conformance lint bench clean
 
@@ -33,10 +35,12 @@ demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not grid" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
+	$(GPU_TESTS) -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(STAMP)
-	$(PYTEST) -m "not grid" $(PYTEST_ARGS)
+	$(PYTEST) -m "not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
+	$(GPU_TESTS) $(PYTEST_ARGS)
 
 test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)

@@ -8,6 +8,7 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 
 - `auto` (default): the fastest backend that supports the call;
 - `numba`: as `auto`, but an error where numba is not installed or `NUMBA_DISABLE_JIT=1` is set;
+- `triton`: Triton kernels, and PyTorch where there is none for a call; an error without Triton or without a GPU;
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
@@ -33,7 +34,7 @@ from hf_ssm.ops.context import is_exporting
 
 __all__ = ["CHOICES", "Compiled", "Implementation", "Operation", "current", "is_enabled", "set_backend", "use_backend"]
 
-CHOICES = ("auto", "numba", "torch", "reference")
+CHOICES = ("auto", "numba", "triton", "torch", "reference")
 
 INTERFACE = 3
 """Version of the signatures of compiled implementations. The code exported with a checkpoint contains no compiled
@@ -62,11 +63,15 @@ class Backend(NamedTuple):
         return all(importlib.util.find_spec(package) is not None for package in self.packages)
 
 
+# Triton's interpreter, for tests and debugging, runs kernels on CPU tensors. Triton itself reads the variable once.
+_TRITON_DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0") else "cuda"
+
 # In order of preference.
 BACKENDS = {
     "export": Backend(()),
     "hub": Backend(("auto", "numba"), device="cuda"),
     "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
+    "triton": Backend(("auto", "numba", "triton"), device=_TRITON_DEVICE, packages=("triton", "hf_ssm")),
     "reference": Backend(("reference",)),
     "torch": Backend(CHOICES),
 }
@@ -93,17 +98,23 @@ def _check_choice(choice: str) -> None:
             "HF_SSM_KERNELS=numba, but numba is not installed, or NUMBA_DISABLE_JIT is set: "
             "pip install 'hf_ssm[cpu]', and unset the variable"
         )
+    if choice == "triton" and not (_INSTALLED["triton"] and (_TRITON_DEVICE == "cpu" or torch.cuda.is_available())):
+        missing = "no GPU that this build of PyTorch can use was found" if _INSTALLED["triton"] else "Triton is missing"
+        raise ImportError(
+            f"HF_SSM_KERNELS=triton, but {missing}: unset the variable, or pip install triton on a machine with an "
+            "NVIDIA or AMD GPU (TRITON_INTERPRET=1 runs the kernels slowly on a CPU)"
+        )
 
 
 def set_backend(choice: str) -> None:
     """Set the choice of the process, in place of `HF_SSM_KERNELS`.
 
     Args:
-        choice: `"auto"`, `"numba"`, `"torch"` or `"reference"`.
+        choice: `"auto"`, `"numba"`, `"triton"`, `"torch"` or `"reference"`.
 
     Raises:
         ValueError: Unknown choice.
-        ImportError: `"numba"` without numba.
+        ImportError: `"numba"` without numba, or `"triton"` without Triton or a GPU.
     """
     global _process_choice
     _check_choice(choice)
@@ -119,11 +130,11 @@ def use_backend(choice: str) -> Iterator[None]:
     passes on a GPU in threads of its own, which see the choice of the process.
 
     Args:
-        choice: `"auto"`, `"numba"`, `"torch"` or `"reference"`.
+        choice: `"auto"`, `"numba"`, `"triton"`, `"torch"` or `"reference"`.
 
     Raises:
         ValueError: Unknown choice.
-        ImportError: `"numba"` without numba.
+        ImportError: `"numba"` without numba, or `"triton"` without Triton or a GPU.
     """
     _check_choice(choice)
     before, traced_before = _context_choice.get(), _traced_choice.choice

@@ -1,0 +1,162 @@
+"""The Triton kernels without a GPU: the resources that each takes, compiled ahead of time, and predicted times.
+
+    python benchmarks/kernels.py resources                        # all kernels, configurations and GPUs
+    python benchmarks/kernels.py resources --output resources.json
+    python benchmarks/kernels.py resources --gpus sm_90 --check   # compares with the stored table
+    python benchmarks/kernels.py predictions --output predictions.json
+
+Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs those of the
+compiled code. Predictions follow from the bytes and operations that the tests count, and rates of the GPUs
+(`hf_ssm/ops/gpu/costs.py`): bounds that a good kernel comes near to, not measurements.
+"""
+
+import argparse
+import importlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
+MODULES = ("short_conv.triton",)
+
+Row = dict[str, Any]
+
+
+def load_kernels() -> dict[str, Any]:
+    """All declared kernels."""
+    for module in MODULES:
+        importlib.import_module(f"hf_ssm.ops.{module}")
+    from hf_ssm.ops.gpu.kernels import INTERPRETED, KERNELS
+
+    if INTERPRETED:
+        raise SystemExit("kernels cannot be compiled with TRITON_INTERPRET=1: unset it")
+    return KERNELS
+
+
+def _source(kernel: Any, config: Any, example: dict[str, Any]) -> Any:
+    """What Triton compiles: types, constants, and what it would find out about the arguments of a launch."""
+    from triton.compiler import ASTSource
+
+    names = kernel.function.arg_names
+    values = {**example, **config.kwargs}
+    missing, unknown = set(names) - set(values), set(values) - set(names)
+    if missing or unknown:
+        raise ValueError(f"example of {kernel.name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(names):
+        value = values[name]
+        # No constant is called like a type.
+        is_type = isinstance(value, str) and re.fullmatch(r"\*?(i|u|fp|bf)\d+(:16)?", value) is not None
+        signature[name] = value.removesuffix(":16") if is_type else "constexpr"
+        if not is_type:
+            constants[(place,)] = value
+        elif value.startswith("*") or value.endswith(":16"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel.function, signature, constants, attributes)
+
+
+def _target(gpu: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    if gpu.startswith("gfx"):
+        return GPUTarget("hip", gpu, 64)
+    return GPUTarget("cuda", int(gpu.removeprefix("sm_")), 32)
+
+
+def _numbers(pattern: str, text: str) -> int:
+    return sum(int(number) for number in re.findall(pattern, text))
+
+
+def compile_kernel(name: str, index: int, label: str, gpu: str) -> Row:
+    """Resources of a program of a kernel, by name, number of the configuration, example and GPU."""
+    import triton
+    from triton import knobs
+
+    kernel = load_kernels()[name]
+    config, log = kernel.configs[index], io.StringIO()
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    with knobs.compilation.scope(), knobs.nvidia.scope(), redirect_stdout(log):
+        knobs.compilation.always_compile, knobs.nvidia.dump_ptxas_log = True, True
+        compiled = triton.compile(_source(kernel, config, kernel.examples[label]), target=_target(gpu), options=options)
+    if gpu.startswith("gfx"):
+        text = compiled.asm["amdgcn"]
+        registers = _numbers(r"\.vgpr_count:\s+(\d+)", text)
+        # Spilled registers of 4 bytes for each lane.
+        spills = 4 * (_numbers(r"\.vgpr_spill_count:\s+(\d+)", text) + _numbers(r"\.sgpr_spill_count:\s+(\d+)", text))
+    else:
+        report = log.getvalue()
+        registers = _numbers(r"Used (\d+) registers", report)
+        spills = _numbers(r"(\d+) bytes spill (?:stores|loads)", report)
+    sizes = ", ".join(f"{key} {value}" for key, value in sorted(config.kwargs.items()))
+    return {
+        "kernel": name,
+        "example": label,
+        "configuration": f"{sizes}; {config.num_warps} warps, {config.num_stages} stages",
+        "default": index == 0,
+        "gpu": gpu,
+        "registers": registers,
+        "spilled bytes": spills,
+        "shared memory": compiled.metadata.shared,
+    }
+
+
+def jobs(gpus: Sequence[str], chosen: str = "") -> Iterator[tuple[str, int, str, str]]:
+    for name, kernel in sorted(load_kernels().items()):
+        if chosen in name:
+            for index in range(len(kernel.configs)):
+                for label in kernel.examples:
+                    yield from ((name, index, label, gpu) for gpu in gpus)
+
+
+def resources(args: argparse.Namespace) -> int:
+    import triton
+
+    with ProcessPoolExecutor(args.processes) as pool:
+        rows = list(pool.map(compile_kernel, *zip(*jobs(args.gpus, args.kernel), strict=True), chunksize=4))
+    for row in rows:
+        print(*row.values(), sep=" | ")
+    spilling = [row for row in rows if row["default"] and row["spilled bytes"]]
+    for row in spilling:
+        print(f"spills in a default configuration: {row['kernel']} ({row['example']}, {row['gpu']})", file=sys.stderr)
+    failed = bool(spilling)
+    if args.check:
+        stored = json.loads((RESULTS / "kernel_resources.json").read_text())
+        if stored["triton"] != triton.__version__:
+            print(f"the stored table is of Triton {stored['triton']}, not {triton.__version__}", file=sys.stderr)
+            return 3
+        before = [r for r in stored["rows"] if r["gpu"] in args.gpus and args.kernel in r["kernel"]]
+        different = [row for row in rows if row not in before] + [row for row in before if row not in rows]
+        for row in different:
+            print(f"differs from the stored table: {row}", file=sys.stderr)
+        failed = failed or bool(different)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n")
+    return int(failed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    compiling = commands.add_parser("resources", help="compile ahead of time, and list what a program takes")
+    compiling.add_argument("--gpus", nargs="+", choices=GPUS, default=GPUS)
+    compiling.add_argument("--kernel", default="", help="only kernels whose name contains this")
+    compiling.add_argument("--processes", type=int, default=2)
+    compiling.add_argument(
+        "--check", action="store_true", help="compare with the stored table; exit status 1 if not equal"
+    )
+    compiling.add_argument("--output", type=Path)
+    compiling.set_defaults(run=resources)
+    args = parser.parse_args(argv)
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A model of the time of a kernel: the bytes and operations that it needs, and the rates of a GPU.
+
+The time is that of the scarcest resource, as if the others were hidden behind it: a bound that a good kernel comes
+near to, not a measurement.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["GPUS", "Cost", "Rates"]
+
+
+class Rates(NamedTuple):
+    """What a GPU does in a second.
+
+    Attributes:
+        memory: Bytes to or from its memory.
+        cache: Bytes from its L2 cache.
+        exponentials: Exponentials, logarithms and other operations of the special function units.
+        products: Floating point operations of matrix products of float32 matrices, exact, without tensor cores.
+        half_products: The same for bfloat16 matrices.
+    """
+
+    memory: float
+    cache: float
+    exponentials: float
+    products: float
+    half_products: float
+
+
+# Memory, exact and bfloat16 products: NVIDIA's data sheets (SXM, dense). Exponentials: 132 multiprocessors, 16 in a
+# cycle, 1.83 GHz. Cache: an estimate.
+GPUS = {
+    "H100": Rates(3.35e12, 5.5e12, 3.9e12, 67e12, 989e12),
+    "H200": Rates(4.8e12, 5.5e12, 3.9e12, 67e12, 989e12),
+}
+
+
+class Cost(NamedTuple):
+    """What one or several launches need.
+
+    Attributes:
+        read: Bytes at different addresses that are read: they come from the memory at least once.
+        reread: Bytes that are read again, from a cache.
+        written: Bytes written.
+        exponentials: Operations of the special function units.
+        products: Floating point operations in matrix products of float32.
+        half_products: Floating point operations in matrix products of bfloat16 or float16.
+    """
+
+    read: int = 0
+    reread: int = 0
+    written: int = 0
+    exponentials: int = 0
+    products: int = 0
+    half_products: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def parts(self, rates: Rates) -> dict[str, float]:
+        """Seconds that each resource is busy."""
+        return {
+            "memory": (self.read + self.written) / rates.memory,
+            "cache": (self.read + self.reread) / rates.cache,
+            "exponentials": self.exponentials / rates.exponentials,
+            "products": self.products / rates.products + self.half_products / rates.half_products,
+        }
+
+    def seconds(self, rates: Rates) -> float:
+        """The time of the scarcest resource."""
+        return max(self.parts(rates).values())
