@@ -11,7 +11,7 @@ All work is divided by chunks, so that one sequence of 2048 positions fills a GP
 parts of a group, whose partial sums are added by torch. x, B, C and their gradients are read and written in their own
 dtype, and matrices of half precision are multiplied in it, with sums in float32: products with decays, states at the
 beginning of a chunk and their gradients are rounded to it, which errs by some 0.4 % of the largest numbers in bfloat16
-(1 % is tested). Everything else is float32.
+(1 % is tested); float16 overflows beyond 65504. Everything else is float32.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Dimensions and tiles as in `triton_tiles.py`. All costs are those of whole chunks (`L = K T`), with D `(H, P)`, without
 resets and without initial state and gradient of the last state. The states `(B, K, H, P, N)` are the larger part of the
-memory traffic where `T < 8 N`: the forward writes and reads them twice.
+memory traffic of a forward, which writes and reads them twice, where `T < 16 N / (3 size)`.
 """
 
 from hf_ssm.ops.gpu.costs import Cost

@@ -58,7 +58,7 @@ def decay_sums(d, A, starts, decays, length, heads, padded, CHUNK: tl.constexpr,
 
 
 @kernel(
-    configs=[config(), config(num_warps=8)],
+    configs=[config()],
     key=("channels", "width", "CHUNK", "REVERSED"),
     examples=examples(
         "source weights decays states source_batch source_row source_head weights_batch weights_row weights_head "

@@ -17,7 +17,7 @@ from hf_ssm.ops.ssd.reference import loop_ssd
 from hf_ssm.ops.ssd.triton import ssd_triton, supports_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_weights
 from hf_ssm.ops.ssd.triton_costs import backward_cost, forward_cost
-from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states
+from hf_ssm.ops.ssd.triton_forward import chunk_scan
 from hf_ssm.ops.ssd.triton_tiles import Tiling
 
 NAMES = ("x", "d", "A", "B", "C", "D", "state")
@@ -168,7 +168,7 @@ def test_strides_and_memory_that_is_not_read(device):
     assert_same(inputs)
 
 
-@pytest.mark.parametrize("kernel", [chunk_states, chunk_scan, grad_inputs, grad_weights], ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", [chunk_scan, grad_inputs, grad_weights], ids=lambda k: k.name)
 def test_every_configuration(device, kernel, monkeypatch):
     monkeypatch.setattr(kernel, "configs", kernel.configs[1:])
     assert_same(scan_inputs(device, length=17))
