@@ -4,10 +4,10 @@ Dimensions: `B` rows of the batch, `D` channels, `n` points, `K` taps, `T` outpu
 `S` inputs of each that are read at once.
 
 A block of `T` outputs from position `t` on is a sum over distances: `y[t + a] = Σ_s Σ_c K_s[a, c] x[t - s S + c]` with
-the matrices `K_s[a, c] = k[s S + a - c]` of `T` by `S` taps, and `N` blocks together are products of matrices. A program
-computes `N` blocks of one channel, of all rows of the batch in the order of their positions: a tap that is read serves
-`N` sums, and distances at which a causal kernel has no inputs are left out. Both gradients are such sums as well, at
-the distances `-s`: that of the inputs with the same taps, that of the taps with the inputs in the place of taps.
+the matrices `K_s[a, c] = k[s S + a - c]` of `T` by `S` taps, and `N` blocks together are products of matrices. A
+program computes `N` blocks of one channel, of all rows of the batch in the order of their positions: a tap that is read
+serves `N` sums, and distances at which a causal kernel has no inputs are left out. Both gradients are such sums as
+well, at the distances `-s`: that of the inputs with the same taps, that of the taps with inputs in the place of taps.
 
 A product of float32 keeps `S` numbers of each operand and output of a thread in registers, which are the limit here;
 therefore `S` is small, and two warps of 16 outputs a thread share a program, of which several run at once.
@@ -184,8 +184,6 @@ def blocks_cost(
     for begin in range(0, batch * blocks, columns):
         of_program = [n // batch * block for n in range(begin, min(begin + columns, batch * blocks))]
         for s in range(1 - block // step, min((taps + step - 2) // step, (of_program[-1] + step - 1) // step) + 1):
-            if s * step < of_program[0] - points + 1:
-                continue
             products += 2 * block * step * columns
             signals += step * sum(0 <= at - s * step < points for at in of_program)
             weights += sum(0 <= s * step + a - c < taps for a in range(block) for c in range(step))
@@ -207,8 +205,7 @@ def taps_gradient_cost(
     signals = weights = products = 0
     for begin in range(0, blocks, columns):
         of_program = [n * block for n in range(begin, min(begin + columns, blocks))]
-        first, last = -((of_program[-1] + step - 1) // step), (points - 1 - of_program[0]) // step
-        for s in range(max(1 - step, first * step) // step, min((taps + block - 2) // step, last) + 1):
+        for s in range(min((taps + block - 2) // step, (points - 1 - of_program[0]) // step) + 1):
             products += 2 * block * step * columns
             signals += step * sum(0 <= at + s * step < points for at in of_program)
             weights += sum(0 <= s * step - a + c < taps for a in range(block) for c in range(step))

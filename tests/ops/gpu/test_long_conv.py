@@ -23,7 +23,7 @@ WAYS = ("blocks", "transforms")
 
 
 def choose(way: str, patch: pytest.MonkeyPatch) -> None:
-    """Convolve by one of both ways, whatever the sizes; and with transforms in blocks of two rows."""
+    """Convolve by one of both ways, whatever the sizes."""
     patch.setattr(module, "takes_blocks", lambda *sizes: way == "blocks")
 
 
@@ -35,7 +35,7 @@ def way(request, monkeypatch):
 
 def operands(shape, taps, back, gates, dtype, device, taps_dtype=torch.float32):
     """Inputs, taps of both sides, and gates; absent where a size is zero or a letter is not in `gates`."""
-    batch, length, channels = shape
+    channels = shape[2]
     generator = torch.Generator().manual_seed(sum(shape) + taps)
 
     def make(size, dtype, present=True):
@@ -54,7 +54,7 @@ def operands(shape, taps, back, gates, dtype, device, taps_dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("back", "gates"), [(0, ""), (0, "io"), (30, "i"), (50, "o")])
 def test_parity(device, way, dtype, back, gates):
-    assert_parity(long_conv, long_conv_reference, operands((3, 37, 5), 37, back, gates, dtype, device))
+    assert_parity(long_conv, long_conv_reference, operands((3, 37, 2), 37, back, gates, dtype, device))
 
 
 @pytest.mark.parametrize("taps_dtype", [torch.float32, torch.bfloat16])
@@ -64,19 +64,17 @@ def test_half_precision(device, way, taps_dtype):
 
 
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 3)),
-    st.integers(1, 80),
-    st.integers(0, 80),
+    st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(1, 2)),
+    st.integers(1, 60),
+    st.integers(0, 60),
     st.sampled_from(["", "i", "o", "io"]),
     st.sampled_from(WAYS),
 )
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_parity_at_any_shape(shape, taps, back, gates, way):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     with pytest.MonkeyPatch.context() as patch:
         choose(way, patch)
-        # One row and 32 channels at a time.
-        patch.setattr(module, "MOST_SAMPLES_ON_A_GPU", 1)
         assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, gates, torch.float32, device))
 
 
@@ -85,22 +83,23 @@ def test_every_configuration(device, kernel, monkeypatch):
     choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
-        arguments = operands((2, 150, 2), 70, 40, "io", torch.float32, device)
+        arguments = operands((2, 130, 1), 70, 40, "io", torch.float32, device)
         assert_parity(long_conv, long_conv_reference, arguments)
 
 
 def test_blocks_of_rows_and_channels(device, way, monkeypatch):
-    """Two rows and 32 channels at a time."""
-    monkeypatch.setattr(module, "MOST_SAMPLES_ON_A_GPU", 2 * 32 * 32)
-    arguments = operands((3, 12, 37), 12, 5, "io", torch.float32, device)
+    """Two rows and two channels at a time."""
+    monkeypatch.setattr(module, "_FEWEST_CHANNELS", 2)
+    monkeypatch.setattr(module, "MOST_SAMPLES_ON_A_GPU", 2 * 2 * 32)
+    arguments = operands((3, 12, 3), 12, 5, "io", torch.float32, device)
     assert_parity(long_conv, long_conv_reference, arguments)
 
 
 def test_parts_of_the_batch_are_summed(device, monkeypatch):
     choose("blocks", monkeypatch)
-    for fewest in (1, 4, 100):
+    for fewest in (1, 2, 100):
         monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", fewest)
-        assert_parity(long_conv, long_conv_reference, operands((5, 9, 2), 6, 3, "", torch.float32, device))
+        assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, "", torch.float32, device))
 
 
 @pytest.mark.parametrize("wanted", range(5))
@@ -179,17 +178,15 @@ def test_function_transforms_and_other_dtypes_take_torch(device):
     torch.testing.assert_close(mixed, long_conv_reference(u.half().float() * u, taps))
 
 
-@pytest.mark.parametrize("sizes", [(9, 5, 3), (70, 70, 0)])
-def test_it_compiles_as_one_graph(device, way, sizes):
+def test_it_compiles_as_one_graph(device, way):
     torch._dynamo.reset()
-    length, taps, back = sizes
-    arguments = operands((2, length, 3), taps, back, "io", torch.float32, device)
+    arguments = operands((2, 9, 1), 5, 3, "io", torch.float32, device)
     compiled = torch.compile(long_conv, backend="aot_eager", fullgraph=True)
     assert_parity(compiled, long_conv_reference, arguments)
 
 
 def test_the_operators_keep_the_rules_of_operators(device, way):
-    arguments = operands((2, 8, 3), 5, 4, "io", torch.float32, device)
+    arguments = operands((2, 8, 1), 5, 4, "io", torch.float32, device)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for keep in (False, True):
         torch.library.opcheck(torch.ops.hf_ssm.long_conv_triton.default, (*arguments, keep), test_utils=tests)
@@ -202,14 +199,14 @@ def test_the_operators_keep_the_rules_of_operators(device, way):
 
 @pytest.mark.parametrize("pieces", [(70,), (20, 45, 1, 4), (1, 1, 68)])
 def test_a_stream_equals_the_whole(device, pieces):
-    u, taps, *_ = (t.detach() for t in operands((2, 70, 3), 70, 0, "", torch.float32, device) if t is not None)
-    stream, outputs = StreamingConvolution(), []
+    u, taps, *_ = (t.detach() for t in operands((2, 70, 1), 70, 0, "", torch.float32, device) if t is not None)
+    stream, outputs = StreamingConvolution(longest=70), []
     with use_backend("triton"):
         outputs = [stream.extend(piece, lambda n: taps[:, :n]) for piece in u.split(pieces, dim=1)]
     expected = long_conv_reference(u, taps)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=0, atol=1e-4)
     # With gradients, each chunk is a convolution of the whole.
-    stream, leaf = StreamingConvolution(), u.clone().requires_grad_()
+    stream, leaf = StreamingConvolution(longest=70), u.clone().requires_grad_()
     with use_backend("triton"):
         outputs = [stream.extend(piece, lambda n: taps[:, :n]) for piece in leaf.split((40, 30), dim=1)]
         (grad,) = torch.autograd.grad(torch.cat(outputs, dim=1).pow(2).sum(), leaf)
@@ -238,7 +235,8 @@ def counts(arguments):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_counted_cost_of_blocks(device, dtype, monkeypatch):
     choose("blocks", monkeypatch)
-    batch, length, channels, size = 3, 160, 2, dtype.itemsize
+    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
+    batch, length, channels, size = 3, 160, 1, dtype.itemsize
     forward, backward = counts(operands((batch, length, channels), length, 0, "i", dtype, device))
     sizes = (batch, channels, length, length, size)
     tile = _convolve_blocks.configs[0].kwargs
