@@ -172,14 +172,14 @@ def blocks_cost(
     Args:
         batch: B.
         channels: D.
-        points: n, a multiple of `block`.
+        points: n, a multiple of `step`.
         taps: K, at most n.
         size: Bytes of a number of a row.
         block: T.
         step: S, a divisor of `block`.
         columns: N.
     """
-    blocks = points // block
+    blocks = -(-points // block)
     signals = weights = products = 0
     for begin in range(0, batch * blocks, columns):
         of_program = [n // batch * block for n in range(begin, min(begin + columns, batch * blocks))]
@@ -195,22 +195,22 @@ def blocks_cost(
 
 
 def taps_gradient_cost(
-    batch: int, channels: int, points: int, taps: int, size: int, block: int, step: int, columns: int
+    batch: int, channels: int, points: int, taps: int, length: int, size: int, block: int, step: int, columns: int
 ) -> Cost:
-    """Cost of the gradient of as many causal taps as positions: as `blocks_cost`, without the second half product.
+    """Cost of the gradient of causal taps in one part, from rows of `length` inputs; sizes as in `blocks_cost`.
 
     For each row, program of `N` blocks of lags and distance, `T S` inputs and `S N` gradients are read.
     """
-    blocks = -(-taps // block)
+    blocks = -(-(-(-taps // _ALIGNMENT) * _ALIGNMENT) // block)
     signals = weights = products = 0
     for begin in range(0, blocks, columns):
         of_program = [n * block for n in range(begin, min(begin + columns, blocks))]
-        for s in range(min((taps + block - 2) // step, (points - 1 - of_program[0]) // step) + 1):
+        for s in range(min((length + block - 2) // step, (points - 1 - of_program[0]) // step) + 1):
             products += 2 * block * step * columns
-            signals += step * sum(0 <= at + s * step < points for at in of_program)
-            weights += sum(0 <= s * step - a + c < taps for a in range(block) for c in range(step))
+            signals += step * sum(at + s * step < points for at in of_program)
+            weights += sum(0 <= s * step - a + c < length for a in range(block) for c in range(step))
     reads = batch * channels * size * (signals + weights)
-    read, written = batch * channels * size * (points + taps), 4 * channels * blocks * block
+    read, written = batch * channels * size * (points + length), 4 * channels * blocks * block
     if size == 4:
         return Cost(read, reads - read, written, products=batch * channels * products)
     return Cost(read, reads - read, written, half_products=batch * channels * products)

@@ -10,14 +10,13 @@ pytest.importorskip("triton", reason="triton is not installed")
 from proofs import assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.long_conv import long_conv, long_conv_reference, triton_toeplitz
 from hf_ssm.ops.long_conv import triton as module
-from hf_ssm.ops.long_conv.fft import fft_length
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.long_conv.triton_layout import _crop, _pad, crop_cost, pad_cost
-from hf_ssm.ops.long_conv.triton_spectra import _multiply_spectra, product_cost
-from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks, blocks_cost, taps_gradient_cost
+from hf_ssm.ops.long_conv.triton_costs import backward_cost, forward_cost
+from hf_ssm.ops.long_conv.triton_layout import _crop, _pad
+from hf_ssm.ops.long_conv.triton_spectra import _multiply_spectra
+from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks
 
 WAYS = ("blocks", "transforms")
 
@@ -215,55 +214,33 @@ def test_a_stream_equals_the_whole(device, pieces):
     torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-3)
 
 
-def check_counts(found: Cost, expected: Cost) -> None:
-    assert (found.read, found.written) == (expected.read, expected.written)
-    assert found.exponentials == expected.exponentials == 0
-    # The interpreter does not distinguish the types of products.
-    assert found.products == pytest.approx(expected.products + expected.half_products, rel=0.05)
-    assert found.reread == pytest.approx(expected.reread, rel=0.05)
-
-
-def counts(arguments):
+@pytest.mark.parametrize(("dtype", "gates"), [(torch.float32, ""), (torch.bfloat16, "io")])
+@pytest.mark.parametrize("sizes", [(3, 150, 1, 150), (2, 90, 3, 20)])
+def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
+    # One part of the sum over the batch.
+    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
+    *shape, taps = sizes
+    arguments = operands(shape, taps, 0, gates, dtype, device)
     with use_backend("triton"):
         with counted() as forward:
             y = long_conv(*arguments)
         with counted() as backward:
             torch.autograd.grad(y, [t for t in arguments if t is not None], torch.ones_like(y))
-    return forward.cost, backward.cost
+    options = {"gated": bool(gates), "blocks": way == "blocks"}
+    for found, cost in ((forward.cost, forward_cost), (backward.cost, backward_cost)):
+        expected, _ = cost(*sizes, dtype.itemsize, **options)
+        assert (found.read, found.written) == (expected.read, expected.written)
+        assert found.exponentials == expected.exponentials == 0
+        # The interpreter does not distinguish the types of products.
+        assert found.products == expected.products + expected.half_products
+        assert found.reread == expected.reread
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_counted_cost_of_blocks(device, dtype, monkeypatch):
-    choose("blocks", monkeypatch)
-    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
-    batch, length, channels, size = 3, 160, 1, dtype.itemsize
-    forward, backward = counts(operands((batch, length, channels), length, 0, "i", dtype, device))
-    sizes = (batch, channels, length, length, size)
-    tile = _convolve_blocks.configs[0].kwargs
-    tile = (tile["BLOCK"], tile["STEP"], tile["COLUMNS"])
-    padded = pad_cost(batch, length, channels, length, size, size, inputs=2)
-    expected = padded + blocks_cost(*sizes, *tile) + crop_cost(batch, length, channels, length, size, 64)
-    check_counts(forward, expected)
-    padded += pad_cost(batch, length, channels, length, size, size)
-    # The convolution with exchanged sides reads what the convolution does.
-    both = blocks_cost(*sizes, *tile) + taps_gradient_cost(*sizes, *tile)
-    cropped = crop_cost(batch, length, channels, length, size, 64, factors=2, outputs=2)
-    check_counts(backward, padded + both + cropped)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_counted_cost_of_transforms(device, dtype, monkeypatch):
-    choose("transforms", monkeypatch)
-    batch, length, channels, size = 2, 70, 5, dtype.itemsize
-    arguments = operands((batch, length, channels), length, 0, "io", dtype, device)
-    forward, backward = counts(arguments)
-    points = fft_length(length, length, 0)
-    padded = pad_cost(batch, length, channels, points, size, 4, inputs=2)
-    # The convolution before the output gate is kept.
-    cropped = crop_cost(batch, length, channels, points, size, 64, factors=1, outputs=2)
-    check_counts(forward, padded + product_cost(batch, channels, points) + cropped)
-    cropped = crop_cost(batch, length, channels, points, size, 64, factors=2, outputs=2)
-    check_counts(backward, padded + padded + product_cost(batch, channels, points, backward=True) + cropped)
+def test_transforms_of_the_vendor_are_assumed_to_move_more():
+    for cost in (forward_cost, backward_cost):
+        kernels, transforms = cost(8, 8192, 1024, 8192, 2)
+        assert 1 < sum(transforms[:3]) / sum(kernels[:3]) < 3
+        assert cost(8, 256, 1024, 256, 4)[1] == (0,) * 6
 
 
 def test_the_way_depends_on_the_number_of_taps():
