@@ -31,9 +31,9 @@ def forward_cost(
 ) -> tuple[Cost, Cost]:
     """Costs of the kernels and of torch in a causal forward of one block of rows and channels.
 
-    Without gates and with `n = 2 L` the kernels of transforms read about `(s + 12) B L D` bytes and write `(s + 16) B L
-    D`, those of products of blocks `(2 s + 4) B L D` and as many, without the taps. Transforms read and write `20 B L D`
-    bytes each, and about twice as much beyond 2^13 points.
+    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(s + 12) N` bytes and
+    write `(s + 16) N`; the transforms read and write `24 N`, and `40 N` beyond 2^13 points. The kernels of products of
+    blocks read and write `(2 s + 4) N` bytes. The taps are not in these numbers.
 
     Args:
         batch: B.
@@ -61,9 +61,9 @@ def backward_cost(
 ) -> tuple[Cost, Cost]:
     """Costs of the kernels and of torch in a backward with the gradients of all arguments; arguments as in the forward.
 
-    Without gates and with `n = 2 L` the kernels of transforms read about `(2 s + 20) B L D` bytes and write `(s + 24) B L
-    D`, those of products of blocks `(5 s + 4) B L D` and `(3 s + 4) B L D`. Transforms are three for each row and channel,
-    of gradients, inputs and gradients of inputs, and two for each channel.
+    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(2 s + 20) N` bytes and
+    write `(s + 24) N`, those of products of blocks `(5 s + 4) N` and `(3 s + 4) N`. Three transforms are those of a row
+    and channel (gradients, inputs, gradients of the inputs), two those of a channel.
     """
     blocks, points, row_size = _rows(length, taps, size, blocks)
     kernels = pad_cost(batch, length, channels, points, size, row_size, inputs=1 + gated)
