@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -138,8 +139,51 @@ def resources(args: argparse.Namespace) -> int:
         failed = failed or bool(different)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n")
+        _store(args.output, {"triton": triton.__version__, "rows": rows})
     return int(failed)
+
+
+def _store(path: Path, found: dict[str, Any]) -> None:
+    command = shlex.join(["python", "benchmarks/kernels.py", *sys.argv[1:]])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+
+
+# Sizes of a training step of a model of some hundred million parameters, and of a long sequence; bfloat16 (2 bytes).
+_B, _L, _D = 8, 4096, 2048
+
+
+def forecasts() -> Iterator[tuple[str, str, Any, int]]:
+    """Operation, sizes, cost and the least number of bytes: all inputs and results once."""
+    from hf_ssm.ops.short_conv import triton as short_conv
+
+    sizes, numbers = f"B {_B}, L {_L:,}, D {_D:,}, K 4", _B * _L * _D
+    forward = short_conv.forward_cost(_B, _L, _D, 4, 2, tile=32)
+    yield "short convolution, forward", sizes, forward, 2 * 2 * numbers
+    yield "short convolution, backward", sizes, short_conv.backward_cost(_B, _L, _D, 4, 2, tile=32), 3 * 2 * numbers
+
+
+def predictions(args: argparse.Namespace) -> int:
+    from hf_ssm.ops.gpu.costs import GPUS as RATES
+
+    rows = []
+    for operation, sizes, cost, least in forecasts():
+        parts = {gpu: cost.parts(rates) for gpu, rates in RATES.items()}
+        rows.append(
+            {
+                "operation": operation,
+                "sizes": sizes,
+                "megabytes": (cost.read + cost.written) / 1e6,
+                "cost": cost._asdict(),
+                "microseconds": {gpu: 1e6 * max(part.values()) for gpu, part in parts.items()},
+                "bound": {gpu: max(part, key=lambda name: part[name]) for gpu, part in parts.items()},
+                "ratio to limit": {gpu: max(part.values()) * RATES[gpu].memory / least for gpu, part in parts.items()},
+            }
+        )
+        print(*(f"{key}: {value}" for key, value in rows[-1].items()), sep=" | ")
+    if args.output:
+        _store(args.output, {"rates": {gpu: rates._asdict() for gpu, rates in RATES.items()}, "rows": rows})
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -154,6 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     compiling.add_argument("--output", type=Path)
     compiling.set_defaults(run=resources)
+    predicting = commands.add_parser("predictions", help="times that follow from bytes and operations")
+    predicting.add_argument("--output", type=Path)
+    predicting.set_defaults(run=predictions)
     args = parser.parse_args(argv)
     return args.run(args)
 

@@ -1,9 +1,9 @@
 """The Triton kernels as a repository of the Hub's `kernels` library, pure Triton ("torch-noarch").
 
-    build.toml                       what `kernel-builder` reads
-    torch-ext/hf_ssm_kernels/        the package: the files of `hf_ssm/ops` that the kernels need
-    build/torch-cuda/ torch-rocm/ torch-cpu/
-                                     the same package with metadata.json, as `kernels.get_kernel` loads it
+build.toml                       what `kernel-builder` reads
+torch-ext/hf_ssm_kernels/        the package: the files of `hf_ssm/ops` that the kernels need
+build/torch-cuda/ torch-rocm/ torch-cpu/
+                                 the same package with metadata.json, as `kernels.get_kernel` loads it
 """
 
 import ast
@@ -133,7 +133,13 @@ def save_kernels(folder: str | Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         made = Path(scratch) / "repository"
-        _write(made, {"build.toml": _BUILD_TOML.format(name=NAME, version=VERSION), "README.md": _CARD.format(version=__version__)})
+        _write(
+            made,
+            {
+                "build.toml": _BUILD_TOML.format(name=NAME, version=VERSION),
+                "README.md": _CARD.format(version=__version__),
+            },
+        )
         _write(made / "torch-ext" / PACKAGE, files)
         for platform in _PLATFORMS:
             metadata = {
