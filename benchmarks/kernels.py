@@ -25,7 +25,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MODULES = ("short_conv.triton",)
+MODULES = ("short_conv.triton", "ssd.triton_forward", "ssd.triton_backward")
 
 Row = dict[str, Any]
 

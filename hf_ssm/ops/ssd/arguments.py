@@ -4,14 +4,24 @@ Dimensions: `B` batch, `L` length, `H` heads, `P` channels of a head, `G` groups
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SSDTensors", "check_dt_limit", "check_ssd_tensors", "document_starts", "limited_steps"]
+__all__ = [
+    "SSDTensors",
+    "check_dt_limit",
+    "check_ssd_tensors",
+    "document_starts",
+    "in_dtype_of_steps",
+    "limited_steps",
+]
+
+Scan = Callable[..., tuple[Tensor, Tensor]]
 
 
 class SSDTensors(NamedTuple):
@@ -110,3 +120,14 @@ def document_starts(seq_idx: Tensor | None, x: Tensor) -> Tensor | None:
     # Without slices, of whose length an exported program would have to know whether it is 1.
     begins = torch.arange(x.shape[1], device=seq_idx.device) > 0
     return (seq_idx != seq_idx.roll(1, 1)) & begins
+
+
+def in_dtype_of_steps(scan: Scan) -> Scan:
+    """Decorator of an implementation of the scan: x, B and C reach it in the dtype of d, that of the arithmetic."""
+
+    @wraps(scan)
+    def cast(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        x, B, C = (t if t.dtype == d.dtype else t.to(d.dtype) for t in (x, B, C))
+        return scan(x, d, A, B, C, *others)
+
+    return cast
