@@ -25,7 +25,13 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MODULES = ("short_conv.triton", "ssd.triton_forward", "ssd.triton_backward")
+MODULES = (
+    "selective_scan.triton_decoding",
+    "short_conv.triton",
+    "ssd.triton_backward",
+    "ssd.triton_decoding",
+    "ssd.triton_forward",
+)
 
 Row = dict[str, Any]
 

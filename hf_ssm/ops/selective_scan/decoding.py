@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.decoding import normed, step_through_blocks
+from hf_ssm.ops.decoding import check_weight_shapes, normed, step_through_blocks
 
-__all__ = ["BlockOptions", "BlockWeights", "blocks_step_reference", "find_blocks_step"]
+__all__ = ["BlockOptions", "BlockWeights", "blocks_step_reference", "check_block_weights", "find_blocks_step"]
 
 
 class BlockWeights(NamedTuple):
@@ -101,7 +101,27 @@ def blocks_step_reference(
     return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"))
+def check_block_weights(weights: Sequence[BlockWeights]) -> None:
+    """Raise a ValueError for the first tensor that does not have the shape that follows from those of the first block.
+
+    These are the shapes of `A`, `dt_weight`, `out_weight` and `conv_weight`.
+    """
+    w = weights[0]
+    (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
+    size, taps = len(w.out_weight), w.conv_weight.shape[-1]
+    expected = (
+        *((size,), (size,), (2 * channels, size), (2 * channels,), (channels, 1, taps), (channels,)),
+        *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
+        *((size, channels), (size,)),
+    )
+    for block in weights:
+        check_weight_shapes(block, expected)
+
+
+_BLOCKS_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"),
+    triton=Compiled("hf_ssm.ops.selective_scan.triton_decoding", "TritonBlocksStep", "supports_blocks"),
+)
 
 
 def find_blocks_step(

@@ -17,10 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.decoding import normed, step_through_blocks
+from hf_ssm.ops.decoding import check_weight_shapes, normed, step_through_blocks
 from hf_ssm.ops.ssd.step import ssd_step
 
-__all__ = ["SSDBlockOptions", "SSDBlockWeights", "find_ssd_blocks_step", "ssd_blocks_step_reference"]
+__all__ = [
+    "SSDBlockOptions",
+    "SSDBlockWeights",
+    "check_ssd_block_weights",
+    "find_ssd_blocks_step",
+    "ssd_blocks_step_reference",
+]
 
 
 class SSDBlockWeights(NamedTuple):
@@ -117,7 +123,26 @@ def ssd_blocks_step_reference(
     return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"))
+def check_ssd_block_weights(weights: Sequence[SSDBlockWeights]) -> None:
+    """Raise a ValueError for the first tensor that does not have the shape that follows from those of the first block.
+
+    These are the shapes of `A_log`, `skip`, `out_weight` and `conv_weight`.
+    """
+    w = weights[0]
+    (size, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
+    rows = channels + mixed + heads
+    expected = (
+        *((size,), (size,), (rows, size), (rows,), (mixed, 1, taps), (mixed,), (heads,), (heads,)),
+        *((heads,) if len(w.skip) == heads else (channels,), (channels,), (size, channels), (size,)),
+    )
+    for block in weights:
+        check_weight_shapes(block, expected)
+
+
+_BLOCKS_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"),
+    triton=Compiled("hf_ssm.ops.ssd.triton_decoding", "TritonSSDBlocksStep", "supports_blocks"),
+)
 
 
 def find_ssd_blocks_step(
