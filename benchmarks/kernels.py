@@ -26,6 +26,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
 MODULES = (
+    "long_conv.triton",
     "selective_scan.triton_decoding",
     "short_conv.triton",
     "ssd.triton_backward",
