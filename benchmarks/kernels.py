@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
 MODULES = (
     "long_conv.triton",
+    "lti.triton_exponential_sums",
     "selective_scan.triton_decoding",
     "short_conv.triton",
     "ssd.triton_backward",
