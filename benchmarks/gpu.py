@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from _measure import TABLE_HEAD, Row, describe_machine, write_rows
 from _parity import CASES, parity

@@ -23,25 +23,19 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import hf_ssm.ops
+
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MODULES = (
-    "long_conv.triton",
-    "lti.triton_exponential_sums",
-    "selective_scan.triton_decoding",
-    "short_conv.triton",
-    "ssd.triton_backward",
-    "ssd.triton_decoding",
-    "ssd.triton_forward",
-)
+OPS = Path(hf_ssm.ops.__file__).parent
 
 Row = dict[str, Any]
 
 
 def load_kernels() -> dict[str, Any]:
     """All declared kernels."""
-    for module in MODULES:
-        importlib.import_module(f"hf_ssm.ops.{module}")
+    for path in sorted(OPS.glob("*/triton*.py")):
+        importlib.import_module(f"hf_ssm.ops.{path.parent.name}.{path.stem}")
     from hf_ssm.ops.gpu.kernels import INTERPRETED, KERNELS
 
     if INTERPRETED:
@@ -116,11 +110,12 @@ def compile_kernel(name: str, index: int, label: str, gpu: str) -> Row:
     }
 
 
-def jobs(gpus: Sequence[str], chosen: str = "") -> Iterator[tuple[str, int, str, str]]:
+def jobs(gpus: Sequence[str], chosen: str, every_type: bool) -> Iterator[tuple[str, int, str, str]]:
+    """Arguments of `compile_kernel`: every configuration for every GPU."""
     for name, kernel in sorted(load_kernels().items()):
         if chosen in name:
             for index in range(len(kernel.configs)):
-                for label in kernel.examples:
+                for label in list(kernel.examples)[: None if every_type else 1]:
                     yield from ((name, index, label, gpu) for gpu in gpus)
 
 
@@ -128,7 +123,11 @@ def resources(args: argparse.Namespace) -> int:
     import triton
 
     with ProcessPoolExecutor(args.processes) as pool:
-        rows = list(pool.map(compile_kernel, *zip(*jobs(args.gpus, args.kernel), strict=True), chunksize=4))
+        rows = list(
+            pool.map(
+                compile_kernel, *zip(*jobs(args.gpus, args.kernel, not args.first_types), strict=True), chunksize=4
+            )
+        )
     for row in rows:
         print(*row.values(), sep=" | ")
     spilling = [row for row in rows if row["default"] and row["spilled bytes"]]
@@ -141,6 +140,9 @@ def resources(args: argparse.Namespace) -> int:
             print(f"the stored table is of Triton {stored['triton']}, not {triton.__version__}", file=sys.stderr)
             return 3
         before = [r for r in stored["rows"] if r["gpu"] in args.gpus and args.kernel in r["kernel"]]
+        if args.first_types:
+            first = {name: next(iter(kernel.examples)) for name, kernel in load_kernels().items()}
+            before = [row for row in before if row["example"] == first.get(row["kernel"])]
         different = [row for row in rows if row not in before] + [row for row in before if row not in rows]
         for row in different:
             print(f"differs from the stored table: {row}", file=sys.stderr)
@@ -200,6 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     compiling = commands.add_parser("resources", help="compile ahead of time, and list what a program takes")
     compiling.add_argument("--gpus", nargs="+", choices=GPUS, default=GPUS)
     compiling.add_argument("--kernel", default="", help="only kernels whose name contains this")
+    compiling.add_argument(
+        "--first-types", action="store_true", help="of each kernel's types of arguments only the first"
+    )
     compiling.add_argument("--processes", type=int, default=2)
     compiling.add_argument(
         "--check", action="store_true", help="compare with the stored table; exit status 1 if not equal"

@@ -52,9 +52,9 @@ tags: [kernels, state-space-models]
 
 # Triton kernels of state space models
 
-Selective scan (Mamba), state space duality (Mamba-2) and short convolution with gradients, written by hf_ssm {version}.
-For NVIDIA GPUs from compute capability 8.0 on and AMD GPUs; needs Triton. Calls that the kernels do not support, such as
-double precision, run in PyTorch.
+Selective scan (Mamba), state space duality (Mamba-2) and short convolution, with gradients; written by hf_ssm
+{version}. For NVIDIA GPUs from compute capability 8.0 on and AMD GPUs; needs Triton. Calls that the kernels do not
+support, such as double precision, run in PyTorch.
 
 ```python
 from transformers import AutoModelForCausalLM, KernelConfig

@@ -34,7 +34,7 @@ def _convolution_of_documents(u: Tensor, weight: Tensor, bias: Tensor | None, se
     return y
 
 
-class causal_conv1d_fn(nn.Module):  # noqa: N801 (the name by which transformers asks)
+class causal_conv1d_fn(nn.Module):
     """Short depth-wise convolution; `hidden_states` `(B, D, L)`, `weight` `(D, K)`, result `(B, D, L)`.
 
     `seq_idx` `(B, L)` keeps packed documents apart.
@@ -60,8 +60,11 @@ class causal_conv1d_fn(nn.Module):  # noqa: N801 (the name by which transformers
         return run(*arguments).transpose(1, 2)
 
 
-class causal_conv1d_update(nn.Module):  # noqa: N801
-    """The convolution of the next positions: `hidden_states` `(B, D, L)`; changes `conv_state` `(B, D, at least K - 1)`."""
+class causal_conv1d_update(nn.Module):
+    """The convolution of the next positions, `hidden_states` `(B, D, L)`.
+
+    Changes `conv_state`, the last inputs, `(B, D, K - 1)` or more.
+    """
 
     def forward(
         self,
@@ -83,7 +86,7 @@ class causal_conv1d_update(nn.Module):  # noqa: N801
         return y.transpose(1, 2)
 
 
-class selective_scan_fn(nn.Module):  # noqa: N801
+class selective_scan_fn(nn.Module):
     """The selective scan; `hidden_states`, `dt`, `z` `(B, D, L)`, `A` `(D, N)`, `B` and `C` `(B, N, L)`.
 
     Returns `(B, D, L)`, with `return_last_state` also the state `(B, D, N)`.
@@ -115,7 +118,7 @@ class selective_scan_fn(nn.Module):  # noqa: N801
         return (y.transpose(1, 2), last) if return_last_state else y.transpose(1, 2)
 
 
-class mamba_chunk_scan_combined(nn.Module):  # noqa: N801
+class mamba_chunk_scan_combined(nn.Module):
     """The scan of Mamba-2; `hidden_states` `(B, L, H, P)`, `dt` `(B, L, H)`, `A` `(H,)`, `B` and `C` `(B, L, G, N)`.
 
     `seq_idx` `(B, L)` resets the state where it changes. Returns `(B, L, H, P)`, with `return_final_states` also the

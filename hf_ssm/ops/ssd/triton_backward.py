@@ -39,9 +39,7 @@ _STRIDES = (
 @kernel(
     configs=[config(), config(num_warps=8)],
     key=("channels", "width", "CHUNK"),
-    examples=examples(
-        f"x B C D grad decays grads grad_x direct outgoing skip_sums skip_head skip_channel {_STRIDES}"
-    ),
+    examples=examples(f"x B C D grad decays grads grad_x direct outgoing skip_sums skip_head skip_channel {_STRIDES}"),
 )
 @triton.jit
 def grad_inputs(

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Mamba2Config, MambaConfig
 
-pytest.importorskip("triton", reason="triton is not installed")
-kernels = pytest.importorskip("kernels", reason="the package kernels is not installed")
-
 import hf_ssm
 from hf_ssm.hub import save_kernels
 from hf_ssm.ops.selective_scan import hub
+
+pytest.importorskip("triton", reason="triton is not installed")
+kernels = pytest.importorskip("kernels", reason="the package kernels is not installed")
 
 NAMES = ("selective_scan_fn", "mamba_chunk_scan_combined", "causal_conv1d_fn", "causal_conv1d_update")
 
