@@ -135,14 +135,14 @@ def resources(args: argparse.Namespace) -> int:
         print(f"spills in a default configuration: {row['kernel']} ({row['example']}, {row['gpu']})", file=sys.stderr)
     failed = bool(spilling)
     if args.check:
-        stored = json.loads((RESULTS / "kernel_resources.json").read_text())
+        stored = json.loads(args.table.read_text())
         if stored["triton"] != triton.__version__:
             print(f"the stored table is of Triton {stored['triton']}, not {triton.__version__}", file=sys.stderr)
             return 3
         before = [r for r in stored["rows"] if r["gpu"] in args.gpus and args.kernel in r["kernel"]]
         if args.first_types:
             first = {name: next(iter(kernel.examples)) for name, kernel in load_kernels().items()}
-            before = [row for row in before if row["example"] == first.get(row["kernel"])]
+            before = [row for row in before if row["example"] == first.get(row["kernel"], row["example"])]
         different = [row for row in rows if row not in before] + [row for row in before if row not in rows]
         for row in different:
             print(f"differs from the stored table: {row}", file=sys.stderr)
@@ -209,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compiling.add_argument(
         "--check", action="store_true", help="compare with the stored table; exit status 1 if not equal"
     )
+    compiling.add_argument("--table", type=Path, default=RESULTS / "kernel_resources.json", help="for --check")
     compiling.add_argument("--output", type=Path)
     compiling.set_defaults(run=resources)
     predicting = commands.add_parser("predictions", help="times that follow from bytes and operations")
