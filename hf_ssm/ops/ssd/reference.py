@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, document_starts, limited_steps
+from hf_ssm.ops.documents import document_starts
+from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
 __all__ = ["loop_ssd", "ssd_matrix", "ssd_scan_reference"]
 
