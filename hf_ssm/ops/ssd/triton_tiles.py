@@ -28,9 +28,9 @@ __all__ = [
 
 FLOOR = tl.constexpr(-16384.0)
 
-_HALF = "x B C grad source weights own other y grad_x".split()
-_COUNTS = "length heads of_group groups skip_head parts tiles".split()
-_MULTIPLES = "channels width padded size".split()
+_HALF = ["x", "B", "C", "grad", "source", "weights", "own", "other", "y", "grad_x"]
+_COUNTS = ["length", "heads", "of_group", "groups", "skip_head", "parts", "tiles"]
+_MULTIPLES = ["channels", "width", "padded", "size"]
 
 
 def examples(names: str, **constants: object) -> dict[str, dict[str, object]]:
