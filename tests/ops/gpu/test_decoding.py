@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from proofs import TOLERANCE, assert_near, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.gpu import decoding as gpu_decoding
 from hf_ssm.ops.gpu.decoding import _normalize, _project
 from hf_ssm.ops.selective_scan import selective_scan_step
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference, find_blocks_step
@@ -30,6 +31,18 @@ from hf_ssm.ops.ssd.triton_decoding import _update as ssd_update
 from hf_ssm.ops.ssd.triton_decoding import ssd_blocks_cost, ssd_step_cost
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch, request) -> None:
+    """Programs of many rows, since each program takes the interpreter long."""
+    if "usual_programs" not in request.fixturenames:
+        monkeypatch.setattr(gpu_decoding, "rows_of_program", lambda rows, batch: 32)
+
+
+@pytest.fixture
+def usual_programs() -> None:
+    """Programs of as many rows as on a GPU."""
 
 
 class Maker:
@@ -338,7 +351,7 @@ def test_counted_cost_of_steps(device, triton_kernels):
     assert_counted(counter, ssd_step_cost(2, 4, 16, 2, 8, tile=8))
 
 
-def test_counted_cost_of_blocks(device, triton_kernels):
+def test_counted_cost_of_blocks(device, triton_kernels, usual_programs):
     make = Maker(device, F32)
     blocks = [mamba_weights(make, (32, 64, 16, 8, 4), "rms", False, True) for _ in range(2)]
     blocks = [w._replace(skip=make(64)) for w in blocks]
