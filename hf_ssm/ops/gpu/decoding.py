@@ -235,15 +235,19 @@ def _project(
     )
     if bias is not None:
         value += tl.load(bias + r, mask=r < rows, other=0.0).to(tl.float32)[None, :]
-    if conv_weight is not None:
-        value = _convolved(value, conv_weight, conv_bias, past, new_past, b, r - first, batch, channels, TAPS)
-    if dt_bias is not None:
-        after = r - first - channels
-        is_step = (after >= 0) & (r < rows)
-        step = softplus(value + tl.load(dt_bias + after, mask=is_step, other=0.0).to(tl.float32)[None, :])
-        # Comparisons keep NaN.
-        step = tl.where(step < low, low, step)
-        value = tl.where(is_step[None, :], tl.where(step > high, high, step), value)
+    # The outer conditions are decided when the kernel is compiled.
+    least = tl.program_id(0) * ROWS
+    if conv_weight is not None:  # noqa: SIM102
+        if (least + ROWS > first) & (least < first + channels):
+            value = _convolved(value, conv_weight, conv_bias, past, new_past, b, r - first, batch, channels, TAPS)
+    if dt_bias is not None:  # noqa: SIM102
+        if least + ROWS > first + channels:
+            after = r - first - channels
+            is_step = (after >= 0) & (r < rows)
+            step = softplus(value + tl.load(dt_bias + after, mask=is_step, other=0.0).to(tl.float32)[None, :])
+            # Comparisons keep NaN.
+            step = tl.where(step < low, low, step)
+            value = tl.where(is_step[None, :], tl.where(step > high, high, step), value)
     at = b.to(tl.int64)[:, None] * rows + r[None, :]
     known = (b < batch)[:, None] & (r < rows)[None, :]
     if residual is not None:
@@ -364,7 +368,7 @@ def project_cost(batch: int, rows: int, columns: int, size: int, *, normed: bool
     programs = -(-rows // rows_of_program(rows, batch))
     inputs = columns * (4 * batch + size * normed)
     again = programs * 4 * batch * columns * normed + (programs - 1) * inputs
-    special = 2 * batch * programs * groups * normed
+    special = 3 * batch * programs * groups * normed
     return Cost(size * rows * columns + inputs, again, 4 * batch * rows, special)
 
 

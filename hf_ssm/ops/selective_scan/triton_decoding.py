@@ -350,10 +350,9 @@ def blocks_cost(
     read = 4 * (numbers * states + 2 * numbers) + selected + weights
     again = (batch - 1) * weights + (programs - 1) * selected
     update = Cost(read, again, 4 * numbers * (states + 1), numbers * (states + 5) + batch * channels * states)
-    # The gate has no convolution, but SiLU is computed of it as well.
     read_in = project_cost(batch, 2 * channels, size, item, normed=True)
     past = 4 * numbers * (taps - 1)
-    convolution = Cost(item * channels * taps + past, 0, past, 4 * numbers)
+    convolution = Cost(item * channels * taps + past, 0, past, 2 * numbers)
     residual = Cost(4 * batch * size)
     block = read_in + convolution + project_cost(batch, rank + 2 * states, channels, item) + update
     block = block + project_cost(batch, size, channels, item) + residual

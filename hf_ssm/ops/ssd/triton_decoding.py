@@ -300,7 +300,7 @@ def _update_cost(
     read = numbers * (states + 1 + gated) + batch * heads + of_head * heads + 2 * batch * groups * states
     # The skip of a head is loaded once for each channel.
     wanted = numbers * (states + 2 + gated) + programs * (of_head + 2 * states)
-    special = programs * (1 + 4 * biased + gated) + 2 * numbers * gated
+    special = programs * (1 + 3 * biased + gated) + 2 * numbers * gated
     return Cost(4 * read, 4 * (wanted - read), 4 * numbers * (states + 1), special)
 
 
@@ -322,8 +322,7 @@ def ssd_blocks_cost(
     mixed = channels + 2 * groups * states
     rows = channels + mixed + heads
     past = 4 * batch * (taps - 1) * mixed
-    # Of all rows: SiLU, and softplus of the rows of the step sizes only, but computed for all.
-    following = Cost(4 * mixed * taps + past + 4 * heads, 0, past, 6 * batch * rows)
+    following = Cost(4 * mixed * taps + past + 4 * heads, 0, past, batch * (2 * mixed + 3 * heads))
     update = _update_cost(batch, heads, size, groups, states, tile, biased=False, gated=True)
     block = project_cost(batch, rows, width, 4, normed=True) + following + update
     block = block + project_cost(batch, width, channels, 4, normed=True, groups=groups) + Cost(4 * batch * width)

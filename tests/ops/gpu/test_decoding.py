@@ -13,7 +13,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from proofs import TOLERANCE, assert_near, assert_parity, counted
 
+import hf_ssm.models.selective.modeling_selective as selective
+import hf_ssm.models.ssd.modeling_ssd as duality
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.gpu import decoding as gpu_decoding
 from hf_ssm.ops.gpu.decoding import _normalize, _project
 from hf_ssm.ops.selective_scan import selective_scan_step
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference, find_blocks_step
@@ -30,6 +33,12 @@ from hf_ssm.ops.ssd.triton_decoding import _update as ssd_update
 from hf_ssm.ops.ssd.triton_decoding import ssd_blocks_cost, ssd_step_cost
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch) -> None:
+    """Programs of many rows, since each program takes the interpreter long."""
+    monkeypatch.setattr(gpu_decoding, "rows_of_program", lambda rows, batch: 32)
 
 
 class Maker:
@@ -139,6 +148,12 @@ def check_mamba2(device, dtype, batch, shape, norm="rms", flags=(True,) * 6, lim
 @pytest.mark.parametrize("batch", [1, 3, 6])
 def test_mamba_blocks(device, dtype, batch):
     check_mamba(device, dtype, batch, (20, 37, 5, 3, 4))
+
+
+def test_programs_of_usual_size(device, monkeypatch):
+    monkeypatch.undo()
+    assert [gpu_decoding.rows_of_program(*sizes) for sizes in ((80, 4), (768, 4), (5000, 1), (80, 5))] == [2, 4, 8, 16]
+    check_mamba(device, F32, 1, (12, 7, 3, 2, 3), count=1)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -338,19 +353,113 @@ def test_counted_cost_of_steps(device, triton_kernels):
     assert_counted(counter, ssd_step_cost(2, 4, 16, 2, 8, tile=8))
 
 
-def test_counted_cost_of_blocks(device, triton_kernels):
+def test_counted_cost_of_blocks(device, triton_kernels, monkeypatch):
+    monkeypatch.setattr(gpu_decoding, "rows_of_program", lambda rows, batch: 8)
     make = Maker(device, F32)
-    blocks = [mamba_weights(make, (32, 64, 16, 8, 4), "rms", False, True) for _ in range(2)]
-    blocks = [w._replace(skip=make(64)) for w in blocks]
-    step = find_blocks_step(blocks, BlockOptions("rms", 1e-5, True, True, True), (make(32), None))
+    w = mamba_weights(make, (16, 32, 8, 8, 4), "rms", False, True)._replace(skip=make(32))
+    step = find_blocks_step([w], BlockOptions("rms", 1e-5, True, True, True), (make(16), None))
     with counted() as counter:
-        step(make(2, 32), make(2, 2, 3, 64), make(2, 2, 64, 16))
-    assert len(counter.launches) == 9
-    assert_counted(counter, blocks_cost(2, 2, 32, 64, 16, 8, 4, 4, tile=16))
-    ssd_blocks = [mamba2_weights(make, (32, 4, 16, 2, 8, 4), "rms", False, True, False) for _ in range(2)]
+        step(make(2, 16), make(1, 2, 3, 32), make(1, 2, 32, 8))
+    assert len(counter.launches) == 5
+    assert_counted(counter, blocks_cost(1, 2, 16, 32, 8, 8, 4, 4, tile=16))
+    ssd_w = mamba2_weights(make, (16, 8, 8, 2, 4, 4), "rms", False, True, False)
     options = SSDBlockOptions("rms", 1e-5, True, True, 2, 1e-5, False, (0.0, math.inf))
-    step = find_ssd_blocks_step(ssd_blocks, options, (make(32), None))
+    step = find_ssd_blocks_step([ssd_w], options, (make(16), None))
     with counted() as counter:
-        step(make(2, 32), make(2, 2, 3, 96), make(2, 2, 4, 16, 8))
-    assert len(counter.launches) == 7
-    assert_counted(counter, ssd_blocks_cost(2, 2, 32, 4, 16, 2, 8, 4, tile=8))
+        step(make(2, 16), make(1, 2, 3, 80), make(1, 2, 8, 8, 4))
+    assert len(counter.launches) == 4
+    assert_counted(counter, ssd_blocks_cost(1, 2, 16, 8, 8, 2, 4, 4, tile=8))
+
+
+# Modules that call `step_of_blocks`, by family, and the name there.
+STEPS = {"SelectiveSSM": (selective, "step_of_blocks"), "SSD": (duality, "step_of_ssd_blocks")}
+
+
+@pytest.fixture
+def stepped(monkeypatch) -> list[bool]:
+    """Of each forward pass with a cache, whether the kernels of all blocks served."""
+    calls = []
+
+    def spied(original: Any) -> Any:
+        def spy(*arguments: Any) -> Any:
+            found = original(*arguments)
+            calls.append(found is not None)
+            return found
+
+        return spy
+
+    for module, name in STEPS.values():
+        monkeypatch.setattr(module, name, spied(getattr(module, name)))
+    return calls
+
+
+def one_by_one(model: Any, ids: torch.Tensor, **options: Any) -> list[Any]:
+    """Outputs for a prompt of 3 tokens and for each single token that follows."""
+    with torch.no_grad():
+        outputs = [model(ids[:, :3], use_cache=True, **options)]
+        for token in ids[:, 3:].split(1, dim=1):
+            outputs.append(model(token, past_key_values=outputs[-1].past_key_values, **options))
+    return outputs
+
+
+@pytest.mark.parametrize("family", STEPS)
+def test_greedy_generation(make_model, device, stepped, family):
+    model = make_model(family, "ForCausalLM", vocab_size=40).to(device)
+    prompt = torch.randint(1, 40, (2, 5), device=device)
+    options = {"max_new_tokens": 5, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    results = []
+    for backend in ("triton", "torch"):
+        with use_backend(backend):
+            results.append(model.generate(prompt, pad_token_id=0, **options))
+    assert stepped == [False] + [True] * 4 + [False] * 5
+    found, expected = results
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", STEPS)
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_models_in_half_precision(make_model, device, stepped, family, precise, norm_first):
+    given_options = {"residual_in_fp32": precise, "norm_first": norm_first}
+    model = make_model(family, "ForCausalLM", **given_options).to(device, BF16)
+    ids = torch.randint(0, 12, (2, 5), device=device)
+    results = []
+    for backend in ("triton", "torch"):
+        with use_backend(backend):
+            results.append(one_by_one(model, ids, output_hidden_states=True))
+    assert stepped == [False, True, True, False, False, False]
+    for found, expected in zip(*results, strict=True):
+        pairs = zip((*found.hidden_states, found.logits), (*expected.hidden_states, expected.logits), strict=True)
+        for a, b in pairs:
+            assert a.dtype == b.dtype
+            # The modules round each number that they pass on.
+            assert_near(a.float(), b.float(), 0.05, "a hidden state")
+
+
+def test_which_models_go_block_by_block(make_model, device, stepped, triton_kernels):
+    model = make_model("SelectiveSSM", "ForCausalLM").to(device)
+    ids = torch.randint(0, 12, (17, 4), device=device)
+    one_by_one(model, ids)
+    assert not any(stepped)
+    one_by_one(model, ids[:16])
+    assert stepped.pop()
+    with torch.autocast(device, dtype=BF16):
+        one_by_one(model, ids[:1])
+    one_by_one(model.double(), ids[:1])
+    assert not any(stepped)
+
+
+def test_the_backend_may_change_between_positions(make_model, device, stepped):
+    if device == "cpu":
+        pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+    model = make_model("SelectiveSSM", "ForCausalLM").to(device)
+    ids = torch.randint(0, 12, (1, 6), device=device)
+    with torch.no_grad():
+        cache = model(ids[:, :3], use_cache=True).past_key_values
+        for place, backend in enumerate(("auto", "triton", "torch"), start=3):
+            with use_backend(backend), counted() as counter:
+                logits = model(ids[:, place : place + 1], past_key_values=cache).logits
+            if backend == "triton":
+                assert len(counter.launches) == 2 * 4 + 1
+        torch.testing.assert_close(logits, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)
