@@ -113,7 +113,8 @@ def _crop(
     t = tl.arange(0, BLOCK_L)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     rows += tl.program_id(2).to(tl.int64) * channels * points + first
-    there = (d < channels)[:, None] & (first + t < length)[None, :]
+    # Up to the points, not the length: with a multiple of 16 of them, four numbers are read at once.
+    there = (d < channels)[:, None] & (first + t < points)[None, :]
     value = tl.trans(tl.load(rows + d.to(tl.int64)[:, None] * points + t[None, :], mask=there, other=0.0))
     keep = (first + t < length)[:, None] & (d < channels)[None, :]
     row = tl.program_id(2).to(tl.int64)
@@ -138,10 +139,16 @@ def pad_cost(batch: int, length: int, channels: int, points: int, size: int, row
     return Cost(read=inputs * size * batch * length * channels, written=row_size * batch * channels * points)
 
 
-def crop_cost(batch: int, length: int, channels: int, size: int, factors: int = 0, outputs: int = 1) -> Cost:
-    """Cost of `cropped`: `(4 + s F) B L D` bytes are read with `F` factors, `s B L D` written for each output."""
+def crop_cost(
+    batch: int, length: int, channels: int, points: int, size: int, tile: int, factors: int = 0, outputs: int = 1
+) -> Cost:
+    """Cost of `cropped`: all points of tiles with inputs are read, and written are `s B L D` bytes for each output.
+
+    Of tiles of `T` points, `4 B D min(n, T ceil(L / T))` bytes of rows are read, and `s B L D` of each factor.
+    """
     numbers = batch * length * channels
-    return Cost(read=(4 + factors * size) * numbers, written=outputs * size * numbers)
+    rows = batch * channels * min(points, -(-length // tile) * tile)
+    return Cost(read=4 * rows + factors * size * numbers, written=outputs * size * numbers)
 
 
 def with_dense_channels(*tensors: Tensor | None) -> list[Any]:

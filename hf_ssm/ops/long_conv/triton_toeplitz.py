@@ -43,8 +43,8 @@ _EXAMPLE = {
     **dict.fromkeys(
         ("signal_batch", "signal_channel", "ahead_batch", "ahead_channel", "out_batch", "out_channel"), "i32:16"
     ),
-    **dict.fromkeys(("signal_count", "out_count"), "i32:16"),
-    **dict.fromkeys(("ahead_count", "back_count", "before", "batch", "rows", "part_rows"), "i32"),
+    **dict.fromkeys(("signal_count", "out_count", "before"), "i32:16"),
+    **dict.fromkeys(("ahead_count", "back_count", "batch", "rows", "part_rows"), "i32"),
     "back_channel": 0,
     "SIGN": 1,
     "PRECISION": "ieee",
@@ -61,13 +61,13 @@ def _load_weights(ahead, back, lag, ahead_count, back_count):
 
 
 @triton.jit
-def _product(weight, signal, PRECISION: tl.constexpr):
+def _product(signal, weight, PRECISION: tl.constexpr):
     """Their matrix product; a float32 weight is the sum of two numbers of the type of a narrower signal."""
     if weight.dtype == signal.dtype:
-        return dot(weight, signal, PRECISION)
+        return dot(signal, weight, PRECISION)
     high = weight.to(signal.dtype)
     low = (weight - high.to(tl.float32)).to(signal.dtype)
-    return dot(high, signal, PRECISION) + dot(low, signal, PRECISION)
+    return dot(signal, high, PRECISION) + dot(signal, low, PRECISION)
 
 
 @kernel(
@@ -144,20 +144,20 @@ def _convolve_blocks(
     ahead += channel * ahead_channel + (part * part_rows).to(tl.int64) * ahead_batch
     if back is not None:
         back += channel * back_channel
-    lags = SIGN * (a[:, None] - c[None, :])
-    total = tl.zeros([BLOCK, COLUMNS], tl.float32)
+    lags = SIGN * (a[None, :] - c[:, None])
+    total = tl.zeros([COLUMNS, BLOCK], tl.float32)
     for _ in range(tl.minimum(part_rows, rows - part * part_rows)):
         for s in range(start, stop + 1):
             weight = _load_weights(ahead, back, s * STEP + lags, ahead_count, back_count)
-            at = (begin - before - SIGN * s * STEP)[None, :] + c[:, None]
-            inside = is_known[None, :] & (at >= 0) & (at < signal_count)
-            signal = tl.load(signals + (row * signal_batch)[None, :] + at, mask=inside, other=0.0)
-            total += _product(weight, signal, PRECISION)
+            at = (begin - before - SIGN * s * STEP)[:, None] + c[None, :]
+            inside = is_known[:, None] & (at >= 0) & (at < signal_count)
+            signal = tl.load(signals + (row * signal_batch)[:, None] + at, mask=inside, other=0.0)
+            total += _product(signal, weight, PRECISION)
         signals += signal_batch
         ahead += ahead_batch
-    to = begin[None, :] + a[:, None]
+    to = begin[:, None] + a[None, :]
     out += channel * out_channel + part.to(tl.int64) * out_batch
-    tl.store(out + (row * out_batch)[None, :] + to, total, mask=is_known[None, :] & (to < out_count))
+    tl.store(out + (row * out_batch)[:, None] + to, total, mask=is_known[:, None] & (to < out_count))
 
 
 def blocks_cost(

@@ -242,12 +242,12 @@ def test_counted_cost_of_blocks(device, dtype, monkeypatch):
     tile = _convolve_blocks.configs[0].kwargs
     tile = (tile["BLOCK"], tile["STEP"], tile["COLUMNS"])
     padded = pad_cost(batch, length, channels, length, size, size, inputs=2)
-    expected = padded + blocks_cost(*sizes, *tile) + crop_cost(batch, length, channels, size)
+    expected = padded + blocks_cost(*sizes, *tile) + crop_cost(batch, length, channels, length, size, 64)
     check_counts(forward, expected)
     padded += pad_cost(batch, length, channels, length, size, size)
     # The convolution with exchanged sides reads what the convolution does.
     both = blocks_cost(*sizes, *tile) + taps_gradient_cost(*sizes, *tile)
-    cropped = crop_cost(batch, length, channels, size, factors=2, outputs=2)
+    cropped = crop_cost(batch, length, channels, length, size, 64, factors=2, outputs=2)
     check_counts(backward, padded + both + cropped)
 
 
@@ -260,9 +260,9 @@ def test_counted_cost_of_transforms(device, dtype, monkeypatch):
     points = fft_length(length, length, 0)
     padded = pad_cost(batch, length, channels, points, size, 4, inputs=2)
     # The convolution before the output gate is kept.
-    cropped = crop_cost(batch, length, channels, size, factors=1, outputs=2)
+    cropped = crop_cost(batch, length, channels, points, size, 64, factors=1, outputs=2)
     check_counts(forward, padded + product_cost(batch, channels, points) + cropped)
-    cropped = crop_cost(batch, length, channels, size, factors=2, outputs=2)
+    cropped = crop_cost(batch, length, channels, points, size, 64, factors=2, outputs=2)
     check_counts(backward, padded + padded + product_cost(batch, channels, points, backward=True) + cropped)
 
 
