@@ -6,22 +6,34 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps, `N` states, `H` heads
 arguments. Calls that the Triton kernels do not support run in PyTorch.
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
+from hf_ssm.ops.selective_scan.step import scan_step_in_parts
 from hf_ssm.ops.selective_scan.triton import scan_triton, supports_scan
+from hf_ssm.ops.selective_scan.triton_decoding import scan_step_triton, supports_scan_step
 from hf_ssm.ops.short_conv.pytorch import short_conv_torch
 from hf_ssm.ops.short_conv.triton import extend_triton, short_conv_triton, supports_extend, supports_short_conv
-from hf_ssm.ops.ssd.arguments import document_starts, limited_steps
+from hf_ssm.ops.ssd.arguments import SSDTensors, limited_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.ssd.step import ssd_step_in_parts
 from hf_ssm.ops.ssd.triton import ssd_triton, supports_ssd
+from hf_ssm.ops.ssd.triton_decoding import ssd_step_triton, supports_ssd_step
 
-__all__ = ["causal_conv1d_fn", "causal_conv1d_update", "mamba_chunk_scan_combined", "selective_scan_fn"]
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "mamba_chunk_scan_combined",
+    "selective_scan_fn",
+    "selective_state_update",
+]
 
 
 def _convolution_of_documents(u: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor) -> Tensor:
@@ -154,3 +166,56 @@ class mamba_chunk_scan_combined(nn.Module):
             y, last = chunked_ssd(x, d, A.float(), b, c, D, state, starts, None)
         y = y.to(hidden_states.dtype)
         return (y, last) if return_final_states else y
+
+
+class selective_state_update(nn.Module):
+    """One position of the scan of Mamba or Mamba-2; changes `state`.
+
+    For Mamba `state` `(B, D, N)`, `hidden_states`, `dt` and `z` `(B, D)`, `A` `(D, N)`, `B` and `C` `(B, N)`. For
+    Mamba-2 `state` `(B, H, P, N)`, `hidden_states` and `z` `(B, H, P)`, `B` and `C` `(B, G, N)`, and `dt` `(B, H, P)`,
+    `A` `(H, P, N)`, `D` and `dt_bias` `(H, P)`, whose numbers are the same for all channels and states of a head.
+    """
+
+    can_torch_compile = True
+
+    def forward(
+        self,
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if state.dim() == 4:
+            y, after = _step_of_heads(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus)
+            y = y if z is None else y * F.silu(z)
+        else:
+            args = ScanTensors(hidden_states, dt, A, B, C, D, z, dt_bias, state)
+            step = scan_step_triton if supports_scan_step(args, dt_softplus) else scan_step_in_parts
+            y, after = step(args, dt_softplus)
+        state.copy_(after)
+        return y
+
+
+def _step_of_heads(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    """One position of the scan of Mamba-2, whose arguments are expanded to all channels and states of a head."""
+    args = SSDTensors(x, dt[..., 0], A[:, 0, 0], B, C, D, None if dt_bias is None else dt_bias[:, 0], state)
+    limits = 0.0, math.inf
+    step = ssd_step_triton if supports_ssd_step(args, dt_softplus, limits) else ssd_step_in_parts
+    return step(args, dt_softplus, limits)
