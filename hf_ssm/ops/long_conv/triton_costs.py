@@ -61,9 +61,9 @@ def backward_cost(
 ) -> tuple[Cost, Cost]:
     """Costs of the kernels and of torch in a backward with the gradients of all arguments; arguments as in the forward.
 
-    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(2 s + 20) N` bytes and
-    write `(s + 24) N`, those of products of blocks `(5 s + 4) N` and `(3 s + 4) N`. Three transforms are those of a row
-    and channel (gradients, inputs, gradients of the inputs), two those of a channel.
+    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(2 s + 20) N` bytes
+    and write `(s + 24) N`, those of products of blocks `(5 s + 4) N` and `(3 s + 4) N`. Three transforms are those of a
+    row and channel (gradients, inputs, gradients of the inputs), two those of a channel.
     """
     blocks, points, row_size = _rows(length, taps, size, blocks)
     kernels = pad_cost(batch, length, channels, points, size, row_size, inputs=1 + gated)
