@@ -24,14 +24,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.ssd.arguments import (
-    SSDTensors,
-    cast,
-    check_dt_limit,
-    check_ssd_tensors,
-    document_starts,
-    limited_steps,
-)
+from hf_ssm.ops.documents import document_starts
+from hf_ssm.ops.ssd.arguments import SSDTensors, cast, check_dt_limit, check_ssd_tensors, limited_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference

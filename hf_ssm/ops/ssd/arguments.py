@@ -17,7 +17,6 @@ __all__ = [
     "cast",
     "check_dt_limit",
     "check_ssd_tensors",
-    "document_starts",
     "in_dtype_of_steps",
     "limited_steps",
 ]
@@ -108,24 +107,6 @@ def limited_steps(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limi
     if low > 0 or not dt_softplus:
         dt = dt.clamp(min=low)
     return dt if high == math.inf else dt.clamp(max=high)
-
-
-def document_starts(seq_idx: Tensor | None, x: Tensor) -> Tensor | None:
-    """Whether a document other than the first of its row begins at a position, `(B, L)`.
-
-    Raises:
-        ValueError: Another shape than the first two axes of `x`.
-        TypeError: Not integers.
-    """
-    if seq_idx is None:
-        return None
-    if seq_idx.shape != x.shape[:2]:
-        raise ValueError(f"seq_idx must have shape (batch, length) = {tuple(x.shape[:2])}, got {tuple(seq_idx.shape)}")
-    if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
-        raise TypeError(f"seq_idx must be of an integer type, got {seq_idx.dtype}")
-    # Without slices, of whose length an exported program would have to know whether it is 1.
-    begins = torch.arange(x.shape[1], device=seq_idx.device) > 0
-    return (seq_idx != seq_idx.roll(1, 1)) & begins
 
 
 def in_dtype_of_steps(scan: Scan) -> Scan:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.ssd.arguments import (
     SSDTensors,
     check_dt_limit,
     check_ssd_tensors,
-    document_starts,
     in_dtype_of_steps,
     limited_steps,
 )
