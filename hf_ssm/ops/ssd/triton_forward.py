@@ -58,7 +58,7 @@ def decay_sums(d, A, starts, decays, length, heads, padded, CHUNK: tl.constexpr,
 
 
 @kernel(
-    configs=[config()],
+    configs=[config(num_warps=8, num_stages=1)],
     key=("channels", "width", "CHUNK", "REVERSED", "CARRY"),
     examples=examples(
         "source weights decays states first last saved through source_batch source_row source_head weights_batch "
