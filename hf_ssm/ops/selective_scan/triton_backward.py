@@ -379,20 +379,22 @@ def scan_backward(
         store_state(grad_state, row, g_real, g_imag, n, d, STATES, channels, COMPLEX)
 
 
-def backward_cost(batch: int, length: int, channels: int, states: int, size: int, chunks: int, tile: int = 2) -> Cost:
+def backward_cost(
+    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, tile: int = 2
+) -> Cost:
     """Cost of a backward with softplus, bias, D and z, real states, no gradient of the last state.
 
-    `7 B L D` numbers of `size` bytes, `B L N D / 64` float32 states and `2 B L N D / BLOCK_D` float32 sums to and from
-    the memory; through the caches `B L N D / tile` states are written and read, and inputs read up to three times.
-    `3 N + 12` operations of the special function units for each output. More than one chunk: three more inputs and
-    `N + 5` operations for each output. For lengths that are multiples of `SEGMENT`.
+    `7 B L D` numbers of `size` bytes, `B L N D / segment` float32 states and `2 B L N D / BLOCK_D` float32 sums to and
+    from the memory; through the caches `B L N D / tile` states are written and read, and inputs read up to three
+    times. `3 N + 12` operations of the special function units for each output. More than one chunk: three more inputs
+    and `N + 5` operations for each output. For lengths that are multiples of `segment`.
     """
     inputs, weights = size * batch * length * channels, size * batch * length * states
     blocks, programs = -(-channels // BLOCK_D), batch * chunks
     matrix, row, state = 4 * states * channels, 4 * channels, 4 * batch * states * channels
-    many, tiles = chunks > 1, SEGMENT // tile
+    many, tiles = chunks > 1, segment // tile
     scratch = length // tile * state
-    read = 4 * inputs + 2 * weights + matrix + 2 * row + length // SEGMENT * state + chunks * (tiles + many) * state
+    read = 4 * inputs + 2 * weights + matrix + 2 * row + length // segment * state + chunks * (tiles + many) * state
     reread = 3 * inputs + (4 * blocks - 2) * weights + (programs - 1) * (matrix + 2 * row)
     reread += scratch - chunks * tiles * state
     sums = 4 * blocks * batch * length * 2 * states + chunks * (state + 2 * batch * row)

@@ -322,14 +322,14 @@ def carry_cost(batch: int, channels: int, states: int, chunks: int) -> Cost:
 
 
 def forward_cost(
-    batch: int, length: int, channels: int, states: int, size: int, chunks: int, keep: bool, block: int = 64
+    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, block: int = 64
 ) -> Cost:
     """Cost of a forward with softplus, bias, D and z, real states, from a zero state.
 
-    `4 B L D` numbers of `size` bytes to and from the memory, and `B L N D / 64` float32 states if they are kept for
-    the backward; B and C are read for each block of channels, from a cache. `N + 5` operations of the special function
-    units for each output (a decay per state, softplus and SiLU). More than one chunk: two more inputs and `N + 3`
-    operations for each output.
+    `4 B L D` numbers of `size` bytes to and from the memory, and `B L N D / segment` float32 states for the backward; B
+    and C are read for each block of channels, from a cache. `N + 5` operations of the special function units for each
+    output: a decay per state, softplus and SiLU. More than one chunk: two more inputs and `N + 3` operations for each
+    output.
     """
     inputs, weights = size * batch * length * channels, size * batch * length * states
     blocks, programs = -(-channels // block), batch * chunks
@@ -337,7 +337,7 @@ def forward_cost(
     many = chunks > 1
     read = 3 * inputs + 2 * weights + matrix + 2 * row + many * chunks * state
     reread = 2 * (blocks - 1) * weights + (programs - 1) * (matrix + 2 * row)
-    written = inputs + keep * -(-length // SEGMENT) * state + state
+    written = inputs + -(-length // segment) * state + state
     cost = Cost(read, reread, written, batch * length * channels * (states + 5))
     if not many:
         return cost

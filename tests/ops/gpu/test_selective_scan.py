@@ -59,7 +59,7 @@ def assert_scan(values, positions=None):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parity(device, dtype, is_complex):
-    assert_scan(tensors(2, 11, 5, 3, device, dtype, is_complex))
+    assert_scan(tensors(2, 5, 5, 3, device, dtype, is_complex))
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def packed_and_masked(batch, length, device):
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_masks_documents_and_chunks(device, is_complex):
-    values = tensors(2, 19, 3, 2, device, is_complex=is_complex)
-    assert chunk_positions(2, 19, 3) == 8
-    positions = packed_and_masked(2, 19, device)
+    values = tensors(2, 11, 3, 2, device, is_complex=is_complex)
+    assert chunk_positions(2, 11, 3) == 8
+    positions = packed_and_masked(2, 11, device)
     with torch.no_grad():
         for name in BY_POSITION:
             values[name][~positions["mask"]] = float("nan")
@@ -95,7 +95,7 @@ def test_masks_documents_and_chunks(device, is_complex):
 @pytest.mark.usefixtures("short_segments")
 def test_one_chunk_of_several_segments(device, monkeypatch):
     monkeypatch.setattr(operators, "_ENOUGH", 1)
-    assert_scan(tensors(1, 19, 3, 2, device, torch.bfloat16))
+    assert_scan(tensors(1, 10, 3, 2, device, torch.bfloat16))
 
 
 @pytest.mark.parametrize("bias", [1, 5])
@@ -106,10 +106,10 @@ def test_shared_steps(device, bias):
 
 
 @given(
-    *(st.integers(1, 2), st.integers(1, 12), st.integers(1, 3), st.integers(1, 4)),
+    *(st.integers(1, 2), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4)),
     st.sets(st.sampled_from(("D", "z", "delta_bias", "initial_state", "softplus", "last", "seq_idx"))),
 )
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("short_segments")
 def test_parity_at_any_shape(batch, length, channels, states, options):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
@@ -129,11 +129,12 @@ def test_parity_at_any_shape(batch, length, channels, states, options):
 
 
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("kernel", [chunk_ends, carry, scan, cotangent_ends, scan_backward], ids=lambda k: k.name)
-def test_every_configuration(device, kernel, monkeypatch):
-    for config in kernel.configs[1:]:
-        monkeypatch.setattr(kernel, "configs", [config])
-        assert_scan(tensors(1, 9, 67, 2, device))
+def test_every_configuration(device, monkeypatch):
+    for kernel in (chunk_ends, carry, scan, cotangent_ends, scan_backward):
+        # The first ones run in all other tests.
+        assert len(kernel.configs) == 2
+        monkeypatch.setattr(kernel, "configs", kernel.configs[1:])
+    assert_scan(tensors(1, 9, 65, 1, device))
 
 
 def test_views_and_an_empty_batch(device):
@@ -150,7 +151,7 @@ def test_views_and_an_empty_batch(device):
 
 
 def test_loss_on_one_result_and_on_one_argument(device):
-    values = {name: t.detach() for name, t in tensors(1, 5, 3, 2, device).items()}
+    values = {name: t.detach() for name, t in tensors(1, 2, 3, 2, device).items()}
     for argument, result in (("C", 0), ("A", 1), ("initial_state", 1), ("z", 0)):
         values[argument].requires_grad_()
         found = []
@@ -176,8 +177,8 @@ def test_second_derivatives(device):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_compiled_whole(device, is_complex):
-    values = tensors(1, 5, 3, 2, device, is_complex=is_complex)
-    mask = torch.tensor([[True, True, False, True, True]], device=device)
+    values = tensors(1, 3, 3, 2, device, is_complex=is_complex)
+    mask = torch.tensor([[True, False, True]], device=device)
 
     def call(**tensors):
         return selective_scan(**tensors, delta_softplus=True, return_last_state=True, mask=mask)
@@ -207,18 +208,19 @@ def renamed(values):
     return {("state" if name == "initial_state" else name): t for name, t in values.items()}
 
 
+@pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_counted_cost(device, monkeypatch, chunks):
     if chunks == 1:
         monkeypatch.setattr(operators, "_ENOUGH", 1)
-    sizes = 1, 128, 64, 2
+    sizes = 1, 16, 64, 2
     values = {k: t for k, t in tensors(*sizes, device).items() if k != "initial_state"}
     with use_backend("triton"):
         with counted() as forward:
             y = selective_scan(**values, delta_softplus=True)
         with counted() as backward:
             y.backward(torch.ones_like(y))
-    expected = forward_cost(*sizes, 4, chunks, keep=True), backward_cost(*sizes, 4, chunks)
+    expected = forward_cost(*sizes, 4, chunks, segment=8), backward_cost(*sizes, 4, chunks, segment=8)
     for found, cost in zip((forward.cost, backward.cost), expected, strict=True):
         assert (found.read, found.written) == (cost.read, cost.written)
         assert found.exponentials == pytest.approx(cost.exponentials, rel=0.05)
