@@ -478,6 +478,7 @@ def hub_on_cpu(monkeypatch) -> None:
     operation = Operation(torch=chunked_scan.chunked_scan)
     operation.implementations.insert(0, ("torch", None, Implementation(hub.hub_scan, hub.supports_hub_scan)))
     monkeypatch.setattr(module, "_SELECTIVE_SCAN", operation)
+    monkeypatch.setattr(hub, "has_hub_kernel", lambda: True)
 
 
 def test_cpu_never_asks_the_hub(monkeypatch):
@@ -486,7 +487,9 @@ def test_cpu_never_asks_the_hub(monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", ["auto"], indirect=True)
-def test_what_the_hub_kernel_supports():
+def test_what_the_hub_kernel_supports(monkeypatch):
+    monkeypatch.setattr(hub, "has_hub_kernel", lambda: True)
+
     def asks(device: str = "cuda", needs_last: bool = False, **changes: Any) -> bool:
         with FakeTensorMode():
             sizes = {"u": (2, 5, 4), "delta": (2, 5, 4), "A": (4, 3), "B": (2, 5, 3), "C": (2, 5, 3)}
@@ -509,6 +512,9 @@ def test_what_the_hub_kernel_supports():
     assert not asks(needs_last=True)
     with use_backend("torch"):
         assert not asks()
+    monkeypatch.undo()
+    assert not hub.has_hub_kernel()
+    assert not asks()
 
 
 @pytest.mark.usefixtures("hub_on_cpu")
