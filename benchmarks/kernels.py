@@ -24,7 +24,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MODULES = ("lti.triton_exponential_sums", "short_conv.triton")
+MODULES = ("lti.triton_exponential_sums", "lti.triton_krylov_backward", "short_conv.triton")
 
 Row = dict[str, Any]
 
