@@ -30,7 +30,8 @@ __all__ = ["dplr_kernel_triton", "supports_dplr_kernel"]
 
 @torch.library.custom_op(f"{NAMESPACE}::krylov_products_triton", mutates_args=())
 def _operator(delta: Tensor, outer: Tensor, inner: Tensor, columns: Tensor, c: Tensor, length: int) -> Tensor:
-    start, taps = Start(delta, outer, inner, columns), _empty_taps(delta, outer, inner, columns, c, length)
+    start = Start(delta, outer, inner, columns)
+    taps = _empty_taps(*start, c, length)
     plan = plan_steps(c.shape[1], columns.shape[1], length)
     for block in channel_blocks(len(c), plan, c.device, with_gradients=False):
         part = Start(*(t[block] for t in start))

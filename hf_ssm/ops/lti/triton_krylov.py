@@ -25,7 +25,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision
 from hf_ssm.ops.gpu.language import dot
 from hf_ssm.ops.lti.exponential_sums import block_bytes, split_length
@@ -39,12 +38,12 @@ __all__ = [
     "compute_powers",
     "compute_tables",
     "dot64",
-    "forward_cost",
     "load_rows",
     "multiply_tables",
     "plan_steps",
     "power_places",
     "program_steps",
+    "tile_size",
 ]
 
 MAX_STATES = 64
@@ -270,47 +269,8 @@ def _taps(
     tl.store(taps + channel * length + at, total, mask=(j < stride)[None, :] & (at < length))
 
 
-def forward_cost(channels: int, states: int, length: int, rank: int = 1, start_columns: int = 1) -> Cost:
-    """Cost of the taps.
-
-    `4 D L` bytes of taps, `8 D E P²` of powers and `4 D (R + M) P` of tables written; the powers and the tables that
-    the next launch needs read, the latter by each tile of the product. Products of both precisions together:
-    `2 P³ (E - 1)` in squarings, `2 · 16 P²` for each digit and each block of 16 after the first, `2 P R M` in taps.
-    """
-    plan = plan_steps(states, start_columns, length)
-    size, tile = plan.size, _tile(plan)
-    tiles = triton.cdiv(plan.rows, tile), triton.cdiv(plan.columns, tile)
-    row_blocks, column_blocks = plan.rows // 16 - 1, plan.columns // 16 - 1
-    row_powers, column_powers = plan.row_bits + (row_blocks > 0), plan.column_bits - plan.first + (column_blocks > 0)
-    used = max(column_powers, plan.row_level + row_powers) - max(0, plan.row_level - column_powers)
-    start = 8 * channels * (states + 2 * rank * states) * (plan.powers > 0)
-    # Both halves of delta's numbers are read for the real and for the imaginary part.
-    first = 2 * size * size * 16 * triton.cdiv(rank, 16) * (plan.powers > 0)
-    table = 4 * channels * (plan.rows + plan.columns) * size
-    steps = row_blocks + column_blocks + plan.row_bits + plan.column_bits - plan.first
-    requested = table * 0 + 4 * channels * size * (plan.rows * tiles[1] + plan.columns * tiles[0])
-    powers = 8 * channels * size * size
-    vectors = 8 * channels * states * (1 + start_columns)
-    return Cost(
-        start + powers * used + vectors + table,
-        8 * channels * states * (plan.powers > 0)
-        + powers * (row_powers + column_powers - used)
-        + 8 * channels * states * (32 - 1 - start_columns)
-        + requested
-        - table,
-        powers * plan.powers + table + 4 * channels * length,
-        0,
-        channels
-        * (
-            first
-            + 2 * size**3 * max(0, plan.powers - 1)
-            + 32 * size * size * steps
-            + 2 * size * tile * tile * tiles[0] * tiles[1]
-        ),
-    )
-
-
-def _tile(plan: Plan) -> int:
+def tile_size(plan: Plan) -> int:
+    """Sides of the tiles of the product of both tables."""
     return 32 if max(plan.rows, plan.columns) <= 32 else 64
 
 
@@ -363,7 +323,7 @@ def compute_tables(powers: Tensor, start: Tensor, c: Tensor, plan: Plan) -> Tens
 
 def multiply_tables(tables: Tensor, taps: Tensor, plan: Plan) -> None:
     """Write the taps `(D, L)`, dense."""
-    tile = _tile(plan)
+    tile = tile_size(plan)
     _taps.launch(
         (len(taps), triton.cdiv(plan.rows, tile), triton.cdiv(plan.columns, tile)),
         tables=tables,
