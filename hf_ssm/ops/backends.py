@@ -32,7 +32,17 @@ import torch
 
 from hf_ssm.ops.context import is_exporting
 
-__all__ = ["CHOICES", "Compiled", "Implementation", "Operation", "current", "is_enabled", "set_backend", "use_backend"]
+__all__ = [
+    "CHOICES",
+    "Compiled",
+    "Implementation",
+    "Operation",
+    "current",
+    "first_enabled",
+    "is_enabled",
+    "set_backend",
+    "use_backend",
+]
 
 CHOICES = ("auto", "numba", "triton", "torch", "reference")
 
@@ -158,6 +168,14 @@ def is_enabled(name: str) -> bool:
     if is_exporting():
         return name in ("export", "torch")
     return _INSTALLED[name] and current() in BACKENDS[name].choices
+
+
+def first_enabled(names: Iterable[str], device: str) -> str | None:
+    """The first of these backends that is enabled and runs on devices of this type; `None` if there is none."""
+    for name in names:
+        if BACKENDS[name].device in (None, device) and is_enabled(name):
+            return name
+    return None
 
 
 def _always(*args: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What the references of one position of all blocks share.
+"""What the implementations of one position of all blocks share.
 
 Dimensions: `B` batch, `H` hidden size, `K` taps of the short convolution.
 """
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["normed", "step_through_blocks"]
+__all__ = ["check_weight_shapes", "normed", "step_through_blocks"]
 
 
 def normed(h: Tensor, options: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -53,3 +53,10 @@ def step_through_blocks(
     if options.norm_first:
         outputs[-1] = normed(hidden, options, *final_norm)
     return torch.stack(outputs), torch.stack(new_pasts), torch.stack(new_states)
+
+
+def check_weight_shapes(weights: Any, expected: Sequence[tuple[int, ...]]) -> None:
+    """Raise `ValueError` for the first tensor of a named tuple that has another shape."""
+    for name, tensor, shape in zip(weights._fields, weights, expected, strict=True):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")

@@ -5,7 +5,7 @@ all numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ __all__ = [
     "address",
     "apply_linear",
     "apply_norm",
-    "check_weight_shapes",
     "convolve",
 ]
 
@@ -121,13 +120,6 @@ def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
 def address(t: Tensor | None) -> int:
     """Address of the first element, 0 for `None`."""
     return 0 if t is None else t.data_ptr()
-
-
-def check_weight_shapes(weights: Any, expected: Sequence[tuple[int, ...]]) -> None:
-    """Raise `ValueError` for the first tensor of a named tuple that has another shape."""
-    for name, tensor, shape in zip(weights._fields, weights, expected, strict=True):
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
 
 
 class CompiledBlocks:

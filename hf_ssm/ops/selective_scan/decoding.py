@@ -2,8 +2,8 @@
 
 Dimensions: `B` batch, `H` hidden size, `D` channels of the scan, `N` states, `R` rank of the step projection, `K` taps.
 
-For a single position each operation of torch costs more to call than to compute, so one compiled kernel computes all
-blocks. There is no other implementation than this kernel and the reference.
+For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
+all blocks, on a GPU a few kernels compute each block. There are no other implementations than these and the reference.
 
 Source: Gu & Dao 2023 (Mamba), Section 3.4 and Algorithm 2.
 """
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.decoding import normed, step_through_blocks
+from hf_ssm.ops.decoding import check_weight_shapes, normed, step_through_blocks
 
-__all__ = ["BlockOptions", "BlockWeights", "blocks_step_reference", "find_blocks_step"]
+__all__ = ["BlockOptions", "BlockWeights", "blocks_step_reference", "check_block_weights", "find_blocks_step"]
 
 
 class BlockWeights(NamedTuple):
@@ -101,20 +101,41 @@ def blocks_step_reference(
     return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"))
+def check_block_weights(weights: Sequence[BlockWeights]) -> None:
+    """Raise a ValueError for the first tensor that does not have the shape that follows from those of the first block.
+
+    These are the shapes of `A`, `dt_weight`, `out_weight` and `conv_weight`.
+    """
+    w = weights[0]
+    (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
+    size, taps = len(w.out_weight), w.conv_weight.shape[-1]
+    expected = (
+        *((size,), (size,), (2 * channels, size), (2 * channels,), (channels, 1, taps), (channels,)),
+        *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
+        *((size, channels), (size,)),
+    )
+    for block in weights:
+        check_weight_shapes(block, expected)
+
+
+_BLOCKS_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"),
+    triton=Compiled("hf_ssm.ops.selective_scan.triton_decoding", "TritonBlocksStep", "supports_blocks"),
+)
 
 
 def find_blocks_step(
     weights: Sequence[BlockWeights],
     options: BlockOptions,
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
     """The compiled step of blocks with these weights.
 
     It keeps the memory of the weights alive and reads changes in place.
 
     Args:
-        weights: Of each block, of the same shapes; all contiguous and of one real dtype.
+        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype; on
+            a GPU each in single or half precision.
         options: The same for all blocks.
         final_norm: Weight and bias of the norm after the last block, `(H,)` or `None`.
 
@@ -126,9 +147,11 @@ def find_blocks_step(
           `(number of blocks, B, K - 1, D)`,
         - `states`, the state of each block's scan after the position before, `(number of blocks, B, D, N)`,
 
-        all on a CPU and of the dtype of the weights. It returns new tensors: the outputs of the blocks,
-        `(number of blocks, *hidden.shape)`, the last after the final norm, and the next `pasts` and `states`. It
-        raises a ValueError where shapes do not fit.
+        all on the device of the weights; on a CPU of their dtype, on a GPU `states` in float32, the others in single or
+        half precision. It returns new tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the
+        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. On a GPU a
+        further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
+        meaningless. The function raises a ValueError where shapes do not fit.
 
     Raises:
         ValueError: A weight of another shape.

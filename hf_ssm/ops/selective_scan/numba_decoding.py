@@ -23,7 +23,6 @@ from hf_ssm.ops.cpu.decoding import (
     address,
     apply_linear,
     apply_norm,
-    check_weight_shapes,
     convolve,
 )
 from hf_ssm.ops.cpu.vector import (
@@ -40,7 +39,7 @@ from hf_ssm.ops.cpu.vector import (
     sub,
     total,
 )
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, check_block_weights
 
 __all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
 
@@ -209,8 +208,7 @@ class BlocksStep(CompiledBlocks):
         self.dtype = w.A.dtype
         (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
         size, taps = len(w.out_weight), w.conv_weight.shape[-1]
-        for block in weights:
-            _check_weight_shapes(block, size, channels, states, rank, taps)
+        check_block_weights(weights)
         self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
         self.scratch_size = size + 5 * channels + rank + 2 * states
         self.arguments = (
@@ -219,15 +217,6 @@ class BlocksStep(CompiledBlocks):
             *(NORMS.index(options.norm), *options[1:]),
             *(size, channels, states, rank, taps),
         )
-
-
-def _check_weight_shapes(w: BlockWeights, size: int, channels: int, states: int, rank: int, taps: int) -> None:
-    expected = (
-        *((size,), (size,), (2 * channels, size), (2 * channels,), (channels, 1, taps), (channels,)),
-        *((rank + 2 * states, channels), (channels, rank), (channels,), (channels, states), (channels,)),
-        *((size, channels), (size,)),
-    )
-    check_weight_shapes(w, expected)
 
 
 def supports_scan_step(

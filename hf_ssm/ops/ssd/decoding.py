@@ -3,8 +3,8 @@
 Dimensions: `B` batch, `S` hidden size, `D` channels of the scan, `H` heads, `P = D / H`, `G` groups, `N` states, `K`
 taps, `M = D + 2 G N` channels of the convolution.
 
-For a single position each operation of torch costs more to call than to compute, so one compiled kernel computes all
-blocks. There is no other implementation than this kernel and the reference.
+For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
+all blocks, on a GPU a few kernels compute each block. There are no other implementations than these and the reference.
 
 Source: Dao & Gu 2024 (Mamba-2), Section 7.
 """
@@ -17,10 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.decoding import normed, step_through_blocks
+from hf_ssm.ops.decoding import check_weight_shapes, normed, step_through_blocks
 from hf_ssm.ops.ssd.step import ssd_step
 
-__all__ = ["SSDBlockOptions", "SSDBlockWeights", "find_ssd_blocks_step", "ssd_blocks_step_reference"]
+__all__ = [
+    "SSDBlockOptions",
+    "SSDBlockWeights",
+    "check_ssd_block_weights",
+    "find_ssd_blocks_step",
+    "ssd_blocks_step_reference",
+]
 
 
 class SSDBlockWeights(NamedTuple):
@@ -117,20 +123,40 @@ def ssd_blocks_step_reference(
     return step_through_blocks(_block_step_reference, hidden, pasts, states, weights, options, final_norm)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"))
+def check_ssd_block_weights(weights: Sequence[SSDBlockWeights]) -> None:
+    """Raise a ValueError for the first tensor that does not have the shape that follows from those of the first block.
+
+    These are the shapes of `A_log`, `skip`, `out_weight` and `conv_weight`.
+    """
+    w = weights[0]
+    (size, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
+    rows = channels + mixed + heads
+    expected = (
+        *((size,), (size,), (rows, size), (rows,), (mixed, 1, taps), (mixed,), (heads,), (heads,)),
+        *((heads,) if len(w.skip) == heads else (channels,), (channels,), (size, channels), (size,)),
+    )
+    for block in weights:
+        check_weight_shapes(block, expected)
+
+
+_BLOCKS_STEP = Operation(
+    numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"),
+    triton=Compiled("hf_ssm.ops.ssd.triton_decoding", "TritonSSDBlocksStep", "supports_blocks"),
+)
 
 
 def find_ssd_blocks_step(
     weights: Sequence[SSDBlockWeights],
     options: SSDBlockOptions,
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
     """The compiled step of blocks with these weights.
 
     It keeps the memory of the weights alive and reads changes in place.
 
     Args:
-        weights: Of each block, of the same shapes; all contiguous and of one real dtype.
+        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype; on
+            a GPU each in single or half precision.
         options: The same for all blocks.
         final_norm: Weight and bias of the norm after the last block, `(S,)` or `None`.
 
@@ -142,9 +168,11 @@ def find_ssd_blocks_step(
           `(number of blocks, B, K - 1, M)`,
         - `states`, the state of each block's scan after the position before, `(number of blocks, B, H, P, N)`,
 
-        all on a CPU and of the dtype of the weights. It returns new tensors: the outputs of the blocks,
-        `(number of blocks, *hidden.shape)`, the last after the final norm, and the next `pasts` and `states`. It
-        raises a ValueError where shapes do not fit.
+        all on the device of the weights; on a CPU of their dtype, on a GPU `states` in float32, the others in single or
+        half precision. It returns new tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the
+        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. On a GPU a
+        further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
+        meaningless. The function raises a ValueError where shapes do not fit.
 
     Raises:
         ValueError: A weight of another shape.

@@ -23,7 +23,6 @@ from hf_ssm.ops.cpu.decoding import (
     address,
     apply_linear,
     apply_norm,
-    check_weight_shapes,
     convolve,
 )
 from hf_ssm.ops.cpu.vector import (
@@ -42,7 +41,7 @@ from hf_ssm.ops.cpu.vector import (
     store_some,
     total,
 )
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
+from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, check_ssd_block_weights
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["SSDBlocksStep", "ssd_step_numba", "supports_ssd_step"]
@@ -263,8 +262,7 @@ class SSDBlocksStep(CompiledBlocks):
         kind: Any = type(like)
         (width, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
         states = (mixed - channels) // (2 * options.groups)
-        for block in weights:
-            _check_weight_shapes(block, width, channels, mixed, heads, taps)
+        check_ssd_block_weights(weights)
         self.count, self.shapes = len(weights), (width, (taps - 1, mixed), (heads, channels // heads, states))
         self.scratch_size = width + 2 * channels + 2 * mixed + heads
         self.arguments = (
@@ -276,15 +274,6 @@ class SSDBlocksStep(CompiledBlocks):
             tuple(kind(number) for number in options.dt_limit),
             (width, channels, heads, options.groups, states, taps, len(w.skip)),
         )
-
-
-def _check_weight_shapes(w: SSDBlockWeights, size: int, channels: int, mixed: int, heads: int, taps: int) -> None:
-    rows = channels + mixed + heads
-    expected = (
-        *((size,), (size,), (rows, size), (rows,), (mixed, 1, taps), (mixed,), (heads,), (heads,)),
-        *((heads,) if len(w.skip) == heads else (channels,), (channels,), (size, channels), (size,)),
-    )
-    check_weight_shapes(w, expected)
 
 
 def supports_ssd_step(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor) -> bool:
