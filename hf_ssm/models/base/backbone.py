@@ -211,7 +211,7 @@ class SSMModel(SSMPreTrainedModel):
     ) -> list[Tensor]:
         """The hidden states of every layer for the next positions of the sequences in a cache."""
         if documents is None:
-            outputs = forward_with_cache(self._run_states, hidden_states, mask, cache)
+            outputs = forward_with_cache(self._run_states, hidden_states, mask, cache, self._step_states)
         else:
             outputs = forward_packed_with_cache(self._run_states, self._run_documents, hidden_states, documents, cache)
         # A piece without tokens still has the channels of extra inputs.
@@ -273,7 +273,17 @@ class SSMModel(SSMPreTrainedModel):
         return all_hidden_states, taus
 
     def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
-        return self._run(hidden_states, mask, states=states)[0]
+        stepped = self._step_states(hidden_states, mask, states)
+        return self._run(hidden_states, mask, states=states)[0] if stepped is None else stepped
+
+    def _step_states(
+        self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]
+    ) -> list[Tensor] | None:
+        """What `_run_states` returns, by kernels that compute one position of all layers; `None` if there are none.
+
+        Rows without a token, `(B, 1)`, keep their states.
+        """
+        return None
 
     def _find_cache(
         self, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int

@@ -24,16 +24,18 @@ class _Limits(NamedTuple):
 
     Attributes:
         batch: Largest batch. For larger ones, matrix products read the weights less often, or as rarely and faster.
+        masks: Whether rows of the batch may be padding.
         dtypes: Of hidden states, weights and the inputs of convolutions; the states of scans are in float32.
     """
 
     batch: int
+    masks: bool
     dtypes: tuple[torch.dtype, ...]
 
 
 _LIMITS = {
-    "numba": _Limits(8, (torch.float32,)),
-    "triton": _Limits(16, (torch.float32, torch.bfloat16, torch.float16)),
+    "numba": _Limits(8, False, (torch.float32,)),
+    "triton": _Limits(16, True, (torch.float32, torch.bfloat16, torch.float16)),
 }
 
 FUSED_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
@@ -52,15 +54,15 @@ def fused_step(
     """Compute one position of all blocks by compiled kernels, without calling the modules.
 
     Supported are blocks that continue a sequence, in float32 on a CPU and in single or half precision on a GPU, without
-    gradients, mask, MLP, Sobolev filter, dropout or rescaling. All modules must be of the standard classes and without
-    hooks, which excludes adapters, quantisation, parametrisations and offloading. This is checked at every position,
-    since it may change between two of them; no check waits for a GPU.
+    gradients, MLP, Sobolev filter, dropout or rescaling; on a CPU without a mask. All modules must be of the standard
+    classes and without hooks, which excludes adapters, quantisation, parametrisations and offloading. This is checked
+    at every position, since it may change between two of them; no check waits for a GPU.
 
     Args:
         blocks: The blocks.
         norm: The norm after the last block.
         hidden_states: `(B, L, H)`.
-        mask: `(B, L)` or `None`.
+        mask: `(B, L)` or `None`; rows without a token keep their states, and their outputs are meaningless.
         states: States of the blocks, updated in place.
         read: The weights of a block, a named tuple of tensors and `None`, and its options, a named tuple with an
             `epsilon`; `None` unless the block computes what the kernel does.
@@ -71,11 +73,13 @@ def fused_step(
         The output of each block, `(B, 1, H)`, the last after the norm; `None` if the blocks must be called.
     """
     # A compiled or exported program would be one of this batch size only.
-    if torch.compiler.is_compiling() or mask is not None or not states:
+    if torch.compiler.is_compiling() or not states:
         return None
     device = hidden_states.device
     backend = first_enabled(_LIMITS, device.type)
     if backend is None or hidden_states.shape[1] != 1 or len(hidden_states) > _LIMITS[backend].batch:
+        return None
+    if mask is not None and not _LIMITS[backend].masks:
         return None
     if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
         return None
@@ -95,7 +99,8 @@ def fused_step(
     if len(known) != len(memories) or not all(map(is_, known, memories)):
         # Not the views of the last position's result, which saves 4 % of a position.
         all_pasts, all_scans = torch.stack([past.transpose(1, 2) for past in pasts]), torch.stack(scans)
-    outputs, all_pasts, all_scans = step(hidden_states, all_pasts, all_scans)
+    masks = () if mask is None else (mask[:, 0],)
+    outputs, all_pasts, all_scans = step(hidden_states, all_pasts, all_scans, *masks)
     memories = [*all_pasts.transpose(2, 3).unbind(0), *all_scans.unbind(0)]
     for state, past, scan in zip(states, memories, memories[len(states) :], strict=False):
         state.tensors["short_conv"], state.tensors["scan"] = past, scan

@@ -16,7 +16,13 @@ from hf_ssm.ops.context import has_readable_values, is_exporting
 RunLayers = Callable[[Tensor, Tensor | None, Sequence[LayerState]], list[Tensor]]
 
 
-def forward_with_cache(run: RunLayers, hidden_states: Tensor, mask: Tensor | None, cache: SSMCache) -> list[Tensor]:
+def forward_with_cache(
+    run: RunLayers,
+    hidden_states: Tensor,
+    mask: Tensor | None,
+    cache: SSMCache,
+    step: Callable[[Tensor, Tensor | None, Sequence[LayerState]], list[Tensor] | None] | None = None,
+) -> list[Tensor]:
     """Read the next positions of the sequences in a cache; rows may be padded on either side.
 
     Mixers handle padding before the first token only. So rows without history are shifted to the right, and rows with
@@ -27,6 +33,8 @@ def forward_with_cache(run: RunLayers, hidden_states: Tensor, mask: Tensor | Non
         hidden_states: `(B, L, D)`.
         mask: `(B, L)`, true at tokens; `None` if all positions are tokens.
         cache: Changed in place.
+        step: As `run` for a single position, where rows without a token keep their states; returns `None` if the layers
+            must be run. Default: they must.
 
     Returns:
         The hidden states of every layer, each `(B, L, D)`; values at padding are meaningless.
@@ -36,6 +44,12 @@ def forward_with_cache(run: RunLayers, hidden_states: Tensor, mask: Tensor | Non
         outputs = run(hidden_states, None, cache.states)
         cache.advance(length, length)
         return outputs
+    if step is not None and mask is not None and length == 1 and cache.tokens_seen is not None:
+        # On a GPU, what the mask holds is not known, and generation passes one at every position.
+        stepped = step(hidden_states, mask, cache.states)
+        if stepped is not None:
+            cache.advance(length, mask.sum(dim=1))
+            return stepped
     tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
     if mask is None:
         outputs = run(hidden_states, None, cache.states)

@@ -26,9 +26,11 @@ class SelectiveSSMPreTrainedModel(SSMPreTrainedModel):
 class SelectiveSSMModel(SelectiveSSMPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
-    def _run_states(self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]) -> list[Tensor]:
+    def _step_states(
+        self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]
+    ) -> list[Tensor] | None:
         stepped = step_of_blocks(self.layers, self.norm, hidden_states, mask, states)
-        return super()._run_states(hidden_states, mask, states) if stepped is None else [hidden_states, *stepped]
+        return None if stepped is None else [hidden_states, *stepped]
 
 
 class SelectiveSSMForCausalLM(SelectiveSSMPreTrainedModel, SSMForCausalLM):

@@ -109,19 +109,25 @@ def _product(
 
 
 @triton.jit
-def _convolved(value, weight, bias, past, new_past, b, c, batch, channels, TAPS: tl.constexpr):
+def _convolved(value, weight, bias, mask, past, new_past, b, c, batch, channels, TAPS: tl.constexpr):
     """The step of the convolution with SiLU at channels `c`, and elsewhere the value itself; writes the new past."""
+    # Rows that are masked keep their past.
+    if mask is not None:
+        moves = (tl.load(mask + b, mask=b < batch, other=0) != 0)[:, None]
     here = (c >= 0) & (c < channels)
     keep = (b < batch)[:, None] & here[None, :]
     at = b.to(tl.int64)[:, None] * ((TAPS - 1) * channels) + c[None, :]
     total = value * tl.load(weight + c * TAPS + TAPS - 1, mask=here, other=0.0).to(tl.float32)[None, :]
-    for i in tl.static_range(TAPS - 1):
-        before = tl.load(past + at + i * channels, mask=keep, other=0.0)
-        total += before.to(tl.float32) * tl.load(weight + c * TAPS + i, mask=here, other=0.0).to(tl.float32)[None, :]
-        if i > 0:
-            tl.store(new_past + at + (i - 1) * channels, before, mask=keep)
     if TAPS > 1:
-        tl.store(new_past + at + (TAPS - 2) * channels, value.to(new_past.dtype.element_ty), mask=keep)
+        before = tl.load(past + at, mask=keep, other=0.0).to(tl.float32)
+        for i in tl.static_range(TAPS - 1):
+            total += before * tl.load(weight + c * TAPS + i, mask=here, other=0.0).to(tl.float32)[None, :]
+            after = value
+            if i < TAPS - 2:
+                after = tl.load(past + at + (i + 1) * channels, mask=keep, other=0.0).to(tl.float32)
+            stored = after if mask is None else tl.where(moves, after, before)
+            tl.store(new_past + at + i * channels, stored.to(new_past.dtype.element_ty), mask=keep)
+            before = after
     if bias is not None:
         total += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)[None, :]
     return tl.where(here[None, :], silu(total), value)
@@ -131,13 +137,14 @@ _EXAMPLES = {
     # The in-projection of Mamba for many sequences, and the out-projection of Mamba-2 for few.
     "bf16": {
         **dict.fromkeys(("weight", "norm_weight", "conv_weight", "conv_bias", "past", "new_past"), "*bf16"),
+        "mask": "*i8",
         **dict.fromkeys(("bias", "residual", "norm_bias", "gate", "dt_bias"), None),
         **{"first": "i32:16", "channels": "i32:16", "gate_row": 0, "NORM": 2, "GROUPS": 1, "TAPS": 4},
         **{"BATCH": 16, "ROWS": 16},
     },
     "fp32": {
         **dict.fromkeys(("weight", "bias", "residual", "norm_weight", "gate"), "*fp32"),
-        **dict.fromkeys(("norm_bias", "conv_weight", "conv_bias", "past", "new_past", "dt_bias"), None),
+        **dict.fromkeys(("norm_bias", "conv_weight", "conv_bias", "mask", "past", "new_past", "dt_bias"), None),
         **{"first": 0, "channels": 0, "gate_row": "i32:16", "NORM": 2, "GROUPS": 8, "TAPS": 0},
         **{"BATCH": 4, "ROWS": 4},
     },
@@ -171,6 +178,7 @@ def _project(
     gate,
     conv_weight,
     conv_bias,
+    mask,
     past,
     new_past,
     dt_bias,
@@ -202,6 +210,7 @@ def _project(
         norm_weight, norm_bias: Of the norm n, `(X,)` or absent.
         gate: Its SiLU multiplies the normed `x`; `(B, X)` with rows `gate_row` apart, or absent.
         conv_weight, conv_bias: `(C, K)` of the convolution of rows from `first` to `first + C - 1`; absent: none.
+        mask: `(B,)` of bytes, or absent; rows where it is 0 keep the inputs of the convolution.
         past, new_past: Its inputs before (read) and after (written), `(B, K - 1, C)`, oldest first.
         dt_bias: With it, rows after those of the convolution are step sizes: their sum with it is passed through
             softplus and limited to the range from `low` to `high`.
@@ -239,7 +248,7 @@ def _project(
     least = tl.program_id(0) * ROWS
     if conv_weight is not None:  # noqa: SIM102
         if (least + ROWS > first) & (least < first + channels):
-            value = _convolved(value, conv_weight, conv_bias, past, new_past, b, r - first, batch, channels, TAPS)
+            value = _convolved(value, conv_weight, conv_bias, mask, past, new_past, b, r - first, batch, channels, TAPS)
     if dt_bias is not None:  # noqa: SIM102
         if least + ROWS > first + channels:
             after = r - first - channels
@@ -327,6 +336,7 @@ class Projection:
         y: Tensor,
         residual: Tensor | None = None,
         gate: Tensor | None = None,
+        mask: Tensor | None = None,
         past: Tensor | None = None,
         new_past: Tensor | None = None,
     ) -> None:
@@ -339,6 +349,7 @@ class Projection:
             y=y,
             residual=residual,
             gate=gate,
+            mask=mask,
             past=past,
             new_past=new_past,
             batch=batch,
@@ -421,8 +432,9 @@ class BlocksOnGPU:
 
     Args:
         blocks: Of each block a function that launches its kernels. Its arguments are the input `(B, H)`, the output
-            `(B, H)`, written, without a norm that follows the block; the states of the convolution and the scan before
-            (read), the same after (written); and the scratch memory, tensors `(B, size)`. All are contiguous.
+            `(B, H)`, written, without a norm that follows the block; the mask `(B,)` of bytes, 0 at rows that keep
+            their states, or `None`; the states of the convolution and the scan before (read) and after (written); and
+            the scratch memory, tensors `(B, size)`. All are contiguous.
         weights: Of each block.
         options: Of all blocks.
         final_norm: Weight and bias of the norm after the last block.
@@ -447,18 +459,23 @@ class BlocksOnGPU:
         else:
             self.norms = [partial(norm, weight=held(w.norm_weight), bias=held(w.norm_bias)) for w in weights]
 
-    def _check(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> None:
+    def _check(self, hidden: Tensor, pasts: Tensor, states: Tensor, mask: Tensor | None) -> None:
         size, *shapes = self.shapes
         batch = len(hidden)
         if hidden.shape[-1] != size or hidden.numel() != batch * size:
             raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
+        if mask is not None and (mask.shape != (batch,) or mask.dtype != torch.bool):
+            raise ValueError(f"mask must be a bool of each of {batch} rows, got {tuple(mask.shape)} of {mask.dtype}")
         for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
             if memory.shape != (len(self.blocks), batch, *shape):
                 expected = (len(self.blocks), batch, *shape)
                 raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
 
-    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self._check(hidden, pasts, states)
+    def __call__(
+        self, hidden: Tensor, pasts: Tensor, states: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self._check(hidden, pasts, states, mask)
+        moving = None if mask is None else mask.contiguous().view(torch.int8)
         batch, pasts, states = len(hidden), pasts.contiguous(), states.contiguous()
         outputs = torch.empty(len(self.blocks), *hidden.shape, device=hidden.device)
         source = hidden.to(torch.float32).reshape(batch, -1)
@@ -467,7 +484,7 @@ class BlocksOnGPU:
         for number, (block, norm) in enumerate(zip(self.blocks, self.norms, strict=True)):
             target = outputs[number].view(batch, -1)
             memory = pasts[number], states[number], new_pasts[number], new_states[number]
-            block(source, target, *memory, *scratch)
+            block(source, target, moving, *memory, *scratch)
             if norm is not None:
                 norm(target)
             source = target

@@ -84,6 +84,7 @@ _ROWS = ("u_row", "delta_row", "b_row", "c_row", "gate_row", "state_row")
             **dict.fromkeys(("u", "delta", "B", "C", "gate", "state", "new_state", "y"), "*fp32"),
             **dict.fromkeys(("dt_weight", "dt_bias", "A", "skip"), "*bf16"),
             **dict.fromkeys((*_ROWS, "channels"), "i32:16"),
+            "mask": "*i8",
             **{"STATES": 16, "RANK": 160, "DELTA_STEP": 1, "BIAS_STEP": 1, "BLOCK_N": 16},
             **{"SOFTPLUS": True, "LOGARITHMIC": True, "COMPLEX": False},
         },
@@ -91,7 +92,15 @@ _ROWS = ("u_row", "delta_row", "b_row", "c_row", "gate_row", "state_row")
             **dict.fromkeys(("u", "delta", "B", "C", "gate", "state", "new_state", "y"), "*fp32"),
             **dict.fromkeys(("dt_bias", "A", "skip"), "*fp32"),
             **dict.fromkeys((*_ROWS, "channels"), "i32:16"),
-            **{"dt_weight": None, "STATES": 16, "RANK": 0, "DELTA_STEP": 1, "BIAS_STEP": 1, "BLOCK_N": 16},
+            **{
+                "dt_weight": None,
+                "mask": None,
+                "STATES": 16,
+                "RANK": 0,
+                "DELTA_STEP": 1,
+                "BIAS_STEP": 1,
+                "BLOCK_N": 16,
+            },
             **{"SOFTPLUS": True, "LOGARITHMIC": False, "COMPLEX": True},
         },
     },
@@ -107,6 +116,7 @@ def _update(
     C,
     skip,
     gate,
+    mask,
     state,
     new_state,
     y,
@@ -142,6 +152,7 @@ def _update(
         B, C: `(B, STATES)`.
         skip: `(D,)` or absent.
         gate: `(B, D)` or absent; its SiLU multiplies the output.
+        mask: `(B,)` of bytes, or absent; rows where it is 0 keep their states.
         state: `(B, D, STATES)`.
         new_state: Written, `(B, D, STATES)`.
         BLOCK_N: The power of 2 from `STATES` on.
@@ -168,6 +179,8 @@ def _update(
         rate = -exp(rate)
     decay = exp(step[:, None] * rate)
     amount = (step * value)[:, None]
+    if mask is not None:
+        moves = tl.load(mask + row) != 0
     before = tl.load(state + at, mask=keep, other=0.0).to(tl.float32)
     b = tl.load(B + n * parts, mask=n < STATES, other=0.0).to(tl.float32)[None, :]
     c = tl.load(C + n * parts, mask=n < STATES, other=0.0).to(tl.float32)[None, :]
@@ -181,10 +194,14 @@ def _update(
         after = amount * b + cosine * before - sine * before_i
         after_i = amount * b_i + cosine * before_i + sine * before
         total = 2.0 * tl.sum(after * c - after_i * c_i, 1)
+        if mask is not None:
+            after_i = tl.where(moves, after_i, before_i)
         tl.store(new_state + at + 1, after_i, mask=keep)
     else:
         after = amount * b + decay * before
         total = tl.sum(after * c, 1)
+    if mask is not None:
+        after = tl.where(moves, after, before)
     tl.store(new_state + at, after, mask=keep)
     if skip is not None:
         total += tl.load(skip + d, mask=inside, other=0.0).to(tl.float32) * value
@@ -243,6 +260,7 @@ def scan_step_triton(args: ScanTensors, softplus: bool) -> tuple[Tensor, Tensor]
         *(u, A, B, C, state, _as_pairs(new_state), y),
         delta=delta,
         dt_weight=None,
+        mask=None,
         dt_bias=None if bias is None else bias.contiguous(),
         skip=None if D is None else D.contiguous(),
         gate=None if z is None else dense(z),
@@ -302,6 +320,7 @@ class _Block:
         self,
         hidden: Tensor,
         output: Tensor,
+        mask: Tensor | None,
         past: Tensor,
         state: Tensor,
         new_past: Tensor,
@@ -310,11 +329,11 @@ class _Block:
         selected: Tensor,
         scanned: Tensor,
     ) -> None:
-        self.read(hidden, projected, past=past, new_past=new_past)
+        self.read(hidden, projected, mask=mask, past=past, new_past=new_past)
         u, gate = projected.split(self.channels, dim=1)
         self.select(u, selected)
         step, B, C = selected.split([self.rank, self.states, self.states], dim=1)
-        _launch(u, self.A, B, C, state, new_state, scanned, delta=step, gate=gate, **self.update)
+        _launch(u, self.A, B, C, state, new_state, scanned, delta=step, gate=gate, mask=mask, **self.update)
         self.write(scanned, output, residual=hidden if self.residual else None)
 
 

@@ -173,11 +173,13 @@ def _convolve_backward(
     inputs = ()
     for shift in tl.static_range(2 * TAPS - 1):
         at = t + shift - (TAPS - 1)
-        inputs = inputs + (_load_inputs(u, mask, None, at, d, length, channels, u_row, 0, LEFT),)
-    here = inputs[TAPS - 1]
+        value = _load_inputs(u, mask, None, at, d, length, channels, u_row, 0, LEFT)
+        inputs = inputs + (value,)  # type: ignore[assignment]
+    here = inputs[TAPS - 1]  # type: ignore[var-annotated]
     weights = ()
     for i in tl.static_range(TAPS):
-        weights = weights + (tl.load(weight + d * TAPS + i, mask=d < channels, other=0.0).to(tl.float32)[None, :],)
+        tap = tl.load(weight + d * TAPS + i, mask=d < channels, other=0.0).to(tl.float32)
+        weights = weights + (tap[None, :],)  # type: ignore[assignment]
     offset = tl.zeros([1, BLOCK_D], tl.float32)
     if SILU:
         if bias is not None:

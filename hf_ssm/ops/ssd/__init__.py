@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.documents import document_starts
-from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
+from hf_ssm.ops.ssd.arguments import SSDTensors, cast, check_dt_limit, check_ssd_tensors, limited_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
@@ -89,8 +89,8 @@ def ssd_scan(
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, or None for a good one, got {chunk_size}")
     starts = document_starts(seq_idx, x)
-    # Implementations read x, B and C in their own dtype, or cast them: see `in_dtype_of_steps`.
-    _, dt, A, _, _, D, dt_bias, state = args._replace(x=dt, B=dt, C=dt).cast(args.dtype)
+    # Implementations take x, B and C in their own dtype, or cast them by `in_dtype_of_steps`.
+    dt, A, D, dt_bias, state = cast(args.dtype, dt, A, D, dt_bias, initial_state)
     d = limited_steps(dt, dt_bias, dt_softplus, dt_limit)
     y, last = _SSD_SCAN(x, d, A, B, C, D, state, starts, chunk_size)
     y = y.to(x.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "SSDTensors",
+    "cast",
     "check_dt_limit",
     "check_ssd_tensors",
     "in_dtype_of_steps",
@@ -42,7 +43,12 @@ class SSDTensors(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Iterator[Any]:
         """Each tensor in `dtype`; `None` stays `None`."""
-        return (t if t is None or t.dtype == dtype else t.to(dtype) for t in self)
+        return cast(dtype, *self)
+
+
+def cast(dtype: torch.dtype, *tensors: Tensor | None) -> Iterator[Any]:
+    """Each tensor in `dtype`; `None` stays `None`."""
+    return (t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors)
 
 
 def check_ssd_tensors(args: SSDTensors, axes: str = "batch, length", state: str = "initial_state") -> None:
@@ -107,8 +113,8 @@ def in_dtype_of_steps(scan: Scan) -> Scan:
     """Decorator of an implementation of the scan: x, B and C reach it in the dtype of d, that of the arithmetic."""
 
     @wraps(scan)
-    def cast(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        x, B, C = (t if t.dtype == d.dtype else t.to(d.dtype) for t in (x, B, C))
+    def scan_in_dtype(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        x, B, C = cast(d.dtype, x, B, C)
         return scan(x, d, A, B, C, *others)
 
-    return cast
+    return scan_in_dtype

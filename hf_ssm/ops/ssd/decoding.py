@@ -149,7 +149,7 @@ def find_ssd_blocks_step(
     weights: Sequence[SSDBlockWeights],
     options: SSDBlockOptions,
     final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
     """The compiled step of blocks with these weights.
 
     It keeps the memory of the weights alive and reads changes in place.
@@ -170,8 +170,9 @@ def find_ssd_blocks_step(
 
         all on the device of the weights; on a CPU of their dtype, on a GPU `states` in float32, the others in single or
         half precision. It returns new tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the
-        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. It raises a
-        ValueError where shapes do not fit.
+        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. On a GPU a
+        further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
+        meaningless. The function raises a ValueError where shapes do not fit.
 
     Raises:
         ValueError: A weight of another shape.

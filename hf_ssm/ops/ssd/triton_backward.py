@@ -136,7 +136,7 @@ def grad_inputs(
 
 
 @kernel(
-    configs=[config(num_warps=8)],
+    configs=[config(num_warps=8, num_stages=1)],
     key=("channels", "width", "CHUNK"),
     examples=examples(f"x B C grad decays products paths parts {_STRIDES}"),
 )

@@ -53,7 +53,7 @@ __all__ = [
             **dict.fromkeys(("x_row", "dt_row", "b_row", "c_row", "gate_row", "state_row", "size"), "i32:16"),
             **dict.fromkeys(("heads", "of_group"), "i32"),
             **dict.fromkeys(("low", "high"), "fp32"),
-            **{"dt_bias": None, "STATES": 128, "SKIP_STEP": 0, "BLOCK_N": 128},
+            **{"dt_bias": None, "mask": "*i8", "STATES": 128, "SKIP_STEP": 0, "BLOCK_N": 128},
             **{"SOFTPLUS": False, "LOGARITHMIC": True},
         },
         "bf16": {
@@ -62,7 +62,7 @@ __all__ = [
             **dict.fromkeys(("x_row", "dt_row", "b_row", "c_row", "state_row", "size"), "i32:16"),
             **dict.fromkeys(("heads", "of_group"), "i32"),
             **dict.fromkeys(("low", "high"), "fp32"),
-            **{"gate": None, "gate_row": 0, "STATES": 256, "SKIP_STEP": 1, "BLOCK_N": 256},
+            **{"gate": None, "mask": None, "gate_row": 0, "STATES": 256, "SKIP_STEP": 1, "BLOCK_N": 256},
             **{"SOFTPLUS": True, "LOGARITHMIC": False},
         },
     },
@@ -77,6 +77,7 @@ def _update(
     C,
     skip,
     gate,
+    mask,
     state,
     new_state,
     y,
@@ -110,6 +111,7 @@ def _update(
         B, C: `(B, G, STATES)`.
         skip: `(H,)` where `SKIP_STEP` is 0, `(H, P)` where it is 1, or absent.
         gate: `(B, H, P)` or absent; its SiLU multiplies the output.
+        mask: `(B,)` of bytes, or absent; rows where it is 0 keep their states.
         state: `(B, H, P, STATES)`.
         new_state: Written, `(B, H, P, STATES)`.
         heads, size, of_group: H, P, H / G.
@@ -144,8 +146,10 @@ def _update(
     if LOGARITHMIC:
         rate = -exp(rate)
     after = exp(step * rate) * before + (step * value)[:, None] * b[None, :]
-    tl.store(new_state + row * heads * size * STATES + at, after, mask=keep)
     total = tl.sum(after * c[None, :], 1)
+    if mask is not None:
+        after = tl.where(tl.load(mask + row) != 0, after, before)
+    tl.store(new_state + row * heads * size * STATES + at, after, mask=keep)
     if skip is not None:
         place = d if SKIP_STEP else head + p * 0
         total += tl.load(skip + place, mask=inside, other=0.0).to(tl.float32) * value
@@ -200,6 +204,7 @@ def ssd_step_triton(args: SSDTensors, softplus: bool, dt_limit: Sequence[float])
         C=C,
         skip=None if D is None else D.contiguous(),
         gate=None,
+        mask=None,
         new_state=new_state,
         y=y,
         low=float(dt_limit[0]) if dt_limit[0] > 0 or not softplus else 0.0,
@@ -251,6 +256,7 @@ class _Block:
         self,
         hidden: Tensor,
         output: Tensor,
+        mask: Tensor | None,
         past: Tensor,
         state: Tensor,
         new_past: Tensor,
@@ -258,11 +264,12 @@ class _Block:
         projected: Tensor,
         scanned: Tensor,
     ) -> None:
-        self.read(hidden, projected, past=past, new_past=new_past)
+        self.read(hidden, projected, mask=mask, past=past, new_past=new_past)
         gate, mixed, steps = projected.split(self.parts, dim=1)
         x, B, C = mixed.split(self.mixed_parts, dim=1)
         early = None if self.gates_last else gate
-        _launch(x, steps, B, state, self.sizes, C=C, gate=early, new_state=new_state, y=scanned, **self.update)
+        given = {"C": C, "gate": early, "mask": mask, "new_state": new_state, "y": scanned}
+        _launch(x, steps, B, state, self.sizes, **given, **self.update)
         late = gate if self.gates_last else None
         self.write(scanned, output, residual=hidden if self.residual else None, gate=late)
 

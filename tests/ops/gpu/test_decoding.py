@@ -15,6 +15,7 @@ from proofs import TOLERANCE, assert_near, assert_parity, counted
 
 import hf_ssm.models.selective.modeling_selective as selective
 import hf_ssm.models.ssd.modeling_ssd as duality
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.gpu import decoding as gpu_decoding
 from hf_ssm.ops.gpu.decoding import _normalize, _project
@@ -302,6 +303,29 @@ def test_nan_stays_in_its_row(device, triton_kernels, batch):
         assert not tensor[0, [0, 2]].isnan().any()
 
 
+def test_masked_rows_keep_their_states(device, triton_kernels):
+    make = Maker(device, F32)
+    mask = torch.tensor([True, False, True], device=device)
+    blocks, options = few_blocks(device)
+    # Hidden size, channels or heads and their size, ..., taps.
+    ssd_blocks = [mamba2_weights(make, (20, 4, 6, 2, 5, 4), "rms", True, True, True)]
+    ssd_options = SSDBlockOptions("rms", 1e-5, True, True, 2, 1e-5, False, (0.0, math.inf))
+    steps = (
+        (find_blocks_step(blocks, options), 24, (24, 5)),
+        (find_ssd_blocks_step(ssd_blocks, ssd_options), 44, (4, 6, 5)),
+    )
+    for step, mixed, shape in steps:
+        hidden, memories = torch.randn(3, 20, device=device), (make(1, 3, 3, mixed), make(1, 3, *shape))
+        outputs, *expected = step(hidden, *memories)
+        found, *after = step(hidden, *memories, mask)
+        assert torch.equal(found[:, mask], outputs[:, mask])
+        for before, free, masked in zip(memories, expected, after, strict=True):
+            assert torch.equal(masked[:, mask], free[:, mask])
+            assert torch.equal(masked[:, ~mask], before[:, ~mask])
+        with pytest.raises(ValueError, match="mask must be a bool"):
+            step(hidden, *memories, mask.int())
+
+
 def test_weights_are_read_in_place(device, triton_kernels):
     blocks, options = few_blocks(device, count=2)
     step = find_blocks_step(blocks, options, (blocks[0].norm_weight, None))
@@ -394,9 +418,10 @@ def stepped(monkeypatch) -> list[bool]:
 
 
 def one_by_one(model: Any, ids: torch.Tensor, **options: Any) -> list[Any]:
-    """Outputs for a prompt of 3 tokens and for each single token that follows."""
+    """Outputs for a prompt of 3 tokens, by torch, and for each single token that follows."""
     with torch.no_grad():
-        outputs = [model(ids[:, :3], use_cache=True, **options)]
+        with use_backend("torch"):
+            outputs = [model(ids[:, :3], use_cache=True, **options)]
         for token in ids[:, 3:].split(1, dim=1):
             outputs.append(model(token, past_key_values=outputs[-1].past_key_values, **options))
     return outputs
@@ -437,8 +462,29 @@ def test_models_in_half_precision(make_model, device, stepped, family, precise, 
             assert_near(a.float(), b.float(), 0.05, "a hidden state")
 
 
+@pytest.mark.parametrize("family", STEPS)
+def test_padding_between_and_before_tokens(make_model, device, stepped, family):
+    model = make_model(family, "ForCausalLM").to(device)
+    ids = torch.randint(1, 12, (3, 6), device=device)
+    # The last row begins after the first piece, the second has padding after its first tokens.
+    masks = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1]], device=device)
+    results = []
+    for backend in ("triton", "torch"):
+        with torch.no_grad(), use_backend(backend):
+            cache = SSMCache(model.config)
+            output = model(ids[:, :3], attention_mask=masks[:, :3], past_key_values=cache)
+            for place in range(3, 6):
+                mask = masks[:, place : place + 1]
+                output = model(ids[:, place : place + 1], attention_mask=mask, past_key_values=output.past_key_values)
+            results.append(output)
+        assert stepped.count(True) == 3
+    found, expected = results
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+    assert torch.equal(found.past_key_values.tokens_seen, expected.past_key_values.tokens_seen)
+
+
 def test_which_models_go_block_by_block(make_model, device, stepped, triton_kernels):
-    model = make_model("SelectiveSSM", "ForCausalLM").to(device)
+    model = make_model("SelectiveSSM", "ForCausalLM", num_hidden_layers=1).to(device)
     ids = torch.randint(0, 12, (17, 4), device=device)
     one_by_one(model, ids)
     assert not any(stepped)
