@@ -6,7 +6,8 @@
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
-#   make bench        compares speed with other implementations, and counts instructions (minutes)
+#   make bench        compares speed with other implementations, and counts instructions (minutes);
+#                     with DEVICE=cuda the Triton kernels, on a GPU
 # Another interpreter: make test PYTHON=python3.12. Another environment: make test VENV=/path.
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
+DEVICE ?= cpu
 PYTEST_ARGS ?=
 # Processes that run the tests, file by file; 0: no extra process.
 WORKERS ?= auto
@@ -64,10 +66,15 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # One section: make bench BENCH_ARGS="scan --repetitions 3"
+# Without a GPU: TRITON_INTERPRET=1 make bench DEVICE=cuda BENCH_ARGS=--tiny
 bench: $(STAMP)
+ifeq ($(DEVICE),cuda)
+	$(BIN)/python benchmarks/gpu.py --output "$(BENCH_OUTPUT)/gpu.json" $(BENCH_ARGS)
+else
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py --output "$(BENCH_OUTPUT)/speed.json" $(BENCH_ARGS)
 	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
+endif
 
 clean:
 	rm -rf "$(VENV)" "$(VENV_LOWEST)" build dist .mypy_cache .pytest_cache .ruff_cache

@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,17 +23,19 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import hf_ssm.ops
+
 RESULTS = Path(__file__).parent / "results"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942")
-MODULES = ("short_conv.triton", "selective_scan.triton_decoding", "ssd.triton_decoding")
+OPS = Path(hf_ssm.ops.__file__).parent
 
 Row = dict[str, Any]
 
 
 def load_kernels() -> dict[str, Any]:
     """All declared kernels."""
-    for module in MODULES:
-        importlib.import_module(f"hf_ssm.ops.{module}")
+    for path in sorted(OPS.glob("*/triton*.py")):
+        importlib.import_module(f"hf_ssm.ops.{path.parent.name}.{path.stem}")
     from hf_ssm.ops.gpu.kernels import INTERPRETED, KERNELS
 
     if INTERPRETED:
@@ -107,11 +110,12 @@ def compile_kernel(name: str, index: int, label: str, gpu: str) -> Row:
     }
 
 
-def jobs(gpus: Sequence[str], chosen: str = "") -> Iterator[tuple[str, int, str, str]]:
+def jobs(gpus: Sequence[str], chosen: str, every_type: bool) -> Iterator[tuple[str, int, str, str]]:
+    """Arguments of `compile_kernel`: every configuration for every GPU."""
     for name, kernel in sorted(load_kernels().items()):
         if chosen in name:
             for index in range(len(kernel.configs)):
-                for label in kernel.examples:
+                for label in list(kernel.examples)[: None if every_type else 1]:
                     yield from ((name, index, label, gpu) for gpu in gpus)
 
 
@@ -119,7 +123,11 @@ def resources(args: argparse.Namespace) -> int:
     import triton
 
     with ProcessPoolExecutor(args.processes) as pool:
-        rows = list(pool.map(compile_kernel, *zip(*jobs(args.gpus, args.kernel), strict=True), chunksize=4))
+        rows = list(
+            pool.map(
+                compile_kernel, *zip(*jobs(args.gpus, args.kernel, not args.first_types), strict=True), chunksize=4
+            )
+        )
     for row in rows:
         print(*row.values(), sep=" | ")
     spilling = [row for row in rows if row["default"] and row["spilled bytes"]]
@@ -127,19 +135,65 @@ def resources(args: argparse.Namespace) -> int:
         print(f"spills in a default configuration: {row['kernel']} ({row['example']}, {row['gpu']})", file=sys.stderr)
     failed = bool(spilling)
     if args.check:
-        stored = json.loads((RESULTS / "kernel_resources.json").read_text())
+        stored = json.loads(args.table.read_text())
         if stored["triton"] != triton.__version__:
             print(f"the stored table is of Triton {stored['triton']}, not {triton.__version__}", file=sys.stderr)
             return 3
         before = [r for r in stored["rows"] if r["gpu"] in args.gpus and args.kernel in r["kernel"]]
+        if args.first_types:
+            first = {name: next(iter(kernel.examples)) for name, kernel in load_kernels().items()}
+            before = [row for row in before if row["example"] == first.get(row["kernel"], row["example"])]
         different = [row for row in rows if row not in before] + [row for row in before if row not in rows]
         for row in different:
             print(f"differs from the stored table: {row}", file=sys.stderr)
         failed = failed or bool(different)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n")
+        _store(args.output, {"triton": triton.__version__, "rows": rows})
     return int(failed)
+
+
+def _store(path: Path, found: dict[str, Any]) -> None:
+    command = shlex.join(["python", "benchmarks/kernels.py", *sys.argv[1:]])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+
+
+# Sizes of a training step of a model of some hundred million parameters, and of a long sequence; bfloat16 (2 bytes).
+_B, _L, _D = 8, 4096, 2048
+
+
+def forecasts() -> Iterator[tuple[str, str, Any, int]]:
+    """Operation, sizes, cost and the least number of bytes: all inputs and results once."""
+    from hf_ssm.ops.short_conv import triton as short_conv
+
+    sizes, numbers = f"B {_B}, L {_L:,}, D {_D:,}, K 4", _B * _L * _D
+    forward = short_conv.forward_cost(_B, _L, _D, 4, 2, tile=32)
+    yield "short convolution, forward", sizes, forward, 2 * 2 * numbers
+    yield "short convolution, backward", sizes, short_conv.backward_cost(_B, _L, _D, 4, 2, tile=32), 3 * 2 * numbers
+
+
+def predictions(args: argparse.Namespace) -> int:
+    from hf_ssm.ops.gpu.costs import GPUS as RATES
+
+    rows = []
+    for operation, sizes, cost, least in forecasts():
+        parts = {gpu: cost.parts(rates) for gpu, rates in RATES.items()}
+        rows.append(
+            {
+                "operation": operation,
+                "sizes": sizes,
+                "megabytes": (cost.read + cost.written) / 1e6,
+                "cost": cost._asdict(),
+                "microseconds": {gpu: 1e6 * max(part.values()) for gpu, part in parts.items()},
+                "bound": {gpu: max(part, key=lambda name: part[name]) for gpu, part in parts.items()},
+                "ratio to limit": {gpu: max(part.values()) * RATES[gpu].memory / least for gpu, part in parts.items()},
+            }
+        )
+        print(*(f"{key}: {value}" for key, value in rows[-1].items()), sep=" | ")
+    if args.output:
+        _store(args.output, {"rates": {gpu: rates._asdict() for gpu, rates in RATES.items()}, "rows": rows})
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,12 +202,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     compiling = commands.add_parser("resources", help="compile ahead of time, and list what a program takes")
     compiling.add_argument("--gpus", nargs="+", choices=GPUS, default=GPUS)
     compiling.add_argument("--kernel", default="", help="only kernels whose name contains this")
+    compiling.add_argument(
+        "--first-types", action="store_true", help="of each kernel's types of arguments only the first"
+    )
     compiling.add_argument("--processes", type=int, default=2)
     compiling.add_argument(
         "--check", action="store_true", help="compare with the stored table; exit status 1 if not equal"
     )
+    compiling.add_argument("--table", type=Path, default=RESULTS / "kernel_resources.json", help="for --check")
     compiling.add_argument("--output", type=Path)
     compiling.set_defaults(run=resources)
+    predicting = commands.add_parser("predictions", help="times that follow from bytes and operations")
+    predicting.add_argument("--output", type=Path)
+    predicting.set_defaults(run=predictions)
     args = parser.parse_args(argv)
     return args.run(args)
 

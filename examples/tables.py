@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import _tables_of_kernels  # noqa: F401 (registers its tables)
 import _tables_of_papers  # noqa: F401 (registers its tables)
 import yaml
 from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table

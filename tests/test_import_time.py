@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-HEAVY = ("transformers.trainer", "datasets", "evaluate", "matplotlib", "numba")
+# torch._dynamo imports triton, where it is installed; the kernels of this package are imported at their first use.
+HEAVY = ("transformers.trainer", "datasets", "evaluate", "matplotlib", "numba", "hf_ssm.ops.gpu.kernels")
 
 SCRIPT = """
 import json, sys

@@ -52,6 +52,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "With --with-cache, a prompt and a step for generation.",
         "export",
     ),
+    "kernels": (
+        "write the Triton kernels as a repository of the kernels library: transformers' own Mamba models run them too, "
+        "with use_kernels=True.",
+        "kernels",
+    ),
     "push": (
         "push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
         "command changes nothing.",

@@ -9,6 +9,7 @@ _LAZY = {
     "export_program": "programs",
     "push": "pushing",
     "push_folder": "pushing",
+    "save_kernels": "kernel_repository",
     "verify": "verifying",
 }
 

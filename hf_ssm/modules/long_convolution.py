@@ -145,7 +145,9 @@ class LongConvolution(SequenceOperator):
         dtype = inputs.dtype
         value = None
         with no_autocast(inputs.device):
-            inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
+            if output_tau or self.rescaling is not None or self.sobolev_mode == "zero_phase":
+                # The convolution converts half precision itself, as it reads it.
+                inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
                 inputs = self._zero_phase(inputs, channels, mask, documents)
             if output_tau or self.rescaling is not None:

@@ -15,6 +15,7 @@ class Rates(NamedTuple):
     Attributes:
         memory: Bytes to or from its memory.
         cache: Bytes from its L2 cache.
+        local: Bytes from the L1 caches of its multiprocessors.
         exponentials: Exponentials, logarithms and other operations of the special function units.
         products: Floating point operations of matrix products of float32 matrices, exact, without tensor cores.
         half_products: The same for bfloat16 matrices.
@@ -22,16 +23,17 @@ class Rates(NamedTuple):
 
     memory: float
     cache: float
+    local: float
     exponentials: float
     products: float
     half_products: float
 
 
-# Memory, exact and bfloat16 products: NVIDIA's data sheets (SXM, dense). Exponentials: 132 multiprocessors, 16 in a
-# cycle, 1.83 GHz. Cache: an estimate.
+# Memory, exact and bfloat16 products: NVIDIA's data sheets (SXM, dense). Local bytes and exponentials: 132
+# multiprocessors, 128 bytes and 16 exponentials in a cycle, 1.83 GHz. L2 cache: an estimate.
 GPUS = {
-    "H100": Rates(3.35e12, 5.5e12, 3.9e12, 67e12, 989e12),
-    "H200": Rates(4.8e12, 5.5e12, 3.9e12, 67e12, 989e12),
+    "H100": Rates(3.35e12, 5.5e12, 31e12, 3.9e12, 67e12, 989e12),
+    "H200": Rates(4.8e12, 5.5e12, 31e12, 3.9e12, 67e12, 989e12),
 }
 
 
@@ -45,6 +47,7 @@ class Cost(NamedTuple):
         exponentials: Operations of the special function units.
         products: Floating point operations in matrix products of float32.
         half_products: Floating point operations in matrix products of bfloat16 or float16.
+        local: Of `reread`, bytes that the same program has read before, and finds in an L1 cache.
     """
 
     read: int = 0
@@ -53,6 +56,7 @@ class Cost(NamedTuple):
     exponentials: int = 0
     products: int = 0
     half_products: int = 0
+    local: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
@@ -61,7 +65,8 @@ class Cost(NamedTuple):
         """Seconds that each resource is busy."""
         return {
             "memory": (self.read + self.written) / rates.memory,
-            "cache": (self.read + self.reread) / rates.cache,
+            "L2 cache": (self.read + self.reread - self.local) / rates.cache,
+            "L1 cache": (self.read + self.reread) / rates.local,
             "exponentials": self.exponentials / rates.exponentials,
             "products": self.products / rates.products + self.half_products / rates.half_products,
         }

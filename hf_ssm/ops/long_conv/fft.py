@@ -19,11 +19,11 @@ from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_
 from hf_ssm.ops.long_conv.reference import usable_taps
 from hf_ssm.ops.threads import run_single_threaded
 
-__all__ = ["long_conv_fft", "next_fast_len"]
+__all__ = ["MOST_SAMPLES_ON_A_GPU", "convolve_plainly", "fft_length", "long_conv_fft", "next_fast_len", "slices"]
 
 # Samples of a block: enough to amortise the calls, few enough for the caches; on a CPU and on other devices.
 _FEWEST_SAMPLES, _MOST_SAMPLES = 1 << 18, 1 << 20
-_MOST_SAMPLES_ON_A_GPU = 1 << 26
+MOST_SAMPLES_ON_A_GPU = 1 << 26
 # Channels of a block at least: as many float32 numbers as a cache line holds, which is read at once.
 _FEWEST_CHANNELS = 16
 # Transforms longer than this exceed the caches anyway; half a cache line saves memory.
@@ -67,7 +67,7 @@ def _smallest_smooth(n: int) -> int:
 _cached_smallest_smooth = lru_cache(maxsize=1024)(_smallest_smooth)
 
 
-def _fft_length(length: int, taps: int, back_taps: int) -> int:
+def fft_length(length: int, taps: int, back_taps: int) -> int:
     """Number of points on which no lag wraps around.
 
     Real transforms of odd lengths take three to five times as long, those of twice an odd length half as long again.
@@ -94,7 +94,7 @@ def _write_transposed(samples: Tensor, out: Tensor) -> None:
     """`out.copy_(samples.mT)` with a cast."""
     # Rows are often a large power of two apart, and a cache of eight ways holds eight such lines.
     together = 8 if samples.device.type == "cpu" and samples.stride(1) >= 1024 else samples.shape[1]
-    for part in _slices(out.shape[2], together):
+    for part in slices(out.shape[2], together):
         out[..., part] = samples.mT[..., part]
 
 
@@ -109,7 +109,7 @@ class _ConvBlocks:
     def __init__(self, like: Tensor, dtype: torch.dtype, n_fft: int):
         self.batch, self.length, self.width = like.shape
         self.n_fft, self.dtype, self.device = n_fft, dtype, like.device
-        most = _MOST_SAMPLES if like.device.type == "cpu" else _MOST_SAMPLES_ON_A_GPU
+        most = _MOST_SAMPLES if like.device.type == "cpu" else MOST_SAMPLES_ON_A_GPU
         fewest = min(most, _FEWEST_SAMPLES) if like.device.type == "cpu" else most
         least = max(1, _FEWEST_CHANNELS // (2 if n_fft > _LONG_TRANSFORM else 1))
         self.rows = max(1, min(self.batch, most // (least * n_fft)))
@@ -120,7 +120,7 @@ class _ConvBlocks:
         _for_each_slice(self.width, self.channels, self.device, lambda part: task(part, _Transforms(self)))
 
     def over_rows(self) -> Iterator[slice]:
-        return _slices(self.batch, self.rows)
+        return slices(self.batch, self.rows)
 
 
 class _Transforms:
@@ -144,13 +144,13 @@ class _Transforms:
         _WRITE_TRANSPOSED(torch.fft.irfft(spectra, n=self.n_fft)[..., : self.length], out)
 
 
-def _slices(count: int, size: int) -> Iterator[slice]:
+def slices(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _for_each_slice(count: int, size: int, device: torch.device, task: Callable[[slice], None]) -> None:
     """Call `task` with each slice; on a CPU several at once, in threads of their own."""
-    parts = list(_slices(count, size))
+    parts = list(slices(count, size))
     if device.type == "cpu":
         run_single_threaded(lambda number: task(parts[number]), len(parts))
     else:
@@ -174,7 +174,7 @@ def _kernel_spectrum(taps: Tensor, back: Tensor | None, length: int) -> Tensor |
     sizes = length, taps.shape[1], _num_taps(back)
     if _is_short(*sizes):
         return None
-    n_fft = _fft_length(*sizes)
+    n_fft = fft_length(*sizes)
     spectrum = taps.new_empty(taps.shape[0], n_fft // 2 + 1, dtype=taps.dtype.to_complex())
 
     def transform(part: slice) -> None:
@@ -199,7 +199,7 @@ class _KernelSpectrum(torch.autograd.Function):
             # The first derivative reaches the taps directly.
             return None, None, None
         count, back_count = ctx.sizes[1:]
-        n_fft = _fft_length(*ctx.sizes)
+        n_fft = fft_length(*ctx.sizes)
         padded = torch.nn.functional.pad(grad, (0, n_fft - grad.shape[-1]))
         by_lag = torch.fft.ifft(padded, norm="forward").real
         return by_lag[:, :count], by_lag[:, n_fft - back_count :].flip(-1) if back_count else None, None
@@ -242,7 +242,7 @@ def _convolve(u: Tensor, taps: Tensor, back: Tensor | None, spectrum: Tensor | N
     with no_autocast(u.device):
         if _is_short(*sizes):
             return y.copy_(_convolve_directly(u.to(taps.dtype), taps, back))
-        blocks = _ConvBlocks(u, taps.dtype, _fft_length(*sizes))
+        blocks = _ConvBlocks(u, taps.dtype, fft_length(*sizes))
 
         def convolve(part: slice, transforms: _Transforms) -> None:
             weights = _transform_taps(taps, back, part, blocks.n_fft) if spectrum is None else spectrum[part]
@@ -280,7 +280,7 @@ def _convolve_backward(
             if u is not None:
                 _sum_directly(grad.to(dtype), u.to(dtype), grad_taps, grad_back)
             return results
-        blocks = _ConvBlocks(grad, dtype, _fft_length(*sizes))
+        blocks = _ConvBlocks(grad, dtype, fft_length(*sizes))
 
         def differentiate(part: slice, transforms: _Transforms) -> None:
             weights = total = None
@@ -356,7 +356,7 @@ def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ..
     # Gradients of a bilinear function do not depend on their own argument, which may not be kept.
     u = torch.zeros_like(grad).requires_grad_(wants_u) if u is None else u
     if spectrum is not None:
-        convolve = partial(_convolve_by_spectrum, n_fft=_fft_length(grad.shape[1], count, back_count))
+        convolve = partial(_convolve_by_spectrum, n_fft=fft_length(grad.shape[1], count, back_count))
         grad_u, grad_spectrum = differentiable_gradients(convolve, (u, spectrum), [grad])
         return grad_u, None, None, grad_spectrum
     if taps is None:
@@ -364,15 +364,15 @@ def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ..
             grad.new_zeros(grad.shape[2], size, dtype=dtype).requires_grad_(wanted)
             for size, wanted in zip((count, back_count), wants_taps, strict=True)
         )
-    return *differentiable_gradients(_convolve_plainly, (u, taps, back if back_count else None), [grad]), None
+    return *differentiable_gradients(convolve_plainly, (u, taps, back if back_count else None), [grad]), None
 
 
 _convolve.register_autograd(_differentiate_convolution, setup_context=_save_convolution)
 
 
-def _convolve_plainly(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
+def convolve_plainly(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
     """The convolution by operations of torch that are differentiable any number of times, in any mode."""
-    n_fft = _fft_length(u.shape[1], taps.shape[1], _num_taps(back))
+    n_fft = fft_length(u.shape[1], taps.shape[1], _num_taps(back))
     if back is not None:
         gap = taps.new_zeros(taps.shape[0], n_fft - taps.shape[1] - back.shape[1])
         taps = torch.cat([taps, gap, back.flip(-1)], dim=-1)
@@ -388,7 +388,7 @@ def long_conv_fft(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> 
     """`long_conv` by FFT; same arguments."""
     taps, back = usable_taps(u, kernel, backward_kernel)
     if in_function_transform():
-        return _convolve_plainly(u, taps, back)
+        return convolve_plainly(u, taps, back)
     spectrum = None
     if not torch.compiler.is_compiling() and torch.is_grad_enabled() and u.requires_grad:
         # Kept for the backward. A compiled graph, whose lengths may be symbolic, transforms the taps twice instead.

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 
-__all__ = ["block_bytes", "exponential_sums", "multiply_into", "split_length", "to_rows"]
+__all__ = ["block_bytes", "exponential_sums", "multiply_into", "plain_exponential_sums", "split_length", "to_rows"]
 
 _CPU_BLOCK, _GPU_BLOCK = 2**22, 2**28
 
@@ -64,12 +65,25 @@ def exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int,
 
     Source: Gu et al. 2022 (S4D), Section 3.2, for the sum; the algorithm is original.
     """
+    kernel: torch.Tensor = _EXPONENTIAL_SUMS(log_base, weights, length, dtype)
+    return kernel
+
+
+def _exponential_sums_torch(
+    log_base: torch.Tensor, weights: torch.Tensor, length: int, dtype: torch.dtype
+) -> torch.Tensor:
     if in_function_transform():
-        return _plain_exponential_sums(log_base, weights, length, dtype)
+        return plain_exponential_sums(log_base, weights, length, dtype)
     return _exponential_sums(log_base, weights, length, dtype == torch.float64)
 
 
-def _plain_exponential_sums(
+_EXPONENTIAL_SUMS = Operation(
+    triton=Compiled("hf_ssm.ops.lti.triton_exponential_sums", "exponential_sums_triton", "supports_exponential_sums"),
+    torch=_exponential_sums_torch,
+)
+
+
+def plain_exponential_sums(
     log_base: torch.Tensor, weights: torch.Tensor, length: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """The sums by operations of torch that are differentiable any number of times, in any mode."""
@@ -183,7 +197,7 @@ def _save_exponential_sums(ctx: Any, inputs: tuple[Any, ...], output: torch.Tens
 def _differentiate_exponential_sums(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     wanted = ctx.needs_input_grad
     if torch.is_grad_enabled():
-        plain = partial(_plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
+        plain = partial(plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
         return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
     grad_base, grad_weights = _exponential_sums_backward(grad, *ctx.saved_tensors, wanted[0])
     return grad_base if wanted[0] else None, grad_weights if wanted[1] else None, None, None

@@ -16,7 +16,7 @@ from hf_ssm.ops.selective_scan.arguments import (
     sum_over_states,
 )
 
-__all__ = ["selective_scan_step"]
+__all__ = ["scan_step_in_parts", "selective_scan_step"]
 
 
 def selective_scan_step(
@@ -57,7 +57,7 @@ def selective_scan_step(
     return y, new_state
 
 
-def _step_in_parts(args: ScanTensors, delta_softplus: bool) -> tuple[Tensor, Tensor]:
+def scan_step_in_parts(args: ScanTensors, delta_softplus: bool) -> tuple[Tensor, Tensor]:
     """The step sizes in PyTorch, then the step in the dtype of the arithmetic."""
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     y, new_state = _SCAN_STEP(u, step_sizes(delta, delta_bias, delta_softplus), A, B, C, state, D, z)
@@ -75,9 +75,9 @@ def _scan_step_torch(
 
 # A kernel for GPUs computes the step sizes as well, and converts.
 _STEP = Operation(
-    numba=_step_in_parts,
+    numba=scan_step_in_parts,
     triton=Compiled("hf_ssm.ops.selective_scan.triton_decoding", "scan_step_triton", "supports_scan_step"),
-    torch=_step_in_parts,
+    torch=scan_step_in_parts,
 )
 
 _SCAN_STEP = Operation(

@@ -169,7 +169,21 @@ def _convolve_backward(
     grad += row * grad_batch
     if mask is not None:
         mask += row * length
-    here = _load_inputs(u, mask, None, t, d, length, channels, u_row, 0, LEFT)
+    # Inputs from TAPS - 1 before to TAPS - 1 after each position: each output that reads it needs TAPS of them.
+    inputs = ()
+    for shift in tl.static_range(2 * TAPS - 1):
+        at = t + shift - (TAPS - 1)
+        value = _load_inputs(u, mask, None, at, d, length, channels, u_row, 0, LEFT)
+        inputs = inputs + (value,)  # type: ignore[assignment]
+    here = inputs[TAPS - 1]  # type: ignore[var-annotated]
+    weights = ()
+    for i in tl.static_range(TAPS):
+        tap = tl.load(weight + d * TAPS + i, mask=d < channels, other=0.0).to(tl.float32)
+        weights = weights + (tap[None, :],)  # type: ignore[assignment]
+    offset = tl.zeros([1, BLOCK_D], tl.float32)
+    if SILU:
+        if bias is not None:
+            offset += tl.load(bias + d, mask=d < channels, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([BLOCK_L, BLOCK_D], tl.float32)
     place = sums
     if sums is not None:
@@ -177,10 +191,11 @@ def _convolve_backward(
     for i in tl.static_range(TAPS):
         slope = _load_inputs(grad, mask, None, t + LEFT - i, d, length, channels, grad_row, 0, LEFT)
         if SILU:
-            before = _convolve_at(u, weight, bias, mask, None, t + LEFT - i, d, length, channels, u_row, 0, TAPS, LEFT)
+            before = tl.zeros([BLOCK_L, BLOCK_D], tl.float32) + offset
+            for j in tl.static_range(TAPS):
+                before += weights[j] * inputs[j - i + TAPS - 1]
             slope *= silu_slope(before)
-        tap = tl.load(weight + d * TAPS + i, mask=d < channels, other=0.0).to(tl.float32)
-        total += tap[None, :] * slope
+        total += weights[i] * slope
         if sums is not None:
             tl.store(place + i * channels, tl.sum(slope * here, 0), mask=d < channels)
             if i == LEFT:
@@ -193,35 +208,35 @@ def _convolve_backward(
         tl.store(grad_u + t[:, None] * channels + d[None, :], total.to(grad_u.dtype.element_ty), mask=keep)
 
 
-def forward_cost(batch: int, length: int, channels: int, taps: int, size: int) -> Cost:
-    """Cost of a causal forward with SiLU and bias: each input is read once for each tap, all but once from a cache.
+def forward_cost(batch: int, length: int, channels: int, taps: int, size: int, tile: int) -> Cost:
+    """Cost of a causal forward with SiLU and bias, by programs of `tile` positions.
 
-    `2 B L D` numbers to and from the memory, of `size` bytes; `K B L D` reads and two operations of the special
-    function units (exponential, reciprocal) for each output.
+    `2 B L D` numbers of `size` bytes to and from the memory; each input is read once for each tap, all but once from a
+    cache: from the L2 cache for the `K - 1` positions before a tile. Two operations of the special function units
+    (exponential, reciprocal) for each output.
     """
-    outputs = batch * length * channels
+    outputs, tiles = batch * length * channels, -(-length // tile)
     reads = batch * channels * sum(max(0, length - i) for i in range(taps))
-    weights = (taps + 1) * channels
-    return Cost(size * (outputs + weights), size * (reads - outputs), size * outputs, 2 * outputs)
+    before, weights = batch * channels * (tiles - 1) * (taps - 1), (taps + 1) * channels
+    again = size * (reads - outputs + (batch * tiles - 1) * weights)
+    return Cost(size * (outputs + weights), again, size * outputs, 2 * outputs, local=size * (reads - outputs - before))
 
 
 def backward_cost(batch: int, length: int, channels: int, taps: int, size: int, tile: int) -> Cost:
-    """Cost of a backward with SiLU and bias, of tiles of `tile` positions.
+    """Cost of a causal backward with SiLU and bias, by programs of `tile` positions.
 
-    `3 B L D` numbers to and from the memory, and `K² B L D` reads from a cache: each input of SiLU is computed again
-    for each tap. The float32 sums of a tile are `(K + 1) D` numbers.
+    `3 B L D` numbers to and from the memory, `(3 K - 3) B L D` from a cache, and `(K + 1) D` float32 sums of each tile.
+    Each input of SiLU is computed again for each tap: `2 K` operations of the special function units.
     """
-    inputs = batch * length * channels
-    outputs = [batch * channels * max(0, length - taps + 1 + i) for i in range(taps)]
-    convolved = sum(
-        batch * channels * max(0, min(length, length + shift - back) - max(0, shift - back))
-        for shift in range(taps)
-        for back in range(taps)
+    inputs, tiles, reach = batch * length * channels, -(-length // tile), range(1, taps)
+    reads = batch * channels * (3 * taps * length - length - 3 * sum(reach))
+    around, weights = 3 * batch * channels * (tiles - 1) * (taps - 1), (taps + 1) * channels
+    sums = 4 * batch * tiles * (taps + 1) * channels
+    again = size * (reads - 2 * inputs + (batch * tiles - 1) * weights)
+    return Cost(
+        *(size * (2 * inputs + weights), again, size * inputs + sums, 2 * taps * inputs),
+        local=size * (reads - 2 * inputs - around),
     )
-    sums = 4 * batch * -(-length // tile) * (taps + 1) * channels
-    weights = (taps + 1) * channels
-    reads = inputs + sum(outputs) + convolved
-    return Cost(size * (2 * inputs + weights), size * (reads - 2 * inputs), size * inputs + sums, 2 * taps * inputs)
 
 
 def _rowed(t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H 
 - `reference.py`: the loop over positions, and the scan as a matrix;
 - `chunked.py`: PyTorch, quadratic within chunks, a loop over chunks; `chunks.py` the layouts;
 - `levels.py`: without loops, for exported programs;
-- `numba*.py`: compiled kernels for CPUs;
+- `numba*.py`: compiled kernels for CPUs; `triton*.py` for GPUs;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba-2 model.
 
 Source: Dao & Gu 2024 (Mamba-2), Sections 5 and 6.
@@ -24,7 +24,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, document_starts, limited_steps
+from hf_ssm.ops.documents import document_starts
+from hf_ssm.ops.ssd.arguments import SSDTensors, cast, check_dt_limit, check_ssd_tensors, limited_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
@@ -35,6 +36,7 @@ __all__ = ["ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
 _SSD_SCAN = Operation(
     export=ssd_by_levels,
     numba=Compiled("hf_ssm.ops.ssd.numba", "ssd_numba", "supports_ssd"),
+    triton=Compiled("hf_ssm.ops.ssd.triton", "ssd_triton", "supports_ssd"),
     torch=chunked_ssd,
     reference=loop_ssd,
 )
@@ -86,9 +88,10 @@ def ssd_scan(
     check_dt_limit(dt_limit)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, or None for a good one, got {chunk_size}")
-    starts, out_dtype = document_starts(seq_idx, x), x.dtype
-    x, dt, A, B, C, D, dt_bias, state = args.cast(args.dtype)
+    starts = document_starts(seq_idx, x)
+    # Implementations take x, B and C in their own dtype, or cast them by `in_dtype_of_steps`.
+    dt, A, D, dt_bias, state = cast(args.dtype, dt, A, D, dt_bias, initial_state)
     d = limited_steps(dt, dt_bias, dt_softplus, dt_limit)
     y, last = _SSD_SCAN(x, d, A, B, C, D, state, starts, chunk_size)
-    y = y.to(out_dtype)
+    y = y.to(x.dtype)
     return (y, last) if return_last_state else y

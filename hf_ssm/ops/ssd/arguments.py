@@ -4,14 +4,24 @@ Dimensions: `B` batch, `L` length, `H` heads, `P` channels of a head, `G` groups
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SSDTensors", "check_dt_limit", "check_ssd_tensors", "document_starts", "limited_steps"]
+__all__ = [
+    "SSDTensors",
+    "cast",
+    "check_dt_limit",
+    "check_ssd_tensors",
+    "in_dtype_of_steps",
+    "limited_steps",
+]
+
+Scan = Callable[..., tuple[Tensor, Tensor]]
 
 
 class SSDTensors(NamedTuple):
@@ -33,7 +43,12 @@ class SSDTensors(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Iterator[Any]:
         """Each tensor in `dtype`; `None` stays `None`."""
-        return (t if t is None or t.dtype == dtype else t.to(dtype) for t in self)
+        return cast(dtype, *self)
+
+
+def cast(dtype: torch.dtype, *tensors: Tensor | None) -> Iterator[Any]:
+    """Each tensor in `dtype`; `None` stays `None`."""
+    return (t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors)
 
 
 def check_ssd_tensors(args: SSDTensors, axes: str = "batch, length", state: str = "initial_state") -> None:
@@ -94,19 +109,12 @@ def limited_steps(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limi
     return dt if high == math.inf else dt.clamp(max=high)
 
 
-def document_starts(seq_idx: Tensor | None, x: Tensor) -> Tensor | None:
-    """Whether a document other than the first of its row begins at a position, `(B, L)`.
+def in_dtype_of_steps(scan: Scan) -> Scan:
+    """Decorator of an implementation of the scan: x, B and C reach it in the dtype of d, that of the arithmetic."""
 
-    Raises:
-        ValueError: Another shape than the first two axes of `x`.
-        TypeError: Not integers.
-    """
-    if seq_idx is None:
-        return None
-    if seq_idx.shape != x.shape[:2]:
-        raise ValueError(f"seq_idx must have shape (batch, length) = {tuple(x.shape[:2])}, got {tuple(seq_idx.shape)}")
-    if seq_idx.is_floating_point() or seq_idx.is_complex() or seq_idx.dtype == torch.bool:
-        raise TypeError(f"seq_idx must be of an integer type, got {seq_idx.dtype}")
-    # Without slices, of whose length an exported program would have to know whether it is 1.
-    begins = torch.arange(x.shape[1], device=seq_idx.device) > 0
-    return (seq_idx != seq_idx.roll(1, 1)) & begins
+    @wraps(scan)
+    def scan_in_dtype(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        x, B, C = cast(d.dtype, x, B, C)
+        return scan(x, d, A, B, C, *others)
+
+    return scan_in_dtype

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.context import differentiable_gradients, in_function_transform, no_autocast
+from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
 from hf_ssm.ops.ssd.chunks import (
     Span,
     heads_apart,
@@ -250,6 +251,7 @@ def _plain_ssd(
     return y[:, : x.shape[1]], state
 
 
+@in_dtype_of_steps
 def chunked_ssd(
     x: Tensor,
     d: Tensor,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
+from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
 from hf_ssm.ops.ssd.chunks import (
     heads_apart,
     heads_in_rows,
@@ -53,6 +54,7 @@ def _states_after(logs: Tensor, added: Tensor, before: Tensor, length: int) -> T
     return first_positions(states.flatten(3, 4), 3, block_count(length, _SSD_CHUNK))
 
 
+@in_dtype_of_steps
 def ssd_by_levels(
     x: Tensor,
     d: Tensor,

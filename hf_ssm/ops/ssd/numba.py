@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_ssm.ops.context import differentiable_gradients, in_function_transform
 from hf_ssm.ops.cpu.vector import LANES
+from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.ssd.numba_forward import forward, forward_scratch
@@ -210,6 +211,7 @@ def supports_ssd(*args: Any) -> bool:
     return not in_function_transform()
 
 
+@in_dtype_of_steps
 def ssd_numba(
     x: Tensor,
     d: Tensor,

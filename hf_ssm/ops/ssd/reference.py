@@ -10,11 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, document_starts, limited_steps
+from hf_ssm.ops.documents import document_starts
+from hf_ssm.ops.ssd.arguments import (
+    SSDTensors,
+    check_dt_limit,
+    check_ssd_tensors,
+    in_dtype_of_steps,
+    limited_steps,
+)
 
 __all__ = ["loop_ssd", "ssd_matrix", "ssd_scan_reference"]
 
 
+@in_dtype_of_steps
 def loop_ssd(
     x: Tensor,
     d: Tensor,
@@ -29,7 +37,8 @@ def loop_ssd(
     """The output and the last state; the arguments of all implementations.
 
     Args:
-        x: `(B, L, H, P)`, as all tensors but `starts` in the dtype of the arithmetic.
+        x: `(B, L, H, P)`; like B and C also in half precision. All other tensors but `starts` are in the dtype of the
+            arithmetic.
         d: Step sizes as they enter the recurrence `(B, L, H)`.
         A: `(H,)`.
         B: `(B, L, G, N)`.

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
-__all__ = ["ssd_step", "step_torch"]
+__all__ = ["ssd_step", "ssd_step_in_parts", "step_torch"]
 
 
 def ssd_step(
@@ -55,7 +55,7 @@ def ssd_step(
     return y, new_state
 
 
-def _step_in_parts(args: SSDTensors, dt_softplus: bool, dt_limit: Sequence[float]) -> tuple[Tensor, Tensor]:
+def ssd_step_in_parts(args: SSDTensors, dt_softplus: bool, dt_limit: Sequence[float]) -> tuple[Tensor, Tensor]:
     """The step sizes in PyTorch, then the step in the dtype of the arithmetic."""
     x, dt, A, B, C, D, dt_bias, state = args.cast(args.dtype)
     y, new_state = _SSD_STEP(x, limited_steps(dt, dt_bias, dt_softplus, dt_limit), A, B, C, D, state)
@@ -78,9 +78,9 @@ def step_torch(
 
 # A kernel for GPUs computes the step sizes as well, and converts.
 _STEP = Operation(
-    numba=_step_in_parts,
+    numba=ssd_step_in_parts,
     triton=Compiled("hf_ssm.ops.ssd.triton_decoding", "ssd_step_triton", "supports_ssd_step"),
-    torch=_step_in_parts,
+    torch=ssd_step_in_parts,
 )
 
 _SSD_STEP = Operation(

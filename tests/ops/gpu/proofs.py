@@ -83,13 +83,14 @@ class Counter:
 
     def __init__(self) -> None:
         self.launches: list[dict[int, int]] = []
-        self.requested = self.written = self.exponentials = self.products = 0
+        self.requested = self.written = self.exponentials = self.products = self.local = 0
+        self.program: tuple[Any, set[int]] = (None, set())
 
     @property
     def cost(self) -> Cost:
         """Bytes that are read in the first launch that needs them, in total, and written; operations."""
         read = sum(size for launch in self.launches for size in launch.values())
-        return Cost(read, self.requested - read, self.written, self.exponentials, self.products)
+        return Cost(read, self.requested - read, self.written, self.exponentials, self.products, 0, self.local)
 
 
 @contextmanager
@@ -118,6 +119,12 @@ def counted() -> Iterator[Counter]:
             np.broadcast_to(mask.data, np.broadcast_shapes(ptrs.data.shape, mask.data.shape)).astype(bool)
         ]
         counter.requested += at.size * size
+        number = len(counter.launches), builder.grid_idx
+        if counter.program[0] != number:
+            counter.program = number, set()
+        known = counter.program[1]
+        counter.local += size * (at.size - len(set(at.tolist()) - known))
+        known.update(at.tolist())
         counter.launches[-1].update(dict.fromkeys(at.tolist(), size))
         return load(ptrs, mask, *rest)
 

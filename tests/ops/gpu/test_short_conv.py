@@ -34,7 +34,7 @@ def test_parity(device, dtype, bidirectional, masked):
 
 
 @given(st.integers(1, 2), st.integers(1, 40), st.integers(1, 3), st.integers(1, 5), st.booleans(), st.booleans())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_parity_at_any_shape(batch, length, channels, taps, bias, activated):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     options = {"activation": "silu" if activated else None}
@@ -51,7 +51,7 @@ def test_every_configuration(device, kernel, monkeypatch):
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
         assert_parity(
-            short_conv, short_conv_reference, arguments(1, 70, 130, 3, torch.float32, device), activation="silu"
+            short_conv, short_conv_reference, arguments(1, 40, 40, 3, torch.float32, device), activation="silu"
         )
 
 
@@ -73,8 +73,9 @@ def test_counted_cost(device):
             y = short_conv(u, weight, bias, activation="silu")
         with counted() as backward:
             y.backward(torch.ones_like(y))
-    expected = forward_cost(2, 64, 64, 4, 4), backward_cost(2, 64, 64, 4, 4, tile=32)
+    expected = forward_cost(2, 64, 64, 4, 4, tile=32), backward_cost(2, 64, 64, 4, 4, tile=32)
     for found, cost in zip((forward.cost, backward.cost), expected, strict=True):
         assert (found.read, found.written) == (cost.read, cost.written)
         assert found.exponentials == cost.exponentials
         assert found.reread == pytest.approx(cost.reread, rel=0.05)
+        assert found.local == pytest.approx(cost.local, rel=0.05)

@@ -1,0 +1,16 @@
+"""`hf-ssm kernels`."""
+
+import argparse
+from pathlib import Path
+
+from hf_ssm.hub.kernel_repository import save_kernels
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the repository; new or empty")
+
+
+def run_kernels(args: argparse.Namespace) -> None:
+    """`hf-ssm kernels`: write the Triton kernels as a repository of the `kernels` library."""
+    save_kernels(args.target)
+    print(f"{args.target} is a kernel repository: see its README.md")

@@ -1,0 +1,322 @@
+"""The selective scan by Triton kernels: custom operators, chunks and gradients.
+
+Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` segments, `P` planes, 1 for real and 2 for
+complex states.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.kernels import runs_kernels
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.selective_scan.reference import loop_scan
+from hf_ssm.ops.selective_scan.triton_backward import TILE, TILES, cotangent_ends, scan_backward
+from hf_ssm.ops.selective_scan.triton_forward import SEGMENT, carry, chunk_ends, scan
+from hf_ssm.ops.selective_scan.triton_tiles import scaled_matrix
+
+__all__ = ["chunk_positions", "scan_triton", "supports_scan"]
+
+# Chunks cost a second exponential for each state. From this number of sequences times channels on, there are enough
+# programs for a GPU without them; below, chunks make up for what is missing to the second number.
+_ENOUGH, _WANTED = 16384, 65536
+_MAX_STATES = 64
+
+# u, delta, A, B, C, D, z, the bias, mask and starts.
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Any, Any]
+
+
+def chunk_positions(batch: int, length: int, channels: int) -> int:
+    """Positions of a chunk, a multiple of `SEGMENT`; the number of chunks depends on the sizes only."""
+    rows = max(1, batch * channels)
+    chunks = 1 if rows >= _ENOUGH else min(-(-length // SEGMENT), -(-_WANTED // rows))
+    return -(-length // (chunks * SEGMENT)) * SEGMENT
+
+
+def _planes(t: Tensor) -> Tensor:
+    """`(..., D, N)` -> `(..., P, N, D)`, float32."""
+    t = t.resolve_conj()
+    parts = torch.stack([t.real, t.imag], dim=-3) if t.is_complex() else t.unsqueeze(-3)
+    return parts.float().transpose(-1, -2).contiguous()
+
+
+def _joined(planes: Tensor) -> Tensor:
+    """The inverse of `_planes`."""
+    parts = planes.transpose(-1, -2)
+    if parts.shape[-3] == 1:
+        return parts.squeeze(-3).contiguous()
+    return torch.complex(*(part.contiguous() for part in parts.unbind(-3)))
+
+
+def _rowed(t: Tensor) -> Tensor:
+    """Real numbers with a dense last axis; complex numbers as pairs."""
+    if t.is_complex():
+        return torch.view_as_real(t.resolve_conj().contiguous()).flatten(-2)
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _bytes(flags: Tensor | None) -> Tensor | None:
+    return None if flags is None else flags.contiguous().view(torch.int8)
+
+
+def _strided(**tensors: Tensor | None) -> dict[str, Any]:
+    """Tensors `(B, L, ...)` and their strides, as the arguments of a kernel."""
+    found: dict[str, Any] = {}
+    for name, t in tensors.items():
+        t = None if t is None else _rowed(t)
+        found[name] = t
+        found[f"{name}_batch"], found[f"{name}_row"] = (0, 0) if t is None else t.stride()[:2]
+    return found
+
+
+class _Job:
+    """What the launches of a scan share.
+
+    Attributes:
+        sizes: Arguments of all kernels that follow from the shapes.
+        chunks: Number of chunks.
+    """
+
+    def __init__(self, inputs: _Inputs, softplus: bool):
+        u, delta, A, B, C, D, z, bias, mask, starts = inputs
+        self.batch, self.length, self.channels = u.shape
+        self.states, self.planes = A.shape[1], 2 if A.is_complex() else 1
+        self.device, self.A = u.device, scaled_matrix(A.resolve_conj())
+        chunk = chunk_positions(*u.shape)
+        self.chunks = -(-self.length // chunk)
+        self.state = {
+            "A": self.A,
+            "channels": self.channels,
+            "COMPLEX": A.is_complex(),
+            "STATES": self.states,
+            "BLOCK_N": triton.next_power_of_2(self.states),
+        }
+        self.step = {
+            **self.state,
+            **_strided(delta=delta),
+            "bias": None if bias is None else bias.contiguous(),
+            "mask": _bytes(mask),
+            "starts": _bytes(starts),
+            "length": self.length,
+            "chunk": chunk,
+            "SOFTPLUS": softplus,
+            "SHARED": delta.shape[-1] < self.channels,
+            "SHARED_BIAS": bias is not None and bias.shape[0] < self.channels,
+        }
+        self.everything = {**self.step, **_strided(u=u, z=z, B=B, C=C), "D": None if D is None else D.contiguous()}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.device)
+
+    def states_of(self, *lead: int) -> Tensor:
+        return self.empty(*lead, self.planes, self.states, self.channels)
+
+    def grid(self, meta: Any) -> tuple[int, int, int]:
+        return triton.cdiv(self.channels, meta["BLOCK_D"]), self.chunks, self.batch
+
+    def carried(self, kernel: Any, state: Tensor | None, reverse: bool, arguments: dict[str, Any]) -> Tensor | None:
+        """State that enters each chunk, `(B, K, P, N, D)`, from `(B, P, N, D)`; `kernel` computes what chunks add."""
+        if self.chunks == 1 or self.batch == 0:
+            return state
+        ends, before = self.states_of(self.batch, self.chunks), self.states_of(self.batch, self.chunks)
+        spans = self.empty(self.batch, self.chunks, self.channels)
+        kernel.launch(self.grid, **self.step, **arguments, ends=ends, spans=spans)
+        starts, resets = self.step["starts"], None
+        if starts is not None:
+            padded = F.pad(starts, (0, self.chunks * self.step["chunk"] - self.length))
+            resets = padded.view(self.batch, self.chunks, -1).amax(-1)
+        carry.launch(
+            lambda meta: (triton.cdiv(self.channels, meta["BLOCK_D"]), self.batch),
+            **self.state,
+            **{"ends": ends, "spans": spans, "resets": resets, "state": state, "before": before},
+            chunks=self.chunks,
+            REVERSE=reverse,
+        )
+        return before
+
+    def some(self, *names: str) -> dict[str, Any]:
+        """Inputs and their strides."""
+        return {key: self.everything[key] for name in names for key in (name, f"{name}_batch", f"{name}_row")}
+
+
+@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton", mutates_args=())
+def _forward(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    initial_state: Tensor | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    delta_softplus: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the last state and, with `keep`, the states before each segment for the backward."""
+    job = _Job((u, delta, A, B, C, D, z, delta_bias, mask, starts), delta_softplus)
+    state = None if initial_state is None else _planes(initial_state)
+    before = job.carried(chunk_ends, state, False, job.some("u", "B"))
+    y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    saved = job.states_of(job.batch, -(-job.length // SEGMENT)) if keep else None
+    last = job.states_of(job.batch)
+    scan.launch(job.grid, **job.everything, before=before, y=y, saved=saved, last=last, SEGMENT=SEGMENT)
+    return y, _joined(last), u.new_empty(0, dtype=torch.float32) if saved is None else saved
+
+
+@_forward.register_fake
+def _(u, delta, A, B, C, D, z, delta_bias, initial_state, mask, starts, delta_softplus, keep):
+    (batch, length, channels), states = u.shape, A.shape[1]
+    y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    size = (batch, (length + SEGMENT - 1) // SEGMENT, 2 if A.is_complex() else 1, states, channels)
+    kind = torch.complex64 if A.is_complex() else torch.float32
+    last = torch.empty((batch, channels, states), dtype=kind, device=u.device)
+    return y, last, u.new_empty(size if keep else (0,), dtype=torch.float32)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton_backward", mutates_args=())
+def _backward(
+    grad_y: Tensor,
+    grad_last: Tensor | None,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    saved: Tensor,
+    delta_softplus: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
+    job = _Job((u, delta, A, B, C, D, z, delta_bias, mask, starts), delta_softplus)
+    grad = _strided(grad=grad_y)
+    state = None if grad_last is None else _planes(grad_last)
+    after = job.carried(cotangent_ends, state, True, {**grad, **job.some("C", "z")})
+    blocks = triton.cdiv(job.channels, min(c.kwargs["BLOCK_D"] for c in scan_backward.configs))
+    rows, place = (blocks, job.batch, job.length), (job.batch, job.chunks)
+    shared = job.step["SHARED"]
+    grad_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    # Blocks of channels of a larger configuration leave sums of zero.
+    grad_B, grad_C = torch.zeros((2, *rows, job.states, job.planes), device=u.device)
+    outputs = {
+        "grad_u": grad_u,
+        "grad_delta": torch.zeros(rows, device=u.device) if shared else torch.empty_like(grad_u, dtype=delta.dtype),
+        "grad_A": job.states_of(*place),
+        "grad_B": grad_B,
+        "grad_C": grad_C,
+        "grad_D": None if D is None else job.empty(*place, job.channels),
+        "grad_z": None if z is None else torch.empty_like(grad_u, dtype=z.dtype),
+        "grad_bias": None if delta_bias is None else job.empty(*place, job.channels),
+        "grad_state": job.states_of(job.batch),
+    }
+    scratch = job.states_of(*place, TILES)
+    tiles = {"SEGMENT": SEGMENT, "TILE": TILE}
+    scan_backward.launch(
+        job.grid, **job.everything, **grad, **outputs, saved=saved, after=after, scratch=scratch, **tiles
+    )
+    return _gathered(outputs, (u, delta, A, B, C, D, z, delta_bias), wanted)
+
+
+def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
+    """The gradients in the dtypes of `tensors`, from the sums that the kernel has written."""
+    u, delta, A, B, C, D, _, bias = tensors
+    planes = sums["grad_A"].sum((0, 1))
+    weights = [sums[name].sum(0) for name in ("grad_B", "grad_C")]
+    weights = [torch.view_as_complex(t) if A.is_complex() else t.squeeze(-1) for t in weights]
+    of_D, of_bias = (None if sums[name] is None else sums[name].sum((0, 1)) for name in ("grad_D", "grad_bias"))
+    if of_bias is not None and bias.shape[0] < u.shape[-1]:
+        of_bias = of_bias.sum(0, keepdim=True)
+    shared = delta.shape[-1] < u.shape[-1]
+    found: list[Tensor | None] = [
+        sums["grad_u"],
+        sums["grad_delta"].sum(0).unsqueeze(-1).to(delta.dtype) if shared else sums["grad_delta"],
+        _joined(planes).to(A.dtype),
+        weights[0].to(B.dtype),
+        weights[1].to(C.dtype),
+        None if of_D is None else of_D.to(D.dtype),
+        sums["grad_z"],
+        None if of_bias is None else of_bias.to(bias.dtype),
+        _joined(sums["grad_state"]),
+    ]
+    return [grad if want and grad is not None else u.new_empty(0) for want, grad in zip(wanted, found, strict=True)]
+
+
+@_backward.register_fake
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, mask, starts, saved, delta_softplus, wanted):
+    kind = torch.complex64 if A.is_complex() else torch.float32
+    state = torch.empty((len(u), *A.shape), dtype=kind, device=u.device)
+    like = (u, delta, A, B, C, D, z, delta_bias, state)
+    return [
+        torch.empty(t.shape, dtype=t.dtype, device=t.device) if want and t is not None else u.new_empty(0)
+        for t, want in zip(like, wanted, strict=True)
+    ]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, delta_softplus, keep = inputs
+    ctx.set_materialize_grads(False)
+    if keep:
+        ctx.save_for_backward(*tensors, output[2])
+        ctx.delta_softplus = delta_softplus
+
+
+def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    *tensors, initial_state, mask, starts, saved = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:9])
+    none = (None,) * 4
+    if torch.is_grad_enabled():
+        plain = partial(_plain_scan, ctx.delta_softplus, mask, starts)
+        return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), *none
+    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
+    grads = _backward(grad_y, grad_last, *tensors, mask, starts, saved, ctx.delta_softplus, wanted)
+    grads = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+    if grads[8] is not None:
+        grads[8] = grads[8].to(initial_state.dtype)
+    return *grads, *none
+
+
+def _plain_scan(
+    delta_softplus: bool, mask: Tensor | None, starts: Tensor | None, *tensors: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    given: Any = tensors
+    return loop_scan(ScanTensors(*given), delta_softplus, True, mask, starts)
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def supports_scan(
+    args: ScanTensors,
+    delta_softplus: bool,
+    needs_last: bool,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> bool:
+    """Arithmetic in float32, and a number of states that fits in the registers."""
+    return args.A.shape[1] * (2 if args.A.is_complex() else 1) <= _MAX_STATES and runs_kernels(*args)
+
+
+def scan_triton(
+    args: ScanTensors,
+    delta_softplus: bool,
+    needs_last: bool,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output and the last state."""
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
+    y, last, _ = _forward(*args, mask, starts, delta_softplus, keep)
+    return y, last

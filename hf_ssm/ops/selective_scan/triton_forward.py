@@ -1,0 +1,316 @@
+"""The forward kernels of the selective scan, and the kernel that carries states from chunk to chunk.
+
+The sequence is divided into chunks, which run in parallel: `_chunk_ends` computes the state that a chunk adds and the
+sum of its steps, `_carry` the states before all chunks from those, and `_scan` the outputs. With a single chunk only
+`_scan` runs. See `triton_tiles.py` for how a program is laid out.
+
+Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` segments, `P` planes.
+"""
+
+import triton
+import triton.language as tl
+
+from hf_ssm.ops.gpu.kernels import config, kernel
+from hf_ssm.ops.gpu.language import silu
+from hf_ssm.ops.selective_scan.triton_tiles import (
+    advance,
+    decay_of,
+    flag_at,
+    load_parameter,
+    load_planes,
+    load_row,
+    load_state,
+    load_weights,
+    step_at,
+    store_state,
+)
+
+__all__ = ["SEGMENT", "carry", "chunk_ends", "scan"]
+
+SEGMENT = 64
+"""Positions from one state that the forward keeps for the backward to the next; chunks are multiples of it."""
+
+_STRIDES = ("u_batch", "u_row", "delta_batch", "delta_row", "z_batch", "z_row", "B_batch", "B_row", "C_batch", "C_row")
+# Real states in half precision, and complex states in single precision, with all options.
+EXAMPLES = {
+    dtype: {
+        **dict.fromkeys(("u", "delta", "B", "C", "z"), f"*{dtype}"),
+        **dict.fromkeys(("A", "D", "bias"), "*fp32"),
+        **dict.fromkeys(("mask", "starts"), "*i8"),
+        **dict.fromkeys(_STRIDES, "i32:16"),
+        **dict.fromkeys(("length", "chunk"), "i32"),
+        "channels": "i32:16",
+        "SOFTPLUS": True,
+        "SHARED": False,
+        "SHARED_BIAS": False,
+        "COMPLEX": dtype == "fp32",
+        "STATES": 8 if dtype == "fp32" else 16,
+        "BLOCK_N": 8 if dtype == "fp32" else 16,
+    }
+    for dtype in ("bf16", "fp32")
+}
+
+
+def _example(*names: str, **more: object) -> dict[str, dict[str, object]]:
+    return {dtype: {**{name: example[name] for name in names}, **more} for dtype, example in EXAMPLES.items()}
+
+
+_INPUTS = ("u", "delta", "A", "B", "bias", "mask", "starts", "u_batch", "u_row", "delta_batch", "delta_row", "B_batch")
+_SIZES = ("B_row", "length", "channels", "chunk", "SOFTPLUS", "SHARED", "SHARED_BIAS", "COMPLEX", "STATES", "BLOCK_N")
+
+
+@kernel(
+    configs=[config(BLOCK_D=64, TILE=8, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
+    key=("length", "channels"),
+    examples=_example(*_INPUTS, *_SIZES, ends="*fp32", spans="*fp32"),
+)
+@triton.jit
+def chunk_ends(
+    u,
+    delta,
+    A,
+    B,
+    bias,
+    mask,
+    starts,
+    ends,
+    spans,
+    u_batch,
+    u_row,
+    delta_batch,
+    delta_row,
+    B_batch,
+    B_row,
+    length,
+    channels,
+    chunk,
+    SOFTPLUS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SHARED_BIAS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    STATES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write the state after each chunk from a zero state before it, and the sum of its steps.
+
+    Args:
+        u: `(B, L, D)` with strides; so are `delta`, `(B, L, 1)` if `SHARED`, and B `(B, L, N)`.
+        A: `(P, N, D)`, by `scaled_matrix`.
+        bias: `(D,)`, or `(1,)` if `SHARED_BIAS`.
+        mask: `(B, L)`, bytes; so is `starts`.
+        ends: `(B, K, P, N, D)`, float32.
+        spans: `(B, K, D)`, float32.
+        chunk: Positions of a chunk.
+    """
+    n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    begin = index * chunk
+    stop = tl.minimum(begin + chunk, length)
+    place = row * tl.num_programs(1) + index
+    a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    offset = tl.zeros([BLOCK_D], tl.float32)
+    if bias is not None:
+        offset = load_parameter(bias, d, channels, SHARED_BIAS)
+    x_real, x_imag = load_state(None, 0, n, d, STATES, channels, COMPLEX)
+    span = tl.zeros([BLOCK_D], tl.float32)
+    for first in range(begin, stop, TILE):
+        for i in tl.static_range(TILE):
+            t = first + i
+            at = t.to(tl.int64)
+            there = t < stop
+            if mask is not None:
+                there = flag_at(mask + row * length, t, stop)
+            fresh = None
+            if starts is not None:
+                fresh = flag_at(starts + row * length, t, stop)
+            _, step = step_at(delta + row * delta_batch + at * delta_row, offset, d, there, channels, SOFTPLUS, SHARED)
+            x = step * load_row(u + row * u_batch + at * u_row, d, there, channels)
+            b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
+            decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
+            x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
+            x_real += x[None, :] * b_real
+            if COMPLEX:
+                x_imag += x[None, :] * b_imag
+            span += step
+    store_state(ends, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
+    tl.store(spans + place * channels + d, span, mask=d < channels)
+
+
+@kernel(
+    configs=[config(BLOCK_D=32, num_warps=1), config(BLOCK_D=64, num_warps=2)],
+    key=("channels",),
+    examples=_example(
+        *("A", "channels", "COMPLEX", "STATES", "BLOCK_N"),
+        **dict.fromkeys(("ends", "spans", "state", "before"), "*fp32"),
+        resets="*i8",
+        chunks="i32",
+        REVERSE=False,
+    ),
+)
+@triton.jit
+def carry(
+    A,
+    ends,
+    spans,
+    resets,
+    state,
+    before,
+    channels,
+    chunks,
+    COMPLEX: tl.constexpr,
+    STATES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    REVERSE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write the state that enters each chunk, from the states that the chunks add.
+
+    Args:
+        A: `(P, N, D)`, by `scaled_matrix`.
+        ends: States that each chunk adds, `(B, K, P, N, D)`.
+        spans: Sum of the steps of each chunk, `(B, K, D)`.
+        resets: Whether a document begins in a chunk, `(B, K)`, bytes, or absent.
+        state: State that enters the first chunk, `(B, P, N, D)`, or absent for zero.
+        before: `(B, K, P, N, D)`.
+        REVERSE: From the last chunk to the first, with conjugate decays: the cotangents of the states.
+    """
+    n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row = tl.program_id(1).to(tl.int64)
+    a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    if REVERSE:
+        a_turns = -a_turns
+    x_real, x_imag = load_state(state, row, n, d, STATES, channels, COMPLEX)
+    for number in range(0, chunks):
+        place = row * chunks + number
+        if REVERSE:
+            place = row * chunks + chunks - 1 - number
+        span = tl.load(spans + place * channels + d, mask=d < channels, other=0.0)
+        added_real, added_imag = load_state(ends, place, n, d, STATES, channels, COMPLEX)
+        fresh = None
+        if resets is not None:
+            fresh = tl.load(resets + place) != 0
+        store_state(before, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
+        decay_real, decay_imag = decay_of(span, a_real, a_turns, COMPLEX)
+        x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
+        x_real += added_real
+        if COMPLEX:
+            x_imag += added_imag
+
+
+@kernel(
+    configs=[config(BLOCK_D=64, TILE=8, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
+    key=("length", "channels"),
+    examples={
+        dtype: {
+            **example,
+            **dict.fromkeys(("before", "saved", "last"), "*fp32"),
+            "y": f"*{dtype}",
+            "SEGMENT": SEGMENT,
+        }
+        for dtype, example in EXAMPLES.items()
+    },
+)
+@triton.jit
+def scan(
+    u,
+    delta,
+    A,
+    B,
+    C,
+    D,
+    z,
+    bias,
+    mask,
+    starts,
+    before,
+    y,
+    saved,
+    last,
+    u_batch,
+    u_row,
+    delta_batch,
+    delta_row,
+    z_batch,
+    z_row,
+    B_batch,
+    B_row,
+    C_batch,
+    C_row,
+    length,
+    channels,
+    chunk,
+    SOFTPLUS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SHARED_BIAS: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    STATES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write the gated outputs, the last state, and states for the backward; inputs as in `chunk_ends`.
+
+    Args:
+        z: `(B, L, D)` with strides, or absent; C as B; D `(D,)` or absent.
+        before: State before each chunk, `(B, K, P, N, D)`, or absent for zero.
+        y: `(B, L, D)`.
+        saved: State before each segment, `(B, S, P, N, D)`, float32, or absent.
+        last: State after the last position, `(B, P, N, D)`, float32.
+    """
+    n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    begin = index * chunk
+    stop = tl.minimum(begin + chunk, length)
+    a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    offset = tl.zeros([BLOCK_D], tl.float32)
+    if bias is not None:
+        offset = load_parameter(bias, d, channels, SHARED_BIAS)
+    skip = offset
+    if D is not None:
+        skip = load_parameter(D, d, channels, False)
+    x_real, x_imag = load_state(before, row * tl.num_programs(1) + index, n, d, STATES, channels, COMPLEX)
+    for segment in range(begin, stop, SEGMENT):
+        if saved is not None:
+            place = row * tl.cdiv(length, SEGMENT) + segment // SEGMENT
+            store_state(saved, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
+        for first in range(segment, tl.minimum(segment + SEGMENT, stop), TILE):
+            outputs = ()
+            for i in tl.static_range(TILE):
+                t = first + i
+                at = t.to(tl.int64)
+                there = t < stop
+                if mask is not None:
+                    there = flag_at(mask + row * length, t, stop)
+                fresh = None
+                if starts is not None:
+                    fresh = flag_at(starts + row * length, t, stop)
+                delta_at = delta + row * delta_batch + at * delta_row
+                _, step = step_at(delta_at, offset, d, there, channels, SOFTPLUS, SHARED)
+                value = load_row(u + row * u_batch + at * u_row, d, there, channels)
+                x = step * value
+                b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
+                c_real, c_imag = load_weights(C + row * C_batch + at * C_row, n, there, STATES, COMPLEX)
+                decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
+                x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
+                x_real += x[None, :] * b_real
+                if COMPLEX:
+                    x_imag += x[None, :] * b_imag
+                    total = 2.0 * tl.sum(c_real * x_real - c_imag * x_imag, 0)
+                else:
+                    total = tl.sum(c_real * x_real, 0)
+                if D is not None:
+                    total += skip * value
+                if z is not None:
+                    total *= silu(load_row(z + row * z_batch + at * z_row, d, there, channels))
+                outputs += (tl.where(there, total, 0.0),)  # type: ignore[assignment]
+            # Loads after a store could not be moved before it.
+            for i in tl.static_range(TILE):
+                t = first + i
+                keep = (t < stop) & (d < channels)
+                target = y + (row * length + t) * channels + d
+                tl.store(target, outputs[i].to(y.dtype.element_ty), mask=keep)
+    if stop == length:
+        store_state(last, row, x_real, x_imag, n, d, STATES, channels, COMPLEX)

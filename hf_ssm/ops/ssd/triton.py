@@ -1,0 +1,358 @@
+"""State space duality by Triton kernels: custom operators and gradients.
+
+Dimensions, tiles and decays as in `triton_tiles.py`.
+
+Four kernels compute the forward pass: sums of the logarithms of decays, what each chunk adds to the state, the states
+before the chunks by a recurrence over chunks, and the outputs. The states before the chunks are kept, and the backward
+recomputes everything else: the second and third kernel in reverse give the gradients of the states, and four more those
+of x, of the products `C_i · B_j`, of B and C, and of d.
+
+All work is divided by chunks, so that one sequence of 2048 positions fills a GPU, and by heads; sums over heads by
+parts of a group, whose partial sums are added by torch. x, B, C and their gradients are read and written in their own
+dtype, and matrices of half precision are multiplied in it, with sums in float32: products with decays, states at the
+beginning of a chunk and their gradients are rounded to it, which errs by some 0.4 % of the largest numbers in bfloat16
+(1 % is tested). Everything else is float32.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.kernels import runs_kernels
+from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
+from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
+from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
+
+__all__ = ["ssd_triton", "supports_ssd"]
+
+
+def _rowed(t: Tensor) -> Tensor:
+    """The tensor itself if its last dimension is dense, else a copy."""
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _with_strides(**tensors: Tensor) -> dict[str, Any]:
+    """Tensors and the strides of their first three dimensions, as arguments of a kernel."""
+    named: dict[str, Any] = dict(tensors)
+    for name, t in tensors.items():
+        named |= {f"{name}_{axis}": t.stride(place) for place, axis in enumerate(("batch", "row", "head"))}
+    return named
+
+
+def _skip(D: Tensor | None) -> dict[str, Any]:
+    if D is None:
+        return {"D": None, "skip_head": 0, "skip_channel": 0}
+    return {"D": D, "skip_head": D.stride(0), "skip_channel": D.stride(1) if D.dim() == 2 else 0}
+
+
+def _bytes(starts: Tensor | None) -> Tensor | None:
+    return None if starts is None else starts.contiguous().view(torch.int8)
+
+
+def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tensor:
+    """`(B, H, 3, K T)`; see `decay_sums`."""
+    decays = d.new_empty(tiling.batch, tiling.heads, 3, tiling.padded)
+    decay_sums.launch(
+        lambda meta: (triton.cdiv(tiling.heads, meta["BLOCK_H"]), tiling.chunks, tiling.batch),
+        d=d.contiguous(),
+        A=A.contiguous(),
+        starts=_bytes(starts),
+        decays=decays,
+        length=tiling.length,
+        heads=tiling.heads,
+        padded=tiling.padded,
+        CHUNK=tiling.chunk,
+    )
+    return decays
+
+
+def _states(
+    source: Tensor, weights: Tensor, decays: Tensor, first: Tensor | None, saved: Tensor | None, tiling: Tiling
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The states before the chunks `(B, K, H, P, N)` and the one after the last, of x and B.
+
+    With `saved`, these states, the gradients of those after the chunks and of the one before the first, of the gradient
+    of y and C; and the gradients of the logarithms of the chunks' decays `(B, H, K, number of blocks)`.
+    """
+    batch, heads, chunks, size = tiling.batch, tiling.heads, tiling.chunks, tiling.channels * tiling.states
+    states = decays.new_empty(batch, chunks, heads, tiling.channels, tiling.states)
+    last = decays.new_empty(batch, heads, tiling.channels, tiling.states)
+    is_reversed = saved is not None
+    chunk_states.launch(
+        (heads * tiling.blocks, chunks, batch),
+        **_with_strides(source=source, weights=weights),
+        decays=decays,
+        states=states,
+        REVERSED=is_reversed,
+        **tiling.arguments,
+    )
+    block = pass_states.configs[0].kwargs["BLOCK"]
+    through = decays.new_empty(batch, heads, chunks, triton.cdiv(size, block)) if is_reversed else None
+    pass_states.launch(
+        lambda meta: (triton.cdiv(size, meta["BLOCK"]), heads, batch),
+        states=states,
+        decays=decays,
+        first=None if first is None else first.contiguous(),
+        last=last,
+        saved=saved,
+        through=through,
+        heads=heads,
+        chunks=chunks,
+        size=size,
+        padded=tiling.padded,
+        CHUNK=tiling.chunk,
+        REVERSED=is_reversed,
+    )
+    return states, last, through
+
+
+@torch.library.custom_op(f"{NAMESPACE}::ssd_triton", mutates_args=())
+def _operator(
+    x: Tensor,
+    d: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor | None,
+    starts: Tensor | None,
+    chunk: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the last state and, with `keep`, the states before the chunks for the backward."""
+    x, B, C = (_rowed(t) for t in (x, B, C))
+    tiling = Tiling.of(x, B, chunk)
+    decays = _decays(d, A, starts, tiling)
+    states, last, _ = _states(x, B, decays, initial_state, None, tiling)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    chunk_scan.launch(
+        (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
+        **_with_strides(x=x, B=B, C=C),
+        **_skip(D),
+        decays=decays,
+        states=states,
+        y=y,
+        **tiling.arguments,
+    )
+    return y, last, states if keep else last.new_empty(0)
+
+
+@_operator.register_fake
+def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+    batch, length, heads, channels = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    last = d.new_empty(batch, heads, channels, B.shape[3])
+    kept = (batch, -(-length // chunk), heads, channels, B.shape[3])
+    return y, last, d.new_empty(kept if keep else (0,))
+
+
+@torch.library.custom_op(f"{NAMESPACE}::ssd_triton_backward", mutates_args=())
+def _operator_backward(
+    grad_y: Tensor,
+    grad_last: Tensor | None,
+    x: Tensor,
+    d: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    starts: Tensor | None,
+    states: Tensor,
+    chunk: int,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
+    grad_y, x, B, C = (_rowed(t) for t in (grad_y, x, B, C))
+    tiling = Tiling.of(x, B, chunk)
+    decays = _decays(d, A, starts, tiling)
+    grads, first, through = _states(grad_y, C, decays, grad_last, states, tiling)
+    vectors = tiling.batch, tiling.heads, tiling.padded
+    direct, outgoing = decays.new_empty(vectors), decays.new_empty(vectors)
+    grad_x, skip_sums = _grad_inputs(grad_y, x, B, C, D, decays, grads, direct, outgoing, tiling)
+    products, paths = _grad_products(grad_y, x, B, C, decays, tiling)
+    incoming = decays.new_empty(tiling.batch, tiling.heads, tiling.blocks, tiling.padded)
+    grad_C = _grad_weights(grad_y, C, B, states, decays, products, incoming, tiling)
+    grad_B = _grad_weights(x, None, C, grads, decays, products, None, tiling)
+    grad_d = torch.empty(d.shape, dtype=d.dtype, device=d.device)
+    rate_sums = decays.new_empty(tiling.batch, tiling.chunks, tiling.heads)
+    grad_steps.launch(
+        lambda meta: (triton.cdiv(tiling.heads, meta["BLOCK_H"]), tiling.chunks, tiling.batch),
+        A=A.contiguous(),
+        starts=_bytes(starts),
+        decays=decays,
+        direct=direct,
+        outgoing=outgoing,
+        incoming=incoming,
+        paths=paths,
+        through=through,
+        grad_d=grad_d,
+        rate_sums=rate_sums,
+        length=tiling.length,
+        heads=tiling.heads,
+        padded=tiling.padded,
+        blocks=tiling.blocks,
+        pieces=0 if through is None else through.shape[3],
+        CHUNK=tiling.chunk,
+        ROWS=tiling.rows,
+    )
+    grad_D = skip_sums.sum((0, 1))
+    grad_D = grad_D.sum(1) if D is not None and D.dim() == 1 else grad_D
+    found = grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first
+    return [grad if want else grad.new_empty(0) for grad, want in zip(found, wanted, strict=True)]
+
+
+def _grad_inputs(
+    grad_y: Tensor,
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    decays: Tensor,
+    grads: Tensor,
+    direct: Tensor,
+    outgoing: Tensor,
+    tiling: Tiling,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x and the sums of the gradient of D `(B, K J, H, P)`; writes `direct` and `outgoing`."""
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    shape = tiling.batch, tiling.chunks * tiling.tiles, tiling.heads, tiling.channels
+    skip_sums = decays.new_empty((0, *shape[1:]) if D is None else shape)
+    grad_inputs.launch(
+        (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
+        **_with_strides(x=x, B=B, C=C, grad=grad_y),
+        **_skip(D),
+        decays=decays,
+        grads=grads,
+        grad_x=grad_x,
+        direct=direct,
+        outgoing=outgoing,
+        skip_sums=skip_sums,
+        **tiling.arguments,
+    )
+    return grad_x, skip_sums
+
+
+def _grad_products(
+    grad_y: Tensor, x: Tensor, B: Tensor, C: Tensor, decays: Tensor, tiling: Tiling
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the products `(B, K, G, parts, T, T)`, and the sums of paths `(B, H, J, K T)`."""
+    parts, tiles, chunk = tiling.parts, tiling.tiles, tiling.chunk
+    products = decays.new_empty(tiling.batch, tiling.chunks, tiling.groups, parts, chunk, chunk)
+    paths = decays.new_empty(tiling.batch, tiling.heads, tiles, tiling.padded)
+    grad_products.launch(
+        (tiling.groups * parts * tiles * tiles, tiling.chunks, tiling.batch),
+        **_with_strides(x=x, B=B, C=C, grad=grad_y),
+        decays=decays,
+        products=products,
+        paths=paths,
+        parts=parts,
+        **tiling.arguments,
+    )
+    return products, paths
+
+
+def _grad_weights(
+    source: Tensor,
+    own: Tensor | None,
+    other: Tensor,
+    states: Tensor,
+    decays: Tensor,
+    products: Tensor,
+    incoming: Tensor | None,
+    tiling: Tiling,
+) -> Tensor:
+    """The gradient of C, which is `own`, or of B where that is absent; writes `incoming`."""
+    parts = tiling.parts
+    shape = (parts, tiling.batch, tiling.length, tiling.groups, tiling.states)
+    sums = torch.empty(shape, dtype=other.dtype if parts == 1 else torch.float32, device=other.device)
+    grad_weights.launch(
+        (tiling.groups * parts * tiling.tiles * tiling.blocks, tiling.chunks, tiling.batch),
+        **_with_strides(source=source, other=other),
+        **(_with_strides(own=own) if own is not None else {"own": None} | dict.fromkeys(_OWN_STRIDES, 0)),
+        states=states,
+        decays=decays,
+        products=products,
+        incoming=incoming,
+        result=sums,
+        parts=parts,
+        OF_C=own is not None,
+        **tiling.arguments,
+    )
+    return sums[0] if parts == 1 else sums.sum(0).to(other.dtype)
+
+
+_OWN_STRIDES = ("own_batch", "own_row", "own_head")
+
+
+@_operator_backward.register_fake
+def _(grad_y, grad_last, x, d, A, B, C, D, starts, states, chunk, wanted):
+    first = d.new_empty(x.shape[0], *x.shape[2:], B.shape[3])
+    like = (x, d, A, B, C, d.new_empty(x.shape[2:]) if D is None else D, first)
+    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, chunk, keep = inputs
+    ctx.set_materialize_grads(False)
+    if keep:
+        ctx.save_for_backward(*tensors, output[2])
+        ctx.chunk = chunk
+
+
+def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    *tensors, initial_state, starts, states = ctx.saved_tensors
+    if torch.is_grad_enabled():
+
+        def plain(*given: Tensor | None) -> tuple[Tensor, Tensor]:
+            every: Any = (*given, starts, ctx.chunk)
+            y, last = chunked_ssd(*every)
+            return y.to(tensors[0].dtype), last
+
+        grads = differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last])
+        return *grads, None, None, None
+    wanted = ctx.needs_input_grad[:7]
+    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
+    found = _operator_backward(grad_y, grad_last, *tensors, starts, states, ctx.chunk, wanted)
+    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None, None, None
+
+
+_operator.register_autograd(_gradients, setup_context=_save)
+
+
+def supports_ssd(
+    x: Tensor,
+    d: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    starts: Tensor | None,
+    chunk_size: int | None,
+) -> bool:
+    """Not double precision, for which GPUs have no fast products, and not heads of more than 128 channels."""
+    return x.shape[3] <= MAX_CHANNELS and runs_kernels(x, d, A, B, C, D, state)
+
+
+def ssd_triton(
+    x: Tensor,
+    d: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    starts: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The output in the dtype of x, and the last state in float32; for the arguments see `loop_ssd`."""
+    dtype = x.dtype if x.dtype == B.dtype == C.dtype else torch.float32
+    given = (x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state)
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    y, last, _ = _operator(*given, starts, chunk_size_of(given[0], B, chunk_size), keep)
+    return y, last

@@ -1,0 +1,253 @@
+"""The Triton kernels of the long convolution, against the reference in double precision."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from proofs import assert_parity, counted
+
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.long_conv import long_conv, long_conv_reference, triton_toeplitz
+from hf_ssm.ops.long_conv import triton as module
+from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv.triton_costs import backward_cost, forward_cost
+from hf_ssm.ops.long_conv.triton_layout import _crop, _pad
+from hf_ssm.ops.long_conv.triton_spectra import _multiply_spectra
+from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks
+
+WAYS = ("blocks", "transforms")
+
+
+def choose(way: str, patch: pytest.MonkeyPatch) -> None:
+    """Convolve by one of both ways, whatever the sizes."""
+    patch.setattr(module, "takes_blocks", lambda *sizes: way == "blocks")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    choose(request.param, monkeypatch)
+    return request.param
+
+
+def operands(shape, taps, back, gates, dtype, device, taps_dtype=torch.float32):
+    """Inputs, taps of both sides, and gates; absent where a size is zero or a letter is not in `gates`."""
+    channels = shape[2]
+    generator = torch.Generator().manual_seed(sum(shape) + taps)
+
+    def make(size, dtype, present=True):
+        t = torch.randn(size, generator=generator).to(dtype).to(device)
+        return t.requires_grad_() if present else None
+
+    return [
+        make(shape, dtype),
+        make((channels, taps), taps_dtype),
+        make((channels, back), taps_dtype, back > 0),
+        make(shape, dtype, "i" in gates),
+        make(shape, dtype, "o" in gates),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("back", "gates"), [(0, ""), (0, "io"), (30, "i"), (50, "o")])
+def test_parity(device, way, dtype, back, gates):
+    assert_parity(long_conv, long_conv_reference, operands((3, 37, 2), 37, back, gates, dtype, device))
+
+
+@pytest.mark.parametrize("taps_dtype", [torch.float32, torch.bfloat16])
+def test_half_precision(device, way, taps_dtype):
+    arguments = operands((2, 21, 3), 9, 4, "io", torch.float16, device, taps_dtype)
+    assert_parity(long_conv, long_conv_reference, arguments)
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(1, 2)),
+    st.integers(1, 60),
+    st.integers(0, 60),
+    st.sampled_from(["", "i", "o", "io"]),
+    st.sampled_from(WAYS),
+)
+@settings(max_examples=8)
+def test_parity_at_any_shape(shape, taps, back, gates, way):
+    device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
+    with pytest.MonkeyPatch.context() as patch:
+        choose(way, patch)
+        assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, gates, torch.float32, device))
+
+
+@pytest.mark.parametrize("kernel", [_pad, _crop, _multiply_spectra, _convolve_blocks], ids=lambda kernel: kernel.name)
+def test_every_configuration(device, kernel, monkeypatch):
+    choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)
+    for config in kernel.configs:
+        monkeypatch.setattr(kernel, "configs", [config])
+        arguments = operands((2, 130, 1), 70, 40, "io", torch.float32, device)
+        assert_parity(long_conv, long_conv_reference, arguments)
+
+
+def test_blocks_of_rows_and_channels(device, way, monkeypatch):
+    """Two rows and two channels at a time."""
+    monkeypatch.setattr(module, "_FEWEST_CHANNELS", 2)
+    monkeypatch.setattr(module, "MOST_SAMPLES_ON_A_GPU", 2 * 2 * 32)
+    arguments = operands((3, 12, 3), 12, 5, "io", torch.float32, device)
+    assert_parity(long_conv, long_conv_reference, arguments)
+
+
+def test_parts_of_the_batch_are_summed(device, monkeypatch):
+    choose("blocks", monkeypatch)
+    for fewest in (1, 2, 100):
+        monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", fewest)
+        assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, "", torch.float32, device))
+
+
+@pytest.mark.parametrize("wanted", range(5))
+def test_gradient_of_one_argument_only(device, way, wanted):
+    arguments = operands((2, 19, 3), 11, 7, "io", torch.float32, device)
+    arguments = [t.detach().requires_grad_(number == wanted) for number, t in enumerate(arguments)]
+    assert_parity(long_conv, long_conv_reference, arguments)
+
+
+def test_only_the_inputs_are_read(device, way):
+    """Inputs and gates are slices of one tensor whose other numbers are NaN, and taps those of longer rows."""
+    whole = torch.full((3, 40, 12), torch.nan, device=device)
+    whole[1:, :23, 2:11] = torch.randn(2, 23, 9, device=device)
+    u, in_gate, out_gate = whole[1:, :23, 2:11].split(3, dim=-1)
+    taps = torch.full((3, 40), torch.nan, device=device)
+    taps[:, :20] = torch.randn(3, 20, device=device)
+    leaves = [t.detach().requires_grad_() for t in (u, taps[:, :20], taps[:, :20].flip(0), in_gate, out_gate)]
+    assert leaves[0].stride() == (480, 12, 1)
+    assert_parity(long_conv, long_conv_reference, leaves)
+    # Channels that are not innermost.
+    leaves[0] = torch.randn(23, 3, 2, device=device).permute(2, 0, 1).requires_grad_()
+    assert_parity(long_conv, long_conv_reference, leaves)
+
+
+def test_nan_stays_in_its_row_and_channel(device, way):
+    u, taps, *_ = operands((3, 40, 3), 40, 0, "", torch.float32, device)
+    with torch.no_grad():
+        u[1, 20, 2] = torch.nan
+    with use_backend("triton"):
+        y = long_conv(u, taps)
+        grad_u, grad_taps = torch.autograd.grad(y, (u, taps), torch.ones_like(y))
+    bad = torch.zeros(3, 3, dtype=torch.bool, device=device)
+    bad[1, 2] = True
+    assert torch.equal(y.isnan().any(1), bad)
+    assert not grad_u.isnan().any()
+    assert torch.equal(grad_taps.isnan().any(1), bad[1])
+
+
+def test_an_empty_batch(device, way):
+    with use_backend("triton"):
+        arguments = operands((0, 30, 2), 7, 3, "io", torch.float32, device)
+        y = long_conv(*arguments)
+        grads = torch.autograd.grad(y, arguments, torch.ones_like(y))
+    assert y.shape == grads[0].shape == grads[3].shape == grads[4].shape == (0, 30, 2)
+    assert not grads[1].any()
+    assert not grads[2].any()
+
+
+@pytest.mark.parametrize("gates", ["", "io"])
+def test_second_derivatives(device, way, gates):
+    def penalty(function, tensors, cast=lambda t: t):
+        leaves = [t if t is None else cast(t.detach()).requires_grad_() for t in tensors]
+        given = [t for t in leaves if t is not None]
+        first = torch.autograd.grad(function(*leaves).sin().sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), given)
+
+    arguments = operands((2, 10, 2), 10, 4, gates, torch.float32, device)
+    expected = penalty(long_conv_reference, arguments, lambda t: t.double())
+    with use_backend("triton"):
+        found = penalty(long_conv, arguments)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+def test_function_transforms_and_other_dtypes_take_torch(device):
+    u, taps, *_ = (t.detach() for t in operands((2, 9, 2), 5, 0, "", torch.float32, device) if t is not None)
+    with use_backend("triton"):
+        found = torch.func.vmap(long_conv, in_dims=(0, None))(u.unsqueeze(1), taps)
+        torch.testing.assert_close(found.squeeze(1), long_conv(u, taps))
+        assert long_conv(u.double(), taps).dtype == torch.float64
+        assert not module.supports_long_conv(u.double(), taps, None, None, None)
+        assert not module.supports_long_conv(u, taps.double(), None, None, None)
+        assert not module.supports_long_conv(u.half(), taps, None, u, None)
+        assert module.supports_long_conv(u.half(), taps, None, u.half(), None)
+        mixed = long_conv(u.half(), taps, in_gate=u)
+    torch.testing.assert_close(mixed, long_conv_reference(u.half().float() * u, taps))
+
+
+def test_it_compiles_as_one_graph(device, way):
+    torch._dynamo.reset()
+    arguments = operands((2, 9, 1), 5, 3, "io", torch.float32, device)
+    compiled = torch.compile(long_conv, backend="aot_eager", fullgraph=True)
+    assert_parity(compiled, long_conv_reference, arguments)
+
+
+def test_the_operators_keep_the_rules_of_operators(device, way):
+    arguments = operands((2, 8, 1), 5, 4, "io", torch.float32, device)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for keep in (False, True):
+        torch.library.opcheck(torch.ops.hf_ssm.long_conv_triton.default, (*arguments, keep), test_utils=tests)
+    detached = [t.detach() for t in (arguments[0], *arguments)]
+    for needs in ((True, True, True), (False, True, False)):
+        torch.library.opcheck(
+            torch.ops.hf_ssm.long_conv_triton_backward.default, (*detached, *needs), test_utils=tests[::2]
+        )
+
+
+@pytest.mark.parametrize("pieces", [(70,), (20, 45, 1, 4), (1, 1, 68)])
+def test_a_stream_equals_the_whole(device, pieces):
+    u, taps, *_ = (t.detach() for t in operands((2, 70, 1), 70, 0, "", torch.float32, device) if t is not None)
+    stream, outputs = StreamingConvolution(longest=70), []
+    with use_backend("triton"):
+        outputs = [stream.extend(piece, lambda n: taps[:, :n]) for piece in u.split(pieces, dim=1)]
+    expected = long_conv_reference(u, taps)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=0, atol=1e-4)
+    # With gradients, each chunk is a convolution of the whole.
+    stream, leaf = StreamingConvolution(longest=70), u.clone().requires_grad_()
+    with use_backend("triton"):
+        outputs = [stream.extend(piece, lambda n: taps[:, :n]) for piece in leaf.split((40, 30), dim=1)]
+        (grad,) = torch.autograd.grad(torch.cat(outputs, dim=1).pow(2).sum(), leaf)
+    reference = u.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(long_conv_reference(reference, taps).pow(2).sum(), reference)
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "gates"), [(torch.float32, ""), (torch.bfloat16, "io")])
+@pytest.mark.parametrize("sizes", [(3, 150, 1, 150), (2, 90, 3, 20)])
+def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
+    # One part of the sum over the batch.
+    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
+    *shape, taps = sizes
+    arguments = operands(shape, taps, 0, gates, dtype, device)
+    with use_backend("triton"):
+        with counted() as forward:
+            y = long_conv(*arguments)
+        with counted() as backward:
+            torch.autograd.grad(y, [t for t in arguments if t is not None], torch.ones_like(y))
+    options = {"gated": bool(gates), "blocks": way == "blocks"}
+    for found, cost in ((forward.cost, forward_cost), (backward.cost, backward_cost)):
+        expected, _ = cost(*sizes, dtype.itemsize, **options)
+        assert (found.read, found.written) == (expected.read, expected.written)
+        assert found.exponentials == expected.exponentials == 0
+        # The interpreter does not distinguish the types of products.
+        assert found.products == expected.products + expected.half_products
+        assert found.reread == expected.reread
+
+
+def test_transforms_of_the_vendor_are_assumed_to_move_more():
+    for cost in (forward_cost, backward_cost):
+        kernels, transforms = cost(8, 8192, 1024, 8192, 2)
+        assert 1 < sum(transforms[:3]) / sum(kernels[:3]) < 3
+        assert cost(8, 256, 1024, 256, 4)[1] == (0,) * 6
+
+
+def test_the_way_depends_on_the_number_of_taps():
+    takes = triton_toeplitz.takes_blocks
+    assert takes(512, 512, 0, torch.float32)
+    assert not takes(1024, 1024, 0, torch.float32)
+    assert takes(1024, 1024, 0, torch.bfloat16)
+    assert not takes(2048, 2048, 0, torch.bfloat16)
+    assert takes(65536, 100, 100, torch.float32)
+    assert not takes(65536, 1000, 0, torch.float32)
