@@ -242,7 +242,7 @@ class Blocks:
 
     def convolve(self, rows: Tensor, weights: tuple[Tensor, Tensor | None], sign: int = 1) -> Tensor:
         """The convolution of rows `(B, D, n)` with taps of both sides; with a `sign` of -1 both are exchanged."""
-        out = torch.empty(rows.shape, device=rows.device)
+        out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
         taps, back = weights
         self._launch(rows, taps.unsqueeze(0), back, out, 0, sign)
         return out
@@ -270,7 +270,8 @@ class Blocks:
         before = self._before()
         width = before + triton.cdiv(self.count, _ALIGNMENT) * _ALIGNMENT
         part_rows = triton.cdiv(batch, min(batch, triton.cdiv(_FEWEST_PROGRAMS, channels)))
-        out = torch.empty((triton.cdiv(batch, part_rows), channels, width), device=grad.device)
+        parts = triton.cdiv(batch, part_rows)
+        out = torch.empty((parts, channels, width), dtype=torch.float32, device=grad.device)
         self._launch(grad, inputs[..., : self.length], None, out, before, -1, part_rows)
         return out[0] if len(out) == 1 else out.sum(0)
 
