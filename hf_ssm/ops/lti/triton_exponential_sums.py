@@ -253,7 +253,7 @@ def _gradients_of_sums(
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     known = h < pairs
     parts = 2 if grad_base is None else 4
-    stride = channels.to(tl.int64) * parts * pairs
+    stride = channels * parts * pairs
     sums += channel * parts * pairs
     place = channel * 2 * pairs + 2 * h
     real = _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T)

@@ -90,7 +90,7 @@ def test_phases_at_a_million(device, monkeypatch):
 
 def test_bases_near_zero_and_fast_decay(device):
     """Powers vanish without NaN: of the logarithm of nearly zero, and of very negative real parts."""
-    base = torch.tensor([[-69 + 3.14159j, -1e3 + 2j, -1e12 - 5j]], dtype=torch.complex128, device=device)
+    base = torch.tensor([[-69 + 3.14159j, -1e3 + 2j, -1e40 - 5j]], dtype=torch.complex128, device=device)
     weights = torch.ones_like(base).requires_grad_()
     assert_parity(narrow_sums, direct_sums, [base.requires_grad_(), weights, 70], TOLERANCE)
 
