@@ -398,6 +398,6 @@ def supports_exponential_sums(log_base: Tensor, weights: Tensor, length: int, dt
 
 
 def exponential_sums_triton(log_base: Tensor, weights: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """`exponential_sums` in float32; phases are exact at any length, growing exponentials are not supported."""
+    """`exponential_sums` in float32, by tables in float32 of phases in 64 bits."""
     taps: Tensor = _operator(log_base, weights, length)
     return taps
