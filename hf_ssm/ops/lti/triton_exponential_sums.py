@@ -253,7 +253,7 @@ def _gradients_of_sums(
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     known = h < pairs
     parts = 2 if grad_base is None else 4
-    stride = channels.to(tl.int64) * parts * pairs
+    stride = channels * parts * pairs
     sums += channel * parts * pairs
     place = channel * 2 * pairs + 2 * h
     real = _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T)
@@ -398,6 +398,6 @@ def supports_exponential_sums(log_base: Tensor, weights: Tensor, length: int, dt
 
 
 def exponential_sums_triton(log_base: Tensor, weights: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """`exponential_sums` in float32; phases are exact at any length, growing exponentials are not supported."""
+    """`exponential_sums` in float32, by tables in float32 of phases in 64 bits."""
     taps: Tensor = _operator(log_base, weights, length)
     return taps

@@ -13,6 +13,10 @@ Gradients of powers are float64, `8 D E P²` bytes, since products of float64 ma
 tensor cores, where exact products of float32 do not.
 """
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -245,14 +249,17 @@ def _start_backward(own, outer, inner, grad_delta, grad_outer, grad_inner, rank,
     tl.store(grad_delta + channel * states + 2 * n + 1, imag, mask=here)
 
 
+def _tiles(channels: int, count: int, meta: Mapping[str, Any]) -> tuple[int, int]:
+    return channels, triton.cdiv(count, meta["TILE"])
+
+
 def _reverse_tables(grad: Tensor, powers: Tensor, tables: Tensor, plan: Plan, own: Tensor | None) -> Tensor:
     """The gradients of the first vectors `(D, 2, 16, P)`, and those of the powers in `own`."""
     channels, length = grad.shape
     grad_tables = torch.empty_like(tables)
     for of_rows in (True, False):
-        count = plan.rows if of_rows else plan.columns
         _table_gradients.launch(
-            lambda meta, count=count: (channels, triton.cdiv(count, meta["TILE"])),
+            partial(_tiles, channels, plan.rows if of_rows else plan.columns),
             grad=grad,
             tables=tables,
             grad_tables=grad_tables,

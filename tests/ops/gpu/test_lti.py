@@ -90,7 +90,7 @@ def test_phases_at_a_million(device, monkeypatch):
 
 def test_bases_near_zero_and_fast_decay(device):
     """Powers vanish without NaN: of the logarithm of nearly zero, and of very negative real parts."""
-    base = torch.tensor([[-69 + 3.14159j, -1e3 + 2j, -1e12 - 5j]], dtype=torch.complex128, device=device)
+    base = torch.tensor([[-69 + 3.14159j, -1e3 + 2j, -1e40 - 5j]], dtype=torch.complex128, device=device)
     weights = torch.ones_like(base).requires_grad_()
     assert_parity(narrow_sums, direct_sums, [base.requires_grad_(), weights, 70], TOLERANCE)
 
@@ -120,7 +120,7 @@ def plain_dplr_kernel(*args):
         return dplr_kernel(*args)
 
 
-@given(st.integers(0, 2), st.integers(1, 6), st.integers(1, 300), st.sampled_from(["zoh", "bilinear"]))
+@given(st.integers(0, 1), st.integers(1, 6), st.integers(1, 300), st.sampled_from(["zoh", "bilinear"]))
 @settings(max_examples=3)
 def test_dplr_kernels_of_any_shape(channels, pairs, length, rule):
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -145,12 +145,12 @@ def test_starts_with_several_columns(device, columns):
 
 
 def test_blocks_of_channels_change_nothing(device, triton_kernels, monkeypatch):
-    system = dplr_system(device, 3, 2)
-    expected = dplr_kernel(*system, 20)
+    system = dplr_system(device, 2, 2)
+    expected = dplr_kernel(*system, 6)
     grads = torch.autograd.grad(expected.sum(), system)
     monkeypatch.setattr(exponential_sums_module, "_CPU_BLOCK", 1)
     monkeypatch.setattr(exponential_sums_module, "_GPU_BLOCK", 1)
-    actual = dplr_kernel(*system, 20)
+    actual = dplr_kernel(*system, 6)
     assert torch.equal(actual, expected)
     for grad, other in zip(torch.autograd.grad(actual.sum(), system), grads, strict=True):
         assert torch.equal(grad, other)
@@ -177,7 +177,7 @@ def test_nan_stays_in_its_channel(device, triton_kernels, kind):
         system = make(device)
         with torch.no_grad():
             system[which][1] = torch.nan
-        taps = function(*system, 20)
+        taps = function(*system, 5)
         assert taps[1].isnan().all()
         assert taps[0].isfinite().all()
 
@@ -202,15 +202,15 @@ def test_autocast_and_compile(device, triton_kernels, kind):
     torch.compiler.reset()
     function, make = SYSTEMS[kind]
     system = make(device, 1)
-    expected = function(*system, 20)
+    expected = function(*system, 5)
     grads = torch.autograd.grad(expected.sum(), system)
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     with torch.autocast(device, dtype=torch.bfloat16):
-        inside = function(*system, 20)
+        inside = function(*system, 5)
         results = {
             "autocast": (inside, *torch.autograd.grad(inside.sum(), system)),
         }
-    traced = compiled(*system, 20)
+    traced = compiled(*system, 5)
     results["compile"] = (traced, *torch.autograd.grad(traced.sum(), system))
     for found in results.values():
         for actual, other in zip(found, (expected, *grads), strict=True):
@@ -226,6 +226,21 @@ def test_what_the_kernels_refuse(device, triton_kernels):
         taps.append(dplr_kernel(*dplr_system(device, 1, 33), 9))
     assert counter.launches == []
     assert [t.dtype for t in taps] == [torch.float64, torch.float64, torch.float32]
+
+
+def test_the_operators_are_well_formed(device):
+    parts = [t.detach().to(torch.complex128) for t in dplr_system(device, 1, 2)[:4]]
+    step = torch.full((1,), 0.1, dtype=torch.float64, device=device)
+    start, c = dplr_start(*parts, step, 5, "bilinear", 1)
+    checks = {"test_utils": ("test_faketensor",)}
+    torch.library.opcheck(operators._operator, (*start, c, 5), **checks)
+    grad = torch.randn(1, 5, device=device)
+    for wanted in ([True] * 5, [False] * 4 + [True]):
+        torch.library.opcheck(operators._operator_backward, (grad, *start, c, wanted), **checks)
+    pair = [t.detach() for t in bases(device, 1, 2, 0.1)]
+    torch.library.opcheck(sums._operator, (*pair, 5), **checks)
+    for with_base in (True, False):
+        torch.library.opcheck(sums._operator_backward, (grad, *pair, with_base), **checks)
 
 
 def assert_counted(found, cost):
