@@ -180,18 +180,21 @@ def blocks_cost(
         columns: N.
     """
     blocks = -(-points // block)
-    signals = weights = products = 0
+    signals = weights = products = local = 0
     for begin in range(0, batch * blocks, columns):
-        of_program = [n // batch * block for n in range(begin, min(begin + columns, batch * blocks))]
-        for s in range(1 - block // step, min((taps + step - 2) // step, (of_program[-1] + step - 1) // step) + 1):
-            products += 2 * block * step * columns
-            signals += step * sum(0 <= at - s * step < points for at in of_program)
-            weights += sum(0 <= s * step + a - c < taps for a in range(block) for c in range(step))
-    reads = channels * (size * signals + 4 * weights)
+        own = [(n % batch, n // batch * block) for n in range(begin, min(begin + columns, batch * blocks))]
+        stop = min((taps + step - 2) // step, (own[-1][1] + step - 1) // step)
+        distances = range(1 - block // step, stop + 1)
+        reads = [(row, at - s * step) for s in distances for row, at in own if 0 <= at - s * step < points]
+        signals += step * len(reads)
+        known = sum(0 <= s * step + a - c < taps for s in distances for a in range(block) for c in range(step))
+        weights += known
+        local += size * step * (len(reads) - len(set(reads))) + 4 * (known - min(taps, stop * step + block))
+        products += 2 * block * step * columns * len(distances)
+    requested = channels * (size * signals + 4 * weights)
     read, written = channels * (size * batch * points + 4 * taps), 4 * channels * batch * points
-    if size == 4:
-        return Cost(read, reads - read, written, products=channels * products)
-    return Cost(read, reads - read, written, half_products=2 * channels * products)
+    exact, half = (products, 0) if size == 4 else (0, 2 * products)
+    return Cost(read, requested - read, written, 0, channels * exact, channels * half, channels * local)
 
 
 def taps_gradient_cost(
@@ -202,18 +205,21 @@ def taps_gradient_cost(
     For each row, program of `N` blocks of lags and distance, `T S` inputs and `S N` gradients are read.
     """
     blocks = -(-(-(-taps // _ALIGNMENT) * _ALIGNMENT) // block)
-    signals = weights = products = 0
+    signals = weights = products = local = 0
     for begin in range(0, blocks, columns):
-        of_program = [n * block for n in range(begin, min(begin + columns, blocks))]
-        for s in range(min((length + block - 2) // step, (points - 1 - of_program[0]) // step) + 1):
-            products += 2 * block * step * columns
-            signals += step * sum(at + s * step < points for at in of_program)
-            weights += sum(0 <= s * step - a + c < length for a in range(block) for c in range(step))
-    reads = batch * channels * size * (signals + weights)
-    read, written = batch * channels * size * (points + length), 4 * channels * blocks * block
-    if size == 4:
-        return Cost(read, reads - read, written, products=batch * channels * products)
-    return Cost(read, reads - read, written, half_products=batch * channels * products)
+        own = [n * block for n in range(begin, min(begin + columns, blocks))]
+        stop = min((length + block - 2) // step, (points - 1 - own[0]) // step)
+        reads = [at + s * step for s in range(stop + 1) for at in own if at + s * step < points]
+        signals += step * len(reads)
+        known = sum(0 <= s * step - a + c < length for s in range(stop + 1) for a in range(block) for c in range(step))
+        weights += known
+        local += step * (len(reads) - len(set(reads))) + known - min(length, (stop + 1) * step)
+        products += 2 * block * step * columns * (stop + 1)
+    rows = batch * channels
+    read, written = rows * size * (points + length), 4 * channels * blocks * block
+    exact, half = (products, 0) if size == 4 else (0, products)
+    requested = rows * size * (signals + weights)
+    return Cost(read, requested - read, written, 0, rows * exact, rows * half, rows * size * local)
 
 
 def takes_blocks(length: int, count: int, back_count: int, dtype: torch.dtype) -> bool:

@@ -69,7 +69,7 @@ def test_half_precision(device, way, taps_dtype):
     st.sampled_from(["", "i", "o", "io"]),
     st.sampled_from(WAYS),
 )
-@settings(max_examples=6)
+@settings(max_examples=5)
 def test_parity_at_any_shape(shape, taps, back, gates, way):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def test_every_configuration(device, kernel, monkeypatch):
     choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
-        arguments = operands((2, 130, 1), 70, 40, "io", torch.float32, device)
+        arguments = operands((1, 130, 1), 70, 40, "io", torch.float32, device)
         assert_parity(long_conv, long_conv_reference, arguments)
 
 
@@ -252,7 +252,7 @@ def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
         assert found.exponentials == expected.exponentials == 0
         # The interpreter does not distinguish the types of products.
         assert found.products == expected.products + expected.half_products
-        assert found.reread == expected.reread
+        assert (found.reread, found.local) == (expected.reread, expected.local)
 
 
 def test_transforms_of_the_vendor_are_assumed_to_move_more():
