@@ -120,6 +120,20 @@ def test_parts_of_the_batch_are_summed(device, monkeypatch):
         assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, "", torch.float32, device))
 
 
+def test_parts_of_the_batch_read_their_rows_only(device, monkeypatch):
+    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 2)
+    u, grad = torch.full((2, 6, 1, 32), torch.nan, device=device)
+    u[:5], grad[:5] = torch.randn(2, 5, 1, 32, device=device)
+    # Three rows and two.
+    by_lag = triton_toeplitz.Blocks(32, 3, 2, torch.float32)._correlate(grad[:5], u[:5])
+    for lag in range(-2, 3):
+        expected = sum(
+            (grad[b, 0, max(lag, 0) : 32 + min(lag, 0)] * u[b, 0].roll(lag)[max(lag, 0) : 32 + min(lag, 0)]).sum()
+            for b in range(5)
+        )
+        torch.testing.assert_close(by_lag[0, 32 + lag], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("wanted", range(5))
 def test_gradient_of_one_argument_only(device, way, wanted):
     arguments = operands((2, 19, 3), 11, 7, "io", torch.float32, device)
