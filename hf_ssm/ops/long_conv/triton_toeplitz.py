@@ -118,7 +118,7 @@ def _convolve_blocks(
         ahead: Weights of lags 0, 1, ...: `(D, ahead_count)`, or one such tensor for each row.
         back: Weights of lags -1, -2, ...: `(D, back_count)`, or absent.
         out: `(batch, D, out_count)` or `(parts, D, out_count)`, float32.
-        before: Outputs before position 0.
+        before: Outputs before position 0, a multiple of STEP.
         batch: Rows with outputs of their own; 1 if rows are summed.
         rows: Rows that are summed, in parts of `part_rows`; 1 otherwise.
     """
@@ -131,9 +131,8 @@ def _convolve_blocks(
     # Distances of blocks at which there are weights and, from the first and from the last output, signals.
     lowest = tl.program_id(0) * COLUMNS // batch
     highest = tl.minimum((tl.program_id(0) * COLUMNS + COLUMNS - 1) // batch, blocks - 1)
-    # Only numbers that are not negative are divided: quotients are rounded towards zero.
-    skipped = (before + STEP - 1) // STEP
-    to_first = (highest * BLOCK + STEP - 1 + skipped * STEP - before) // STEP - skipped
+    # Quotients are rounded towards zero: of negative numbers, only multiples are divided.
+    to_first = (highest * BLOCK - before) // STEP
     to_last = (signal_count - 1 + before - lowest * BLOCK) // STEP
     if SIGN == 1:
         start = tl.maximum(-((back_count + BLOCK - 1) // STEP), -to_last)
@@ -158,7 +157,8 @@ def _convolve_blocks(
         ahead += ahead_batch
     to = begin[:, None] + a[None, :]
     out += channel * out_channel + part.to(tl.int64) * out_batch
-    tl.store(out + (row * out_batch)[:, None] + to, total, mask=is_known[:, None] & (to < out_count))
+    # Columns beyond the last block are beyond the last output.
+    tl.store(out + (row * out_batch)[:, None] + to, total, mask=to < out_count)
 
 
 def blocks_cost(
