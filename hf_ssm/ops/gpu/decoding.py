@@ -88,7 +88,7 @@ def _product(
         end = first + size
         if NORM != 0:
             mean, scale = _moments(x, b, first, end, batch, x_row, epsilon, NORM, BATCH, 4 * TILE // BATCH)
-        for start in tl.range(first, end, COLUMNS, num_stages=3):
+        for start in tl.range(first, end, COLUMNS, num_stages=2):
             c = start + tl.arange(0, COLUMNS)
             inside = (r < rows)[:, None] & (c < end)[None, :]
             w = tl.load(weight + r[:, None] * columns + c[None, :], mask=inside, other=0.0)

@@ -100,7 +100,7 @@ def double(value: Any) -> Any:
     return [double(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def check_blocks(find, reference, blocks, options, batch, past_shape, state_shape, positions=2) -> None:
+def check_blocks(find, reference, blocks, options, batch, past_shape, state_shape, positions=1) -> None:
     """Blocks over some positions; the states are read only, and memory of the results is new."""
     w = blocks[0]
     device, dtype = w.out_weight.device, w.out_weight.dtype
@@ -125,14 +125,14 @@ def check_blocks(find, reference, blocks, options, batch, past_shape, state_shap
     assert found[1].dtype == dtype
 
 
-def check_mamba(device, dtype, batch, shape, norm="rms", flags=(True, True, True, True), count=2) -> None:
+def check_mamba(device, dtype, batch, shape, norm="rms", flags=(True,) * 4, count=2, positions=1) -> None:
     biases, norm_first, residual, logarithmic = flags
     make = Maker(device, dtype)
     blocks = [mamba_weights(make, shape, norm, biases, logarithmic) for _ in range(count)]
     options = BlockOptions(norm, 1e-5, norm_first, residual, logarithmic)
     _, channels, states, _, taps = shape
     memories = (taps - 1, channels), (channels, states)
-    check_blocks(find_blocks_step, blocks_step_reference, blocks, options, batch, *memories)
+    check_blocks(find_blocks_step, blocks_step_reference, blocks, options, batch, *memories, positions)
 
 
 def check_mamba2(device, dtype, batch, shape, norm="rms", flags=(True,) * 6, limit=(0.0, math.inf), count=2) -> None:
@@ -145,8 +145,7 @@ def check_mamba2(device, dtype, batch, shape, norm="rms", flags=(True,) * 6, lim
     check_blocks(find_ssd_blocks_step, ssd_blocks_step_reference, blocks, options, batch, *memories)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16])
-@pytest.mark.parametrize("batch", [1, 3, 6])
+@pytest.mark.parametrize(("batch", "dtype"), [(1, F32), (3, F32), (5, F32), (1, BF16), (5, BF16), (5, F16)])
 def test_mamba_blocks(device, dtype, batch):
     check_mamba(device, dtype, batch, (20, 37, 5, 3, 4))
 
@@ -154,13 +153,12 @@ def test_mamba_blocks(device, dtype, batch):
 def test_programs_of_usual_size(device, monkeypatch):
     monkeypatch.undo()
     assert [gpu_decoding.rows_of_program(*sizes) for sizes in ((80, 4), (768, 4), (5000, 1), (80, 5))] == [2, 4, 8, 16]
-    check_mamba(device, F32, 1, (12, 7, 3, 2, 3), count=1)
+    check_mamba(device, F32, 1, (12, 7, 3, 2, 3), count=1, positions=2)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("batch", [1, 3, 6])
+@pytest.mark.parametrize(("batch", "dtype"), [(1, F32), (3, F32), (5, F32), (1, BF16), (5, BF16)])
 def test_mamba2_blocks(device, dtype, batch):
-    check_mamba2(device, dtype, batch, (20, 4, 9, 2, 5, 4))
+    check_mamba2(device, dtype, batch, (20, 2, 9, 2, 5, 4))
 
 
 @given(
@@ -170,7 +168,7 @@ def test_mamba2_blocks(device, dtype, batch):
     norm=st.sampled_from(["none", "layer", "rms"]),
     flags=st.tuples(*[st.booleans()] * 4),
 )
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_mamba_blocks_of_any_shape(batch, shape, norm, flags):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     check_mamba(device, F32, batch, shape, norm, flags, count=1 + flags[0])
@@ -184,7 +182,7 @@ def test_mamba_blocks_of_any_shape(batch, shape, norm, flags):
     flags=st.tuples(*[st.booleans()] * 6),
     limit=st.sampled_from([(0.0, math.inf), (0.5, 1.0)]),
 )
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_mamba2_blocks_of_any_shape(batch, shape, norm, flags, limit):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     size, heads, head_size, groups, *rest = shape
@@ -193,13 +191,13 @@ def test_mamba2_blocks_of_any_shape(batch, shape, norm, flags, limit):
 
 @pytest.mark.parametrize("kernel", [_project, _normalize, scan_update, ssd_update], ids=lambda kernel: kernel.name)
 def test_every_configuration(device, kernel, monkeypatch):
-    # More columns than a tile of a program, and a rank of more than one block.
+    # More columns than a tile of a program, a rank of more than one block, heads of more than one.
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
         if kernel is not ssd_update:
-            check_mamba(device, F32, 3, (140, 150, 4, 70, 3), "layer", (True, False, True, True), count=1)
+            check_mamba(device, F32, 3, (140, 20, 4, 70, 3), "layer", (True, False, True, True), count=1)
         if kernel is not scan_update:
-            check_mamba2(device, F32, 6, (140, 2, 20, 2, 4, 3), count=1)
+            check_mamba2(device, F32, 5, (140, 2, 18, 2, 4, 3), count=1)
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
@@ -291,7 +289,7 @@ def few_blocks(device, count=1, dtype=F32):
     return blocks, BlockOptions("rms", 1e-5, True, True, True)
 
 
-@pytest.mark.parametrize("batch", [3, 6])
+@pytest.mark.parametrize("batch", [3, 5])
 def test_nan_stays_in_its_row(device, triton_kernels, batch):
     blocks, options = few_blocks(device)
     step = find_blocks_step(blocks, options, (blocks[0].norm_weight, None))
@@ -429,7 +427,7 @@ def one_by_one(model: Any, ids: torch.Tensor, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("family", STEPS)
 def test_greedy_generation(make_model, device, stepped, family):
-    model = make_model(family, "ForCausalLM", vocab_size=40).to(device)
+    model = make_model(family, "ForCausalLM", vocab_size=40, num_hidden_layers=1).to(device)
     prompt = torch.randint(1, 40, (2, 5), device=device)
     options = {"max_new_tokens": 5, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     results = []
@@ -443,12 +441,11 @@ def test_greedy_generation(make_model, device, stepped, family):
 
 
 @pytest.mark.parametrize("family", STEPS)
-@pytest.mark.parametrize("precise", [False, True])
-@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("precise", "norm_first"), [(False, True), (True, False), (True, True)])
 def test_models_in_half_precision(make_model, device, stepped, family, precise, norm_first):
     given_options = {"residual_in_fp32": precise, "norm_first": norm_first}
     model = make_model(family, "ForCausalLM", **given_options).to(device, BF16)
-    ids = torch.randint(0, 12, (2, 5), device=device)
+    ids = torch.randint(0, 12, (1, 5), device=device)
     results = []
     for backend in ("triton", "torch"):
         with use_backend(backend):
@@ -464,7 +461,7 @@ def test_models_in_half_precision(make_model, device, stepped, family, precise, 
 
 @pytest.mark.parametrize("family", STEPS)
 def test_padding_between_and_before_tokens(make_model, device, stepped, family):
-    model = make_model(family, "ForCausalLM").to(device)
+    model = make_model(family, "ForCausalLM", num_hidden_layers=1).to(device)
     ids = torch.randint(1, 12, (3, 6), device=device)
     # The last row begins after the first piece, the second has padding after its first tokens.
     masks = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1]], device=device)
