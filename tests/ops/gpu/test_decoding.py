@@ -153,7 +153,7 @@ def test_mamba_blocks(device, dtype, batch):
 def test_programs_of_usual_size(device, monkeypatch):
     monkeypatch.undo()
     assert [gpu_decoding.rows_of_program(*sizes) for sizes in ((80, 4), (768, 4), (5000, 1), (80, 5))] == [2, 4, 8, 16]
-    check_mamba(device, F32, 1, (12, 7, 3, 2, 3), count=1, positions=2)
+    check_mamba(device, F32, 1, (12, 7, 3, 2, 3), "layer", count=1, positions=2)
 
 
 @pytest.mark.parametrize(("batch", "dtype"), [(1, F32), (3, F32), (5, F32), (1, BF16), (5, BF16)])
