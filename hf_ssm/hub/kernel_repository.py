@@ -10,14 +10,15 @@ import ast
 import hashlib
 import json
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
-from hf_ssm import __version__, ops
+from hf_ssm.ops import backends
 
 __all__ = ["save_kernels"]
 
 NAME, PACKAGE, VERSION = "hf-ssm-kernels", "hf_ssm_kernels", 1
-_ROOT, _PREFIX = Path(ops.__file__).parent, "hf_ssm.ops."
+_ROOT, _PREFIX = Path(backends.__file__).parent, "hf_ssm.ops."
 _ENTRY = "gpu.layers"
 # kernel-builder's names of platforms. On a CPU the kernels run in Triton's interpreter, or else PyTorch serves.
 _PLATFORMS = ("cuda", "rocm", "cpu")
@@ -98,7 +99,7 @@ def _package_files() -> dict[str, str]:
     for folder in {Path(path).parent.as_posix() for path in files} - {"."}:
         files[f"{folder}/__init__.py"] = ""
     functions = "\n".join(f"{name} = layers.{name}()" for name in layers.__all__)
-    init = _INIT.format(version=__version__, functions=functions, names=json.dumps(["layers", *layers.__all__]))
+    init = _INIT.format(version=version("hf_ssm"), functions=functions, names=json.dumps(["layers", *layers.__all__]))
     files["__init__.py"] = init.replace("from . import layers", "from .gpu import layers")
     return dict(sorted(files.items()))
 
@@ -137,7 +138,7 @@ def save_kernels(folder: str | Path) -> Path:
             made,
             {
                 "build.toml": _BUILD_TOML.format(name=NAME, version=VERSION),
-                "README.md": _CARD.format(version=__version__),
+                "README.md": _CARD.format(version=version("hf_ssm")),
             },
         )
         _write(made / "torch-ext" / PACKAGE, files)

@@ -66,6 +66,7 @@ def logits(model, tokenizer) -> torch.Tensor:
         return model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
 
 
+@pytest.mark.slow
 def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_SSM_KERNELS", "torch")
     # The process below replaces this proof.

@@ -56,8 +56,8 @@ def inputs_of(make_batch: Any, head: str, batch: int, length: int) -> dict[str, 
 @pytest.mark.parametrize(
     ("family", "head", "flags"),
     [
-        ("Hyena", "ForSequenceClassification", {"bidirectional": True}),
-        pytest.param("S4", "ForCausalLM", {"kernel_type": "s4"}, marks=slow),
+        pytest.param("Hyena", "ForSequenceClassification", {"bidirectional": True}, marks=slow),
+        pytest.param("S4", "ForCausalLM", {"kernel_type": "s4"}, marks=grid),
         pytest.param("S5", "ForCausalLM", {}, marks=grid),
         *(pytest.param(*case, marks=grid) for case in GRID),
     ],

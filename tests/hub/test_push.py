@@ -51,6 +51,7 @@ def configured(folder, name="config.json", **changes):
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
+@pytest.mark.slow
 def test_push_is_proved_and_loads(hub, model, tokenizer):
     address = hf_ssm.hub.push(model, tokenizer, NAME, private=True, message="A model")
     assert address == f"{hub.endpoint}/{NAME}"

@@ -27,6 +27,11 @@ VARIANTS = {
     "ssd": ("SSD", {"time_step_limit": (0.002, 0.2)}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
+# All variants, of which `make test` runs one of each family.
+ONE_PER_FAMILY = [
+    name if name in ("hyena", "s4d", "s5", "mamba", "ssd") else pytest.param(name, marks=pytest.mark.slow)
+    for name in VARIANTS
+]
 # One for each way of remembering.
 SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd")
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -61,7 +66,7 @@ def read(model, ids, pieces, cache=None, mask=None):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_token_by_token_equals_the_whole(make, name):
     model, length = make(name), 1050
     ids = torch.randint(0, 12, (2, length))
@@ -90,7 +95,7 @@ def test_any_split_gives_the_same(make, name, pieces):
     assert cache.get_seq_length() == 300
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_gradients_flow_through_the_cache(make, name):
     model = make(name).double()
     ids = torch.randint(0, 12, (2, 12))

@@ -170,6 +170,7 @@ def test_autocast_leaves_the_scan_in_float32(make_model, flags: dict) -> None:
     torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1 * size)
 
 
+@pytest.mark.slow
 def test_an_unpickled_configuration_registers_the_models(tmp_path: Path) -> None:
     import pickle
 

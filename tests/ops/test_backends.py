@@ -218,6 +218,7 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_environment_variable_chooses():
     result = run("from hf_ssm.ops import backends; print(backends.current())", HF_SSM_KERNELS="reference")
     assert result.stdout.strip() == "reference", result.stderr

@@ -71,7 +71,7 @@ def test_causal_models_equal_full_passes(make_model, family, options):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-@pytest.mark.parametrize("mask", [MASK, None])
+@pytest.mark.parametrize("mask", [MASK, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "options"), MODELS[::3])
 def test_classifiers_equal_full_passes(make_model, family, options, mask, pooling):
     model = make_model(family, "ForSequenceClassification", pooling=pooling, **options)

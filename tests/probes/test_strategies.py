@@ -93,7 +93,9 @@ def test_exact_of_a_masked_model_is_the_plain_loop(make_model, family, options):
     )
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean", "two-sided"])
+@pytest.mark.parametrize(
+    "pooling", ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("last", "two-sided"))]
+)
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
 def test_exact_of_a_classifier_is_the_plain_loop(make_model, family, options, pooling):
     if pooling == "two-sided":
@@ -118,7 +120,14 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(incremental, name, value)
 
 
-@pytest.mark.parametrize(("head", "mask"), [("ForCausalLM", "zero"), ("last", "mask"), ("mean", "zero")])
+@pytest.mark.parametrize(
+    ("head", "mask"),
+    [
+        ("mean", "zero"),
+        pytest.param("ForCausalLM", "zero", marks=pytest.mark.slow),
+        pytest.param("last", "mask", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("family", "options"), LONGER)
 def test_exact_from_states_is_the_plain_loop(make_model, small_blocks, family, options, head, mask):
     ids, token = [*bases(6), 1, *bases(5)], MASK if mask == "mask" else ZERO

@@ -68,6 +68,7 @@ def test_kernels_do_not_run_in_python(monkeypatch):
         runpy.run_path(compiling.__file__)
 
 
+@pytest.mark.slow
 def test_without_compilation_torch_runs():
     script = """
 import torch, hf_ssm
