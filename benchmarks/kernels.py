@@ -23,6 +23,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import hf_ssm.ops
 
 RESULTS = Path(__file__).parent / "results"
@@ -159,18 +161,99 @@ def _store(path: Path, found: dict[str, Any]) -> None:
     path.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
 
 
-# Sizes of a training step of a model of some hundred million parameters, and of a long sequence; bfloat16 (2 bytes).
+# Sizes of a training step of a model of some hundred million parameters; sequences of bfloat16 (2 bytes).
 _B, _L, _D = 8, 4096, 2048
+Forecast = tuple[str, str, Any, int]
 
 
-def forecasts() -> Iterator[tuple[str, str, Any, int]]:
-    """Operation, sizes, cost and the least number of bytes: all inputs and results once."""
+def _in_tensor_cores(cost: Any) -> Any:
+    """The cost with its products in half precision, where the formulas count those of float32."""
+    return cost._replace(products=0, half_products=cost.products)
+
+
+def _of_scans() -> Iterator[Forecast]:
+    from hf_ssm.ops.selective_scan import triton_backward, triton_forward
+    from hf_ssm.ops.selective_scan.triton import chunk_positions
+    from hf_ssm.ops.ssd import triton_costs
+    from hf_ssm.ops.ssd.triton_tiles import Tiling, chunk_size_of
+
+    states = 16
+    for batch, length in ((_B, _L), (1, 65536)):
+        sizes, numbers = f"B {batch}, L {length:,}, D {_D:,}, N {states}", batch * length * _D
+        chunks = -(-length // chunk_positions(batch, length, _D))
+        shape = batch, length, _D, states, 2, chunks
+        weights = 2 * 2 * batch * length * states
+        forward, backward = triton_forward.forward_cost(*shape), triton_backward.backward_cost(*shape)
+        yield "selective scan, forward", sizes, forward, 2 * 4 * numbers + weights
+        yield "selective scan, backward", sizes, backward, 2 * 7 * numbers + 2 * weights
+    heads, channels, states = 32, 64, 128
+    for batch, length in ((_B, _L), (1, 65536)):
+        sizes, numbers = f"B {batch}, L {length:,}, H {heads}, P {channels}, N {states}", batch * length * _D
+        x = torch.empty(batch, length, heads, channels, dtype=torch.bfloat16, device="meta")
+        B = torch.empty(batch, length, 1, states, dtype=torch.bfloat16, device="meta")
+        tiling = Tiling.of(x, B, chunk_size_of(x, B, None))
+        steps, weights = 4 * batch * length * heads, 2 * 2 * batch * length * states
+        forward, backward = (
+            _in_tensor_cores(f(tiling, 2)) for f in (triton_costs.forward_cost, triton_costs.backward_cost)
+        )
+        yield "Mamba-2 scan, forward", sizes, forward, 2 * 2 * numbers + steps + weights
+        yield "Mamba-2 scan, backward", sizes, backward, 2 * 3 * numbers + 2 * steps + 2 * weights
+
+
+def _of_convolutions() -> Iterator[Forecast]:
+    from hf_ssm.ops.long_conv import triton_costs
     from hf_ssm.ops.short_conv import triton as short_conv
 
     sizes, numbers = f"B {_B}, L {_L:,}, D {_D:,}, K 4", _B * _L * _D
     forward = short_conv.forward_cost(_B, _L, _D, 4, 2, tile=32)
     yield "short convolution, forward", sizes, forward, 2 * 2 * numbers
     yield "short convolution, backward", sizes, short_conv.backward_cost(_B, _L, _D, 4, 2, tile=32), 3 * 2 * numbers
+    for batch, length, channels in ((32, 512, 256), (8, 16384, 256), (1, 262144, 256)):
+        sizes, numbers = f"B {batch}, L {length:,}, D {channels}", batch * length * channels
+        taps = 4 * channels * length
+        for way, function, least in (
+            ("forward", triton_costs.forward_cost, 2 * 2 * numbers + taps),
+            ("backward", triton_costs.backward_cost, 3 * 2 * numbers + 2 * taps),
+        ):
+            kernels, others = function(batch, length, channels, length, 2)
+            # Operations run one after the other, so that their times add up.
+            yield f"long convolution, {way}", sizes, kernels + others, least
+
+
+def _of_kernel_generation() -> Iterator[Forecast]:
+    from hf_ssm.ops.lti import triton_exponential_sums as s4d
+    from hf_ssm.ops.lti import triton_krylov_costs as s4
+
+    channels, states = 1024, 64
+    for length in (1024, 16384):
+        sizes, taps = f"D {channels:,}, N {states}, L {length:,}", 4 * channels * length
+        yield "S4D kernel, forward", sizes, s4d.forward_cost(channels, states // 2, length), taps
+        yield "S4D kernel, backward", sizes, s4d.backward_cost(channels, states // 2, length), taps
+        yield "S4 kernel, forward", sizes, s4.forward_cost(channels, states, length), taps
+        yield "S4 kernel, backward", sizes, s4.backward_cost(channels, states, length), taps
+
+
+def _of_decoding() -> Iterator[Forecast]:
+    from hf_ssm.ops.selective_scan import triton_decoding as mamba
+    from hf_ssm.ops.ssd import triton_decoding as mamba2
+
+    layers, hidden, channels = 48, 2048, 4096
+    states, rank = 16, 128
+    weights = layers * (3 * hidden * channels + (rank + 2 * states + rank) * channels)
+    cost = mamba.blocks_cost(layers, 1, hidden, channels, states, rank, 4, 2, tile=16)
+    label = f"{layers} blocks, hidden {hidden:,}, N {states}, batch 1"
+    yield "Mamba, a token, bfloat16", label, cost, 2 * weights + layers * 8 * channels * states
+    states = 128
+    weights = layers * (3 * hidden * channels + 2 * states * hidden)
+    cost = mamba2.ssd_blocks_cost(layers, 1, hidden, channels // 64, 64, 1, states, 4, tile=8)
+    label = f"{layers} blocks, hidden {hidden:,}, N {states}, batch 1"
+    yield "Mamba-2, a token, float32", label, cost, 4 * weights + layers * 8 * channels * states
+
+
+def forecasts() -> Iterator[Forecast]:
+    """Operation, sizes, cost and the least number of bytes: all inputs and results once."""
+    for forecasts_of in (_of_scans, _of_convolutions, _of_kernel_generation, _of_decoding):
+        yield from forecasts_of()
 
 
 def predictions(args: argparse.Namespace) -> int:

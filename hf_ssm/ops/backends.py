@@ -46,7 +46,7 @@ __all__ = [
 
 CHOICES = ("auto", "numba", "triton", "torch", "reference")
 
-INTERFACE = 3
+INTERFACE = 4
 """Version of the signatures of compiled implementations. The code exported with a checkpoint contains no compiled
 implementations; it uses those of an installed hf_ssm with the same version."""
 

@@ -30,6 +30,8 @@ __all__ = ["long_conv_triton", "supports_long_conv"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Channels of a block at least, which are read at once.
 _FEWEST_CHANNELS = 32
+# Programs along the second and third axis of a grid, at most (CUDA); a multiple of the channels that are read at once.
+_MOST_PROGRAMS = 65504
 
 
 def _way(length: int, count: int, back_count: int, dtype: torch.dtype) -> Blocks | Transforms:
@@ -40,8 +42,9 @@ def _way(length: int, count: int, back_count: int, dtype: torch.dtype) -> Blocks
 
 def _division(batch: int, channels: int, points: int) -> tuple[list[slice], list[slice]]:
     """Slices of channels, and of rows of the batch."""
-    rows = max(1, min(batch, MOST_SAMPLES_ON_A_GPU // (_FEWEST_CHANNELS * points)))
-    together = max(_FEWEST_CHANNELS, MOST_SAMPLES_ON_A_GPU // (rows * points) // _FEWEST_CHANNELS * _FEWEST_CHANNELS)
+    rows = max(1, min(batch, _MOST_PROGRAMS, MOST_SAMPLES_ON_A_GPU // (_FEWEST_CHANNELS * points)))
+    together = MOST_SAMPLES_ON_A_GPU // (rows * points) // _FEWEST_CHANNELS * _FEWEST_CHANNELS
+    together = min(_MOST_PROGRAMS, max(_FEWEST_CHANNELS, together))
     return list(slices(channels, together)), list(slices(batch, rows))
 
 

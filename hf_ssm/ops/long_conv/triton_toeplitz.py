@@ -10,7 +10,8 @@ serves `N` sums, and distances at which a causal kernel has no inputs are left o
 well, at the distances `-s`: that of the inputs with the same taps, that of the taps with inputs in the place of taps.
 
 A product of float32 keeps `S` numbers of each operand and output of a thread in registers, which are the limit here;
-therefore `S` is small, and two warps of 16 outputs a thread share a program, of which several run at once.
+therefore `S` is small, and a program is one warp of 16 outputs a thread, of which about 20 run on a multiprocessor.
+With 16 blocks no column is idle from 512 taps on, where their gradient has as many columns as the taps have blocks.
 
 Products of bfloat16 rows and float32 taps are those of tensor cores, with each tap as the sum of two bfloat16 numbers:
 its relative rounding error is 2^-17. All others are products of float32.
@@ -72,7 +73,7 @@ def _product(signal, weight, PRECISION: tl.constexpr):
 
 @kernel(
     configs=[
-        config(BLOCK=32, STEP=16, COLUMNS=32, num_warps=2, num_stages=1),
+        config(BLOCK=32, STEP=16, COLUMNS=16, num_warps=1, num_stages=1),
         config(BLOCK=64, STEP=16, COLUMNS=64, num_warps=8),
     ],
     key=("signal_count", "out_count", "batch"),
@@ -117,7 +118,7 @@ def _convolve_blocks(
         ahead: Weights of lags 0, 1, ...: `(D, ahead_count)`, or one such tensor for each row.
         back: Weights of lags -1, -2, ...: `(D, back_count)`, or absent.
         out: `(batch, D, out_count)` or `(parts, D, out_count)`, float32.
-        before: Outputs before position 0.
+        before: Outputs before position 0, a multiple of STEP.
         batch: Rows with outputs of their own; 1 if rows are summed.
         rows: Rows that are summed, in parts of `part_rows`; 1 otherwise.
     """
@@ -130,9 +131,8 @@ def _convolve_blocks(
     # Distances of blocks at which there are weights and, from the first and from the last output, signals.
     lowest = tl.program_id(0) * COLUMNS // batch
     highest = tl.minimum((tl.program_id(0) * COLUMNS + COLUMNS - 1) // batch, blocks - 1)
-    # Only numbers that are not negative are divided: quotients are rounded towards zero.
-    skipped = (before + STEP - 1) // STEP
-    to_first = (highest * BLOCK + STEP - 1 + skipped * STEP - before) // STEP - skipped
+    # Quotients are rounded towards zero: of negative numbers, only multiples are divided.
+    to_first = (highest * BLOCK - before) // STEP
     to_last = (signal_count - 1 + before - lowest * BLOCK) // STEP
     if SIGN == 1:
         start = tl.maximum(-((back_count + BLOCK - 1) // STEP), -to_last)
@@ -157,7 +157,8 @@ def _convolve_blocks(
         ahead += ahead_batch
     to = begin[:, None] + a[None, :]
     out += channel * out_channel + part.to(tl.int64) * out_batch
-    tl.store(out + (row * out_batch)[:, None] + to, total, mask=is_known[:, None] & (to < out_count))
+    # Columns beyond the last block are beyond the last output.
+    tl.store(out + (row * out_batch)[:, None] + to, total, mask=to < out_count)
 
 
 def blocks_cost(
@@ -180,18 +181,21 @@ def blocks_cost(
         columns: N.
     """
     blocks = -(-points // block)
-    signals = weights = products = 0
+    signals = weights = products = local = 0
     for begin in range(0, batch * blocks, columns):
-        of_program = [n // batch * block for n in range(begin, min(begin + columns, batch * blocks))]
-        for s in range(1 - block // step, min((taps + step - 2) // step, (of_program[-1] + step - 1) // step) + 1):
-            products += 2 * block * step * columns
-            signals += step * sum(0 <= at - s * step < points for at in of_program)
-            weights += sum(0 <= s * step + a - c < taps for a in range(block) for c in range(step))
-    reads = channels * (size * signals + 4 * weights)
+        own = [(n % batch, n // batch * block) for n in range(begin, min(begin + columns, batch * blocks))]
+        stop = min((taps + step - 2) // step, (own[-1][1] + step - 1) // step)
+        distances = range(1 - block // step, stop + 1)
+        reads = [(row, at - s * step) for s in distances for row, at in own if 0 <= at - s * step < points]
+        signals += step * len(reads)
+        known = sum(0 <= s * step + a - c < taps for s in distances for a in range(block) for c in range(step))
+        weights += known
+        local += size * step * (len(reads) - len(set(reads))) + 4 * (known - min(taps, stop * step + block))
+        products += 2 * block * step * columns * len(distances)
+    requested = channels * (size * signals + 4 * weights)
     read, written = channels * (size * batch * points + 4 * taps), 4 * channels * batch * points
-    if size == 4:
-        return Cost(read, reads - read, written, products=channels * products)
-    return Cost(read, reads - read, written, half_products=2 * channels * products)
+    exact, half = (products, 0) if size == 4 else (0, 2 * products)
+    return Cost(read, requested - read, written, 0, channels * exact, channels * half, channels * local)
 
 
 def taps_gradient_cost(
@@ -202,18 +206,21 @@ def taps_gradient_cost(
     For each row, program of `N` blocks of lags and distance, `T S` inputs and `S N` gradients are read.
     """
     blocks = -(-(-(-taps // _ALIGNMENT) * _ALIGNMENT) // block)
-    signals = weights = products = 0
+    signals = weights = products = local = 0
     for begin in range(0, blocks, columns):
-        of_program = [n * block for n in range(begin, min(begin + columns, blocks))]
-        for s in range(min((length + block - 2) // step, (points - 1 - of_program[0]) // step) + 1):
-            products += 2 * block * step * columns
-            signals += step * sum(at + s * step < points for at in of_program)
-            weights += sum(0 <= s * step - a + c < length for a in range(block) for c in range(step))
-    reads = batch * channels * size * (signals + weights)
-    read, written = batch * channels * size * (points + length), 4 * channels * blocks * block
-    if size == 4:
-        return Cost(read, reads - read, written, products=batch * channels * products)
-    return Cost(read, reads - read, written, half_products=batch * channels * products)
+        own = [n * block for n in range(begin, min(begin + columns, blocks))]
+        stop = min((length + block - 2) // step, (points - 1 - own[0]) // step)
+        reads = [at + s * step for s in range(stop + 1) for at in own if at + s * step < points]
+        signals += step * len(reads)
+        known = sum(0 <= s * step - a + c < length for s in range(stop + 1) for a in range(block) for c in range(step))
+        weights += known
+        local += step * (len(reads) - len(set(reads))) + known - min(length, (stop + 1) * step)
+        products += 2 * block * step * columns * (stop + 1)
+    rows = batch * channels
+    read, written = rows * size * (points + length), 4 * channels * blocks * block
+    exact, half = (products, 0) if size == 4 else (0, products)
+    requested = rows * size * (signals + weights)
+    return Cost(read, requested - read, written, 0, rows * exact, rows * half, rows * size * local)
 
 
 def takes_blocks(length: int, count: int, back_count: int, dtype: torch.dtype) -> bool:
@@ -242,7 +249,7 @@ class Blocks:
 
     def convolve(self, rows: Tensor, weights: tuple[Tensor, Tensor | None], sign: int = 1) -> Tensor:
         """The convolution of rows `(B, D, n)` with taps of both sides; with a `sign` of -1 both are exchanged."""
-        out = torch.empty(rows.shape, device=rows.device)
+        out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
         taps, back = weights
         self._launch(rows, taps.unsqueeze(0), back, out, 0, sign)
         return out
@@ -270,7 +277,8 @@ class Blocks:
         before = self._before()
         width = before + triton.cdiv(self.count, _ALIGNMENT) * _ALIGNMENT
         part_rows = triton.cdiv(batch, min(batch, triton.cdiv(_FEWEST_PROGRAMS, channels)))
-        out = torch.empty((triton.cdiv(batch, part_rows), channels, width), device=grad.device)
+        parts = triton.cdiv(batch, part_rows)
+        out = torch.empty((parts, channels, width), dtype=torch.float32, device=grad.device)
         self._launch(grad, inputs[..., : self.length], None, out, before, -1, part_rows)
         return out[0] if len(out) == 1 else out.sum(0)
 

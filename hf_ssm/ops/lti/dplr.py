@@ -8,12 +8,12 @@ frequencies.
 
 import torch
 
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.lti.diagonal import check_system, diagonal_transfer, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
-from hf_ssm.ops.lti.krylov import bilinear_start, dense_start, krylov_products
+from hf_ssm.ops.lti.krylov import START_COLUMNS, Start, bilinear_start, dense_start, krylov_products
 
-__all__ = ["dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_transfer"]
+__all__ = ["dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_start", "dplr_transfer"]
 
 
 def dplr_dense(
@@ -96,15 +96,35 @@ def _dplr_kernel_torch(
     length: int,
     discretization: str,
 ) -> torch.Tensor:
-    dtype = working_dtype(lam, p, b, c)
+    start, c_real = dplr_start(lam, p, b, c, dt, length, discretization)
+    return krylov_products(start, c_real, length, working_dtype(lam, p, b, c))
+
+
+def dplr_start(
+    lam: torch.Tensor,
+    p: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    dt: torch.Tensor,
+    length: int,
+    discretization: str,
+    columns: int = START_COLUMNS,
+) -> tuple[Start, torch.Tensor]:
+    """The discretised system, in double precision: what `krylov_products` takes.
+
+    Args:
+        lam, p, b, c, dt, length, discretization: As of `dplr_kernel`.
+        columns: The most columns of the start under the bilinear rule, a power of two.
+
+    Returns:
+        The start of `A_bar` and `B_bar`, and the output vectors in real coordinates, `(D, N)`.
+    """
     lam, p, b, c = (t.to(torch.complex128) for t in (lam, p, b, c))
     step = dt.to(torch.float64)
     if discretization == "zoh":
         a_real, b_real, c_real = dplr_real(lam, p, b, c)
-        start = dense_start(*zoh_dense(a_real, b_real, step))
-    else:
-        start, c_real = bilinear_start(lam, p, b, step, length), 2 * torch.cat([c.real, -c.imag], dim=-1)
-    return krylov_products(start, c_real, length, dtype)
+        return dense_start(*zoh_dense(a_real, b_real, step)), c_real
+    return bilinear_start(lam, p, b, step, length, columns), 2 * torch.cat([c.real, -c.imag], dim=-1)
 
 
 def dplr_kernel_reference(
@@ -127,7 +147,11 @@ def dplr_kernel_reference(
     return torch.stack(taps, dim=-1)
 
 
-_DPLR_KERNEL = Operation(torch=_dplr_kernel_torch, reference=dplr_kernel_reference)
+_DPLR_KERNEL = Operation(
+    triton=Compiled("hf_ssm.ops.lti.triton_dplr", "dplr_kernel_triton", "supports_dplr_kernel"),
+    torch=_dplr_kernel_torch,
+    reference=dplr_kernel_reference,
+)
 
 
 def dplr_transfer(

@@ -19,13 +19,21 @@ import torch
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 from hf_ssm.ops.lti.exponential_sums import block_bytes, multiply_into, split_length, to_rows
 
-__all__ = ["Start", "bilinear_start", "dense_kernel", "dense_start", "krylov_products"]
+__all__ = [
+    "START_COLUMNS",
+    "Start",
+    "bilinear_start",
+    "dense_kernel",
+    "dense_start",
+    "krylov_products",
+    "plain_krylov_products",
+]
 
 # Number of powers for the rows: sixteen rows by doubling, then eight at a time by the last power. More doublings need
 # more squarings, each of which costs as much as `N` rows; fewer rows at a time are slow to multiply.
 _ROW_LEVELS = 4
 # Columns computed by the structure of a diagonal-plus-low-rank matrix, a power of two.
-_START_COLUMNS = 16
+START_COLUMNS = 16
 
 
 class Start(NamedTuple):
@@ -48,7 +56,9 @@ def dense_start(a_bar: torch.Tensor, b_bar: torch.Tensor) -> Start:
     return Start(delta, identity, a_bar, b_bar.unsqueeze(1))
 
 
-def bilinear_start(lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torch.Tensor, length: int) -> Start:
+def bilinear_start(
+    lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torch.Tensor, length: int, columns: int = START_COLUMNS
+) -> Start:
     """The start for `A = diag(λ) - p p^*` discretised by the bilinear rule, in `O(N)` operations per column.
 
     By the Woodbury identity `A_bar x = δ x - g q Re Σ r x` on the stored half, with `d = 1 - λ dt / 2`,
@@ -61,9 +71,10 @@ def bilinear_start(lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torc
         b: Input weights `(D, H)`, complex128.
         dt: Step sizes `(D,)`, float64.
         length: Number of taps `L` of the kernel: a short kernel needs a short start.
+        columns: The most columns of the start, a power of two.
 
     Returns:
-        A `Start` with up to 16 columns.
+        A `Start` with up to that many columns.
 
     Source: Gu, Goel & Ré 2022 (S4), Appendix C.2, for the discrete matrix; its use is original.
     """
@@ -76,14 +87,14 @@ def bilinear_start(lam: torch.Tensor, p: torch.Tensor, b: torch.Tensor, dt: torc
     # Rows r A_bar^k and columns, advanced together.
     vectors, ahead, behind = torch.stack([r, column]), torch.stack([q, r]), torch.stack([r, q])
     made, power, outers = [vectors], delta, [-q]
-    for _ in range(min(_START_COLUMNS, split_length(length)[1]) - 1):
+    for _ in range(min(columns, split_length(length)[1]) - 1):
         vectors = delta * vectors - behind * (ahead * vectors).real.sum(-1, keepdim=True)
         made.append(vectors)
         power = delta * power
         outers.append(delta * outers[-1])
-    rows, columns = torch.stack(made, dim=2).unbind()
+    inner, made_columns = torch.stack(made, dim=2).unbind()
     outer = torch.stack(outers[::-1], dim=1)
-    return Start(power, *(_real_coordinates(part) for part in (outer, rows.conj(), columns)))
+    return Start(power, *(_real_coordinates(part) for part in (outer, inner.conj(), made_columns)))
 
 
 def _real_coordinates(z: torch.Tensor) -> torch.Tensor:
@@ -107,11 +118,11 @@ def krylov_products(start: Start, c: torch.Tensor, length: int, dtype: torch.dty
         `(D, L)` in that precision.
     """
     if in_function_transform():
-        return _plain_krylov_products(*start, c, length=length, dtype=dtype)
+        return plain_krylov_products(*start, c, length=length, dtype=dtype)
     return _krylov_products(*start, c, length, dtype == torch.float64)
 
 
-def _plain_krylov_products(
+def plain_krylov_products(
     delta: torch.Tensor,
     outer: torch.Tensor,
     inner: torch.Tensor,
@@ -336,7 +347,7 @@ def _save_krylov(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> Non
 
 def _differentiate_krylov(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     if torch.is_grad_enabled():
-        plain = partial(_plain_krylov_products, length=grad.shape[1], dtype=grad.dtype)
+        plain = partial(plain_krylov_products, length=grad.shape[1], dtype=grad.dtype)
         return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
     wanted = list(ctx.needs_input_grad[:5])
     gradients = _krylov_products_backward(grad, *ctx.saved_tensors, wanted)

@@ -76,7 +76,7 @@ def _exponentials(rate, phase, at):
     angle = ((phase * at.to(tl.int64)) >> 32).to(tl.int32)
     # The nearest quarter of a turn, and what remains: its lower 30 bits with their sign.
     rest = (angle << 2) >> 2
-    quarter = (angle - rest) >> 30
+    quarter = ((angle >> 29) + 1) >> 1
     a = rest.to(tl.float32) * _UNIT
     s = a * a
     # Taylor series; the next terms are below 3e-8 for a of at most pi / 4.
@@ -253,7 +253,7 @@ def _gradients_of_sums(
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     known = h < pairs
     parts = 2 if grad_base is None else 4
-    stride = channels.to(tl.int64) * parts * pairs
+    stride = channels * parts * pairs
     sums += channel * parts * pairs
     place = channel * 2 * pairs + 2 * h
     real = _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T)
@@ -292,14 +292,15 @@ def forward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cos
 def backward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cost:
     """Cost of both gradients; `block` pairs at a time.
 
-    `4 D L` bytes of the gradient and `16 D H` of the bases read, the latter by each tile; `16 T D H` bytes of sums
-    written and read, and `32 D H` of gradients written. Exponentials as in the forward, products twice as many.
+    `4 D L` bytes of the gradient and `16 D H` of the bases read, the former for each block, the latter by each tile;
+    `16 T D H` bytes of sums written and read, and `32 D H` of gradients written. Exponentials as in the forward,
+    products twice as many.
     """
     forward = forward_cost(channels, pairs, length, block)
     tiles, numbers = _tiles(length), channels * pairs
     return Cost(
         4 * channels * length + 16 * numbers + 16 * tiles * numbers + 16 * numbers,
-        16 * numbers * (tiles - 1),
+        16 * numbers * (tiles - 1) + 4 * channels * length * (triton.cdiv(pairs, block) - 1),
         16 * tiles * numbers + 32 * numbers,
         forward.exponentials,
         2 * forward.products,
@@ -397,6 +398,6 @@ def supports_exponential_sums(log_base: Tensor, weights: Tensor, length: int, dt
 
 
 def exponential_sums_triton(log_base: Tensor, weights: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """`exponential_sums` in float32; phases are exact at any length, growing exponentials are not supported."""
+    """`exponential_sums` in float32, by tables in float32 of phases in 64 bits."""
     taps: Tensor = _operator(log_base, weights, length)
     return taps

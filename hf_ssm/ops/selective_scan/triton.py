@@ -17,7 +17,7 @@ from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.reference import loop_scan
-from hf_ssm.ops.selective_scan.triton_backward import TILE, TILES, cotangent_ends, scan_backward
+from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D, cotangent_ends, scan_backward
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT, carry, chunk_ends, scan
 from hf_ssm.ops.selective_scan.triton_tiles import scaled_matrix
 
@@ -61,8 +61,12 @@ def _rowed(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    return None if flags is None else flags.contiguous().view(torch.int8)
+def _flags(mask: Tensor | None, starts: Tensor | None) -> Tensor | None:
+    """`(B, L)` bytes: 1 where the position is not masked, and 2 more where a document begins."""
+    if starts is None:
+        return None if mask is None else mask.contiguous().view(torch.int8)
+    visible = torch.ones_like(starts, dtype=torch.int8) if mask is None else mask.to(torch.int8)
+    return (visible + 2 * starts.to(torch.int8)).contiguous()
 
 
 def _strided(**tensors: Tensor | None) -> dict[str, Any]:
@@ -87,6 +91,7 @@ class _Job:
         u, delta, A, B, C, D, z, bias, mask, starts = inputs
         self.batch, self.length, self.channels = u.shape
         self.states, self.planes = A.shape[1], 2 if A.is_complex() else 1
+        self.flags, self.starts = _flags(mask, starts), starts
         self.device, self.A = u.device, scaled_matrix(A.resolve_conj())
         chunk = chunk_positions(*u.shape)
         self.chunks = -(-self.length // chunk)
@@ -101,8 +106,7 @@ class _Job:
             **self.state,
             **_strided(delta=delta),
             "bias": None if bias is None else bias.contiguous(),
-            "mask": _bytes(mask),
-            "starts": _bytes(starts),
+            "flags": self.flags,
             "length": self.length,
             "chunk": chunk,
             "SOFTPLUS": softplus,
@@ -127,9 +131,9 @@ class _Job:
         ends, before = self.states_of(self.batch, self.chunks), self.states_of(self.batch, self.chunks)
         spans = self.empty(self.batch, self.chunks, self.channels)
         kernel.launch(self.grid, **self.step, **arguments, ends=ends, spans=spans)
-        starts, resets = self.step["starts"], None
-        if starts is not None:
-            padded = F.pad(starts, (0, self.chunks * self.step["chunk"] - self.length))
+        resets = None
+        if self.starts is not None:
+            padded = F.pad(self.starts.to(torch.int8), (0, self.chunks * self.step["chunk"] - self.length))
             resets = padded.view(self.batch, self.chunks, -1).amax(-1)
         carry.launch(
             lambda meta: (triton.cdiv(self.channels, meta["BLOCK_D"]), self.batch),
@@ -205,50 +209,44 @@ def _backward(
     grad = _strided(grad=grad_y)
     state = None if grad_last is None else _planes(grad_last)
     after = job.carried(cotangent_ends, state, True, {**grad, **job.some("C", "z")})
-    blocks = triton.cdiv(job.channels, min(c.kwargs["BLOCK_D"] for c in scan_backward.configs))
+    blocks = triton.cdiv(job.channels, BLOCK_D)
     rows, place = (blocks, job.batch, job.length), (job.batch, job.chunks)
     shared = job.step["SHARED"]
     grad_u = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    # Blocks of channels of a larger configuration leave sums of zero.
-    grad_B, grad_C = torch.zeros((2, *rows, job.states, job.planes), device=u.device)
     outputs = {
         "grad_u": grad_u,
-        "grad_delta": torch.zeros(rows, device=u.device) if shared else torch.empty_like(grad_u, dtype=delta.dtype),
-        "grad_A": job.states_of(*place),
-        "grad_B": grad_B,
-        "grad_C": grad_C,
-        "grad_D": None if D is None else job.empty(*place, job.channels),
+        "grad_delta": job.empty(*rows) if shared else torch.empty_like(grad_u, dtype=delta.dtype),
         "grad_z": None if z is None else torch.empty_like(grad_u, dtype=z.dtype),
-        "grad_bias": None if delta_bias is None else job.empty(*place, job.channels),
+        "grad_weights": job.empty(*rows, 2, job.states, job.planes),
+        "sums": job.empty(*place, job.states * job.planes + 2, job.channels),
         "grad_state": job.states_of(job.batch),
     }
-    scratch = job.states_of(*place, TILES)
-    tiles = {"SEGMENT": SEGMENT, "TILE": TILE}
-    scan_backward.launch(
-        job.grid, **job.everything, **grad, **outputs, saved=saved, after=after, scratch=scratch, **tiles
-    )
+    tiles = SEGMENT // min(c.kwargs["TILE"] for c in scan_backward.configs)
+    scratch = job.states_of(*place, tiles)
+    kept = {"saved": saved, "after": after, "scratch": scratch}
+    scan_backward.launch(job.grid, **job.everything, **grad, **outputs, **kept, SEGMENT=SEGMENT)
     return _gathered(outputs, (u, delta, A, B, C, D, z, delta_bias), wanted)
 
 
 def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
     """The gradients in the dtypes of `tensors`, from the sums that the kernel has written."""
     u, delta, A, B, C, D, _, bias = tensors
-    planes = sums["grad_A"].sum((0, 1))
-    weights = [sums[name].sum(0) for name in ("grad_B", "grad_C")]
-    weights = [torch.view_as_complex(t) if A.is_complex() else t.squeeze(-1) for t in weights]
-    of_D, of_bias = (None if sums[name] is None else sums[name].sum((0, 1)) for name in ("grad_D", "grad_bias"))
-    if of_bias is not None and bias.shape[0] < u.shape[-1]:
+    totals = sums["sums"].sum((0, 1))
+    of_A, of_D, of_bias = _joined(totals[:-2].unflatten(0, (-1, A.shape[1]))), totals[-2], totals[-1]
+    weights = sums["grad_weights"].sum(0)
+    of_B, of_C = (torch.view_as_complex(weights) if A.is_complex() else weights.squeeze(-1)).unbind(2)
+    if bias is not None and bias.shape[0] < u.shape[-1]:
         of_bias = of_bias.sum(0, keepdim=True)
     shared = delta.shape[-1] < u.shape[-1]
     found: list[Tensor | None] = [
         sums["grad_u"],
         sums["grad_delta"].sum(0).unsqueeze(-1).to(delta.dtype) if shared else sums["grad_delta"],
-        _joined(planes).to(A.dtype),
-        weights[0].to(B.dtype),
-        weights[1].to(C.dtype),
-        None if of_D is None else of_D.to(D.dtype),
+        of_A.to(A.dtype),
+        of_B.to(B.dtype).clone(memory_format=torch.contiguous_format),
+        of_C.to(C.dtype).clone(memory_format=torch.contiguous_format),
+        None if D is None else of_D.to(D.dtype, copy=True),
         sums["grad_z"],
-        None if of_bias is None else of_bias.to(bias.dtype),
+        None if bias is None else of_bias.to(bias.dtype, copy=True),
         _joined(sums["grad_state"]),
     ]
     return [grad if want and grad is not None else u.new_empty(0) for want, grad in zip(wanted, found, strict=True)]

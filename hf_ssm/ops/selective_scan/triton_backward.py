@@ -21,29 +21,31 @@ import math
 import triton
 import triton.language as tl
 
+from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import sigmoid, silu, silu_slope
-from hf_ssm.ops.selective_scan.triton_forward import EXAMPLES, SEGMENT
+from hf_ssm.ops.selective_scan.triton_forward import EXAMPLES, SEGMENT, carry_cost
 from hf_ssm.ops.selective_scan.triton_tiles import (
     advance,
     decay_of,
-    flag_at,
+    enter,
+    flags_at,
     load_parameter,
     load_planes,
     load_row,
     load_state,
     load_weights,
+    output_of,
+    row_of,
     step_at,
     store_state,
-    store_weights,
     sum_of_products,
 )
 
-__all__ = ["TILES", "cotangent_ends", "scan_backward"]
+__all__ = ["BLOCK_D", "backward_cost", "cotangent_ends", "scan_backward"]
 
-TILE = 2
-TILES = SEGMENT // TILE
-"""Tiles of a segment."""
+BLOCK_D = 64
+"""Channels of a block of `scan_backward` in all configurations: the number of its partial sums depends on it."""
 _LOG_2 = tl.constexpr(math.log(2))
 _TURN = tl.constexpr(math.tau)
 
@@ -64,6 +66,18 @@ def _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX: tl.constexpr):
         decay_imag = -decay_imag
     g_real, g_imag = advance(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
     return g_real, g_imag
+
+
+@triton.jit
+def _store_sums(row, a_real, a_imag, b, factor: tl.constexpr, n, there, STATES: tl.constexpr, COMPLEX: tl.constexpr):
+    """Write the sums of `factor a b` over the channels, of a `(N, D)` and b `(D,)`, as a row of a tensor like B."""
+    b = (factor * b)[None, :]
+    keep = there & (n < STATES)
+    if COMPLEX:
+        tl.store(row + 2 * n, tl.sum(a_real * b, 1), mask=keep)
+        tl.store(row + 2 * n + 1, tl.sum(a_imag * b, 1), mask=keep)
+    else:
+        tl.store(row + n, tl.sum(a_real * b, 1), mask=keep)
 
 
 @kernel(
@@ -87,8 +101,7 @@ def cotangent_ends(
     C,
     z,
     bias,
-    mask,
-    starts,
+    flags,
     ends,
     spans,
     grad_batch,
@@ -120,6 +133,13 @@ def cotangent_ends(
     """
     n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    grad += row * grad_batch
+    delta += row * delta_batch
+    C += row * C_batch
+    if z is not None:
+        z += row * z_batch
+    if flags is not None:
+        flags += row * length
     begin = index * chunk
     stop = tl.minimum(begin + chunk, length)
     place = row * tl.num_programs(1) + index
@@ -132,21 +152,15 @@ def cotangent_ends(
     tiles = tl.cdiv(stop - begin, TILE)
     for number in range(0, tiles):
         first = begin + (tiles - 1 - number) * TILE
-        for i in tl.static_range(TILE):
-            t = first + TILE - 1 - i
-            at = t.to(tl.int64)
-            there = t < stop
-            if mask is not None:
-                there = flag_at(mask + row * length, t, stop)
-            fresh = None
-            if starts is not None:
-                fresh = flag_at(starts + row * length, t, stop)
-            delta_at = delta + row * delta_batch + at * delta_row
-            _, step = step_at(delta_at, offset, d, there, channels, SOFTPLUS, SHARED)
-            slope = load_row(grad + row * grad_batch + at * grad_row, d, there, channels)
+        grad_tile, delta_tile = row_of(grad, first, grad_row), row_of(delta, first, delta_row)
+        C_tile = row_of(C, first, C_row)
+        for i in tl.static_range(TILE - 1, -1, -1):
+            there, fresh = flags_at(flags, first + i, stop)
+            _, step = step_at(delta_tile + i * delta_row, offset, d, there, channels, SOFTPLUS, SHARED)
+            slope = load_row(grad_tile + i * grad_row, d, there, channels)
             if z is not None:
-                slope *= silu(load_row(z + row * z_batch + at * z_row, d, there, channels))
-            c_real, c_imag = load_weights(C + row * C_batch + at * C_row, n, there, STATES, COMPLEX)
+                slope *= silu(load_row(row_of(z, first, z_row) + i * z_row, d, there, channels))
+            c_real, c_imag = load_weights(C_tile + i * C_row, n, there, STATES, COMPLEX)
             g_real, g_imag = _add_output(g_real, g_imag, slope, c_real, c_imag, COMPLEX)
             decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
             g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
@@ -156,17 +170,15 @@ def cotangent_ends(
 
 
 @kernel(
-    configs=[config(BLOCK_D=128, num_warps=4), config(BLOCK_D=64, num_warps=2)],
+    configs=[config(BLOCK_D=BLOCK_D, TILE=2, num_warps=4), config(BLOCK_D=BLOCK_D, TILE=2, num_warps=2)],
     key=("length", "channels"),
     examples={
         dtype: {
             **example,
             **dict.fromkeys(("grad", "grad_u", "grad_delta", "grad_z"), f"*{dtype}"),
-            **dict.fromkeys(("saved", "after", "scratch", "grad_B", "grad_C", "grad_A", "grad_D"), "*fp32"),
-            **dict.fromkeys(("grad_bias", "grad_state"), "*fp32"),
+            **dict.fromkeys(("saved", "after", "scratch", "grad_weights", "sums", "grad_state"), "*fp32"),
             **dict.fromkeys(("grad_batch", "grad_row"), "i32:16"),
             "SEGMENT": SEGMENT,
-            "TILE": TILE,
         }
         for dtype, example in EXAMPLES.items()
     },
@@ -182,19 +194,15 @@ def scan_backward(
     D,
     z,
     bias,
-    mask,
-    starts,
+    flags,
     saved,
     after,
     scratch,
     grad_u,
     grad_delta,
-    grad_A,
-    grad_B,
-    grad_C,
-    grad_D,
     grad_z,
-    grad_bias,
+    grad_weights,
+    sums,
     grad_state,
     grad_batch,
     grad_row,
@@ -218,8 +226,8 @@ def scan_backward(
     STATES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SEGMENT: tl.constexpr,
-    TILE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Write all gradients; inputs as in `triton_forward.scan`.
 
@@ -229,13 +237,26 @@ def scan_backward(
         after: Cotangent of the state after each chunk, `(B, K, P, N, D)`, or absent for zero.
         scratch: `(B, K, SEGMENT / TILE, P, N, D)`, float32.
         grad_u: `(B, L, D)`; so is `grad_z`, absent without z, and `grad_delta`, if the step is `SHARED` `(G, B, L)`.
-        grad_A: `(B, K, P, N, D)`, float32.
-        grad_B: `(G, B, L, N, P)`, float32; so is `grad_C`.
-        grad_D: `(B, K, D)`, float32, or absent; so is `grad_bias`.
+        grad_weights: Of B and of C for each block of channels, `(G, B, L, 2, N, P)`, float32.
+        sums: Of A `(P, N, D)`, D and the bias for each chunk, `(B, K, P N + 2, D)`, float32.
         grad_state: Gradient of the initial state, `(B, P, N, D)`, float32.
     """
     n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    grad += row * grad_batch
+    delta += row * delta_batch
+    C += row * C_batch
+    if z is not None:
+        z += row * z_batch
+    if flags is not None:
+        flags += row * length
+    u += row * u_batch
+    B += row * B_batch
+    grad_u += row * length * channels
+    if z is not None:
+        grad_z += row * length * channels
+    if not SHARED:
+        grad_delta += row * length * channels
     tiles: tl.constexpr = SEGMENT // TILE
     planes: tl.constexpr = 2 if COMPLEX else 1
     begin = index * chunk
@@ -243,8 +264,12 @@ def scan_backward(
     place = row * tl.num_programs(1) + index
     # Row of the sums over a block of channels.
     sums_row = (tl.program_id(0).to(tl.int64) * tl.num_programs(2) + row) * length
+    grad_weights += sums_row * 2 * STATES * planes
+    if SHARED:
+        grad_delta += sums_row
     inside = d < channels
     a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    matrix = (a_real, a_turns)
     offset = tl.zeros([BLOCK_D], tl.float32)
     if bias is not None:
         offset = load_parameter(bias, d, channels, SHARED_BIAS)
@@ -258,104 +283,69 @@ def scan_backward(
     for number in range(0, segments):
         segment = begin + (segments - 1 - number) * SEGMENT
         count = tl.cdiv(tl.minimum(SEGMENT, stop - segment), TILE)
-        state = row * tl.cdiv(length, SEGMENT) + segment // SEGMENT
-        x_real, x_imag = load_state(saved, state, n, d, STATES, channels, COMPLEX)
+        before = row * tl.cdiv(length, SEGMENT) + segment // SEGMENT
+        x_real, x_imag = load_state(saved, before, n, d, STATES, channels, COMPLEX)
         for tile in range(0, count):
             store_state(scratch, place * tiles + tile, x_real, x_imag, n, d, STATES, channels, COMPLEX)
+            first = segment + tile * TILE
+            u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
+            B_tile = row_of(B, first, B_row)
             for i in tl.static_range(TILE):
-                t = segment + tile * TILE + i
-                at = t.to(tl.int64)
-                there = t < stop
-                if mask is not None:
-                    there = flag_at(mask + row * length, t, stop)
-                fresh = None
-                if starts is not None:
-                    fresh = flag_at(starts + row * length, t, stop)
-                delta_at = delta + row * delta_batch + at * delta_row
-                _, step = step_at(delta_at, offset, d, there, channels, SOFTPLUS, SHARED)
-                x = step * load_row(u + row * u_batch + at * u_row, d, there, channels)
-                b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
-                decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-                x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
-                x_real += x[None, :] * b_real
-                if COMPLEX:
-                    x_imag += x[None, :] * b_imag
+                there, fresh = flags_at(flags, first + i, stop)
+                state = (x_real, x_imag)
+                rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
+                _, _, x_real, x_imag, _, _, _ = enter(
+                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                )
+        tl.debug_barrier()
         for back in range(0, count):
             tile = count - 1 - back
             first = segment + tile * TILE
+            u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
+            B_tile, C_tile = row_of(B, first, B_row), row_of(C, first, C_row)
+            grad_tile = row_of(grad, first, grad_row)
             x_real, x_imag = load_state(scratch, place * tiles + tile, n, d, STATES, channels, COMPLEX)
             kept_real, kept_imag, steps, raws = (), (), (), ()
             for i in tl.static_range(TILE):
-                t = first + i
-                at = t.to(tl.int64)
-                there = t < stop
-                if mask is not None:
-                    there = flag_at(mask + row * length, t, stop)
-                fresh = None
-                if starts is not None:
-                    fresh = flag_at(starts + row * length, t, stop)
-                delta_at = delta + row * delta_batch + at * delta_row
-                raw, step = step_at(delta_at, offset, d, there, channels, SOFTPLUS, SHARED)
-                x = step * load_row(u + row * u_batch + at * u_row, d, there, channels)
-                b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
-                decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-                x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
-                kept_real += (x_real,)  # type: ignore[assignment]
-                kept_imag += (x_imag,)  # type: ignore[assignment]
+                there, fresh = flags_at(flags, first + i, stop)
+                state = (x_real, x_imag)
+                rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
+                h_real, h_imag, x_real, x_imag, _, raw, step = enter(
+                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                )
+                kept_real += (h_real,)  # type: ignore[assignment]
+                kept_imag += (h_imag,)  # type: ignore[assignment]
                 steps += (step,)  # type: ignore[assignment]
                 raws += (raw,)  # type: ignore[assignment]
-                x_real += x[None, :] * b_real
-                if COMPLEX:
-                    x_imag += x[None, :] * b_imag
-            for j in tl.static_range(TILE):
-                t = first + TILE - 1 - j
-                at = t.to(tl.int64)
-                there = t < stop
-                if mask is not None:
-                    there = flag_at(mask + row * length, t, stop)
-                fresh = None
-                if starts is not None:
-                    fresh = flag_at(starts + row * length, t, stop)
-                step, raw = steps[TILE - 1 - j], raws[TILE - 1 - j]
-                h_real, h_imag = kept_real[TILE - 1 - j], kept_imag[TILE - 1 - j]  # type: ignore[var-annotated]
-                value = load_row(u + row * u_batch + at * u_row, d, there, channels)
+            for i in tl.static_range(TILE - 1, -1, -1):
+                t = first + i
+                there, fresh = flags_at(flags, t, stop)
+                keep = (t < stop) & inside
+                step, h_real, h_imag = steps[i], kept_real[i], kept_imag[i]
+                value = load_row(u_tile + i * u_row, d, there, channels)
+                slope = load_row(grad_tile + i * grad_row, d, there, channels)
+                b_real, b_imag = load_weights(B_tile + i * B_row, n, there, STATES, COMPLEX)
+                c_real, c_imag = load_weights(C_tile + i * C_row, n, there, STATES, COMPLEX)
                 x = step * value
-                b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
-                c_real, c_imag = load_weights(C + row * C_batch + at * C_row, n, there, STATES, COMPLEX)
                 x_real, x_imag = h_real + x[None, :] * b_real, h_imag
                 if COMPLEX:
                     x_imag = h_imag + x[None, :] * b_imag
-                target = (row * length + t) * channels + d
-                slope = load_row(grad + row * grad_batch + at * grad_row, d, there, channels)
                 if z is not None:
-                    gate = load_row(z + row * z_batch + at * z_row, d, there, channels)
-                    if COMPLEX:
-                        total = 2.0 * tl.sum(c_real * x_real - c_imag * x_imag, 0)
-                    else:
-                        total = tl.sum(c_real * x_real, 0)
-                    wanted = slope * (total + skip * value) * silu_slope(gate)
-                    wanted = tl.where(there, wanted, 0.0)
-                    tl.store(grad_z + target, wanted.to(grad_z.dtype.element_ty), mask=(t < stop) & inside)
+                    gate = load_row(row_of(z, first, z_row) + i * z_row, d, there, channels)
+                    total = output_of(x_real, x_imag, c_real, c_imag, COMPLEX) + skip * value
+                    of_gate = tl.where(there, slope * total * silu_slope(gate), 0.0)
+                    target = row_of(grad_z, t, channels) + d
+                    tl.store(target, of_gate.to(grad_z.dtype.element_ty), mask=keep)
                     slope *= silu(gate)
                 g_real, g_imag = _add_output(g_real, g_imag, slope, c_real, c_imag, COMPLEX)
                 sum_D += slope * value
 
                 # Sums over channels.
-                at_sums = (sums_row + t) * STATES * planes
-                if COMPLEX:
-                    dc_real, dc_imag = (
-                        tl.sum(2.0 * slope[None, :] * x_real, 1),
-                        tl.sum(-2.0 * slope[None, :] * x_imag, 1),
-                    )
-                    db_real, db_imag = tl.sum(x[None, :] * g_real, 1), tl.sum(x[None, :] * g_imag, 1)
-                else:
-                    dc_real = tl.sum(slope[None, :] * x_real, 1)
-                    db_real = tl.sum(x[None, :] * g_real, 1)
-                    dc_imag, db_imag = dc_real, db_real
-                store_weights(grad_B + at_sums, n, db_real, db_imag, t < stop, STATES, COMPLEX)
-                store_weights(grad_C + at_sums, n, dc_real, dc_imag, t < stop, STATES, COMPLEX)
+                weights_row = row_of(grad_weights, t, 2 * STATES * planes)
+                _store_sums(weights_row, g_real, g_imag, x, 1, n, t < stop, STATES, COMPLEX)
+                _store_sums(weights_row + STATES * planes, x_real, -x_imag, slope, planes, n, t < stop, STATES, COMPLEX)
 
-                # The cotangent of the exponent, conj(h) g, and of the input.
+                # The cotangents of the input, of the exponent step A, which is conj(h) g, and of the step.
                 of_input = sum_of_products(b_real, b_imag, g_real, g_imag, 0, COMPLEX)
                 if COMPLEX:
                     e_real, e_imag = h_real * g_real + h_imag * g_imag, h_real * g_imag - h_imag * g_real
@@ -365,24 +355,56 @@ def scan_backward(
                     e_real = h_real * g_real
                     of_step = tl.sum(a_real * e_real, 0) * _LOG_2
                 sum_A_real += step[None, :] * e_real
-                of_step = of_step + value * of_input
+                of_step += value * of_input
                 if SOFTPLUS:
-                    of_step *= sigmoid(raw)
+                    of_step *= sigmoid(raws[i])
                 of_step = tl.where(there, of_step, 0.0)
                 sum_bias += of_step
                 of_value = tl.where(there, step * of_input + skip * slope, 0.0)
-                tl.store(grad_u + target, of_value.to(grad_u.dtype.element_ty), mask=(t < stop) & inside)
+                tl.store(row_of(grad_u, t, channels) + d, of_value.to(grad_u.dtype.element_ty), mask=keep)
                 if SHARED:
-                    tl.store(grad_delta + sums_row + t, tl.sum(of_step, 0), mask=t < stop)
+                    tl.store(grad_delta + t, tl.sum(of_step, 0), mask=t < stop)
                 else:
-                    tl.store(grad_delta + target, of_step.to(grad_delta.dtype.element_ty), mask=(t < stop) & inside)
+                    target = row_of(grad_delta, t, channels) + d
+                    tl.store(target, of_step.to(grad_delta.dtype.element_ty), mask=keep)
 
                 decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
                 g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
-    store_state(grad_A, place, sum_A_real, sum_A_imag, n, d, STATES, channels, COMPLEX)
-    if grad_D is not None:
-        tl.store(grad_D + place * channels + d, sum_D, mask=inside)
-    if grad_bias is not None:
-        tl.store(grad_bias + place * channels + d, sum_bias, mask=inside)
+        tl.debug_barrier()
+    total_row = sums + place * (STATES * planes + 2) * channels
+    store_state(total_row, 0, sum_A_real, sum_A_imag, n, d, STATES, channels, COMPLEX)
+    tl.store(total_row + STATES * planes * channels + d, sum_D, mask=inside)
+    tl.store(total_row + (STATES * planes + 1) * channels + d, sum_bias, mask=inside)
     if begin == 0:
         store_state(grad_state, row, g_real, g_imag, n, d, STATES, channels, COMPLEX)
+
+
+def backward_cost(
+    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, tile: int = 2
+) -> Cost:
+    """Cost of a backward with softplus, bias, D and z, real states, no gradient of the last state.
+
+    `7 B L D` numbers of `size` bytes, `B L N D / segment` float32 states and `2 B L N D / BLOCK_D` float32 sums to and
+    from the memory; through the caches `B L N D / tile` states are written and read, and inputs read up to three
+    times. `3 N + 12` operations of the special function units for each output. More than one chunk: three more inputs
+    and `N + 5` operations for each output. For lengths that are multiples of `segment`.
+    """
+    inputs, weights = size * batch * length * channels, size * batch * length * states
+    blocks, programs = -(-channels // BLOCK_D), batch * chunks
+    matrix, row, state = 4 * states * channels, 4 * channels, 4 * batch * states * channels
+    many, tiles = chunks > 1, segment // tile
+    scratch = length // tile * state
+    read = 4 * inputs + 2 * weights + matrix + 2 * row + length // segment * state + chunks * (tiles + many) * state
+    reread = 3 * inputs + (4 * blocks - 2) * weights + (programs - 1) * (matrix + 2 * row)
+    reread += scratch - chunks * tiles * state
+    sums = 4 * blocks * batch * length * 2 * states + chunks * (state + 2 * batch * row)
+    cost = Cost(read, reread, 3 * inputs + sums + scratch + state, batch * length * channels * (3 * states + 12))
+    if not many:
+        return cost
+    ends = Cost(
+        3 * inputs + weights + matrix + row,
+        (blocks - 1) * weights + (programs - 1) * (matrix + row),
+        chunks * (state + batch * row),
+        batch * length * channels * (states + 5),
+    )
+    return cost + ends + carry_cost(batch, channels, states, chunks)

@@ -10,22 +10,25 @@ Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` seg
 import triton
 import triton.language as tl
 
+from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import silu
 from hf_ssm.ops.selective_scan.triton_tiles import (
     advance,
     decay_of,
-    flag_at,
+    enter,
+    flags_at,
     load_parameter,
     load_planes,
     load_row,
     load_state,
     load_weights,
-    step_at,
+    output_of,
+    row_of,
     store_state,
 )
 
-__all__ = ["SEGMENT", "carry", "chunk_ends", "scan"]
+__all__ = ["SEGMENT", "carry", "carry_cost", "chunk_ends", "forward_cost", "scan"]
 
 SEGMENT = 64
 """Positions from one state that the forward keeps for the backward to the next; chunks are multiples of it."""
@@ -36,7 +39,7 @@ EXAMPLES = {
     dtype: {
         **dict.fromkeys(("u", "delta", "B", "C", "z"), f"*{dtype}"),
         **dict.fromkeys(("A", "D", "bias"), "*fp32"),
-        **dict.fromkeys(("mask", "starts"), "*i8"),
+        **dict.fromkeys(("flags",), "*i8"),
         **dict.fromkeys(_STRIDES, "i32:16"),
         **dict.fromkeys(("length", "chunk"), "i32"),
         "channels": "i32:16",
@@ -55,7 +58,7 @@ def _example(*names: str, **more: object) -> dict[str, dict[str, object]]:
     return {dtype: {**{name: example[name] for name in names}, **more} for dtype, example in EXAMPLES.items()}
 
 
-_INPUTS = ("u", "delta", "A", "B", "bias", "mask", "starts", "u_batch", "u_row", "delta_batch", "delta_row", "B_batch")
+_INPUTS = ("u", "delta", "A", "B", "bias", "flags", "u_batch", "u_row", "delta_batch", "delta_row", "B_batch")
 _SIZES = ("B_row", "length", "channels", "chunk", "SOFTPLUS", "SHARED", "SHARED_BIAS", "COMPLEX", "STATES", "BLOCK_N")
 
 
@@ -71,8 +74,7 @@ def chunk_ends(
     A,
     B,
     bias,
-    mask,
-    starts,
+    flags,
     ends,
     spans,
     u_batch,
@@ -99,40 +101,38 @@ def chunk_ends(
         u: `(B, L, D)` with strides; so are `delta`, `(B, L, 1)` if `SHARED`, and B `(B, L, N)`.
         A: `(P, N, D)`, by `scaled_matrix`.
         bias: `(D,)`, or `(1,)` if `SHARED_BIAS`.
-        mask: `(B, L)`, bytes; so is `starts`.
+        flags: `(B, L)`, bytes: 1 where the position is not masked, and 2 more where a document begins; or absent.
         ends: `(B, K, P, N, D)`, float32.
         spans: `(B, K, D)`, float32.
         chunk: Positions of a chunk.
     """
     n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    u += row * u_batch
+    delta += row * delta_batch
+    B += row * B_batch
+    if flags is not None:
+        flags += row * length
     begin = index * chunk
     stop = tl.minimum(begin + chunk, length)
     place = row * tl.num_programs(1) + index
-    a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    matrix = load_planes(A, n, d, STATES, channels, COMPLEX)
     offset = tl.zeros([BLOCK_D], tl.float32)
     if bias is not None:
         offset = load_parameter(bias, d, channels, SHARED_BIAS)
     x_real, x_imag = load_state(None, 0, n, d, STATES, channels, COMPLEX)
     span = tl.zeros([BLOCK_D], tl.float32)
-    for first in range(begin, stop, TILE):
+    for number in range(0, tl.cdiv(stop - begin, TILE)):
+        first = begin + number * TILE
+        u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
+        B_tile = row_of(B, first, B_row)
         for i in tl.static_range(TILE):
-            t = first + i
-            at = t.to(tl.int64)
-            there = t < stop
-            if mask is not None:
-                there = flag_at(mask + row * length, t, stop)
-            fresh = None
-            if starts is not None:
-                fresh = flag_at(starts + row * length, t, stop)
-            _, step = step_at(delta + row * delta_batch + at * delta_row, offset, d, there, channels, SOFTPLUS, SHARED)
-            x = step * load_row(u + row * u_batch + at * u_row, d, there, channels)
-            b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
-            decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-            x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
-            x_real += x[None, :] * b_real
-            if COMPLEX:
-                x_imag += x[None, :] * b_imag
+            there, fresh = flags_at(flags, first + i, stop)
+            state = (x_real, x_imag)
+            rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
+            _, _, x_real, x_imag, _, _, step = enter(
+                state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+            )
             span += step
     store_state(ends, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
     tl.store(spans + place * channels + d, span, mask=d < channels)
@@ -222,8 +222,7 @@ def scan(
     D,
     z,
     bias,
-    mask,
-    starts,
+    flags,
     before,
     y,
     saved,
@@ -262,9 +261,18 @@ def scan(
     """
     n, d = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     row, index = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    u += row * u_batch
+    delta += row * delta_batch
+    B += row * B_batch
+    if flags is not None:
+        flags += row * length
+    C += row * C_batch
+    if z is not None:
+        z += row * z_batch
+    y += row * length * channels
     begin = index * chunk
     stop = tl.minimum(begin + chunk, length)
-    a_real, a_turns = load_planes(A, n, d, STATES, channels, COMPLEX)
+    matrix = load_planes(A, n, d, STATES, channels, COMPLEX)
     offset = tl.zeros([BLOCK_D], tl.float32)
     if bias is not None:
         offset = load_parameter(bias, d, channels, SHARED_BIAS)
@@ -272,45 +280,72 @@ def scan(
     if D is not None:
         skip = load_parameter(D, d, channels, False)
     x_real, x_imag = load_state(before, row * tl.num_programs(1) + index, n, d, STATES, channels, COMPLEX)
-    for segment in range(begin, stop, SEGMENT):
+    for segments in range(0, tl.cdiv(stop - begin, SEGMENT)):
+        segment = begin + segments * SEGMENT
         if saved is not None:
             place = row * tl.cdiv(length, SEGMENT) + segment // SEGMENT
             store_state(saved, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
-        for first in range(segment, tl.minimum(segment + SEGMENT, stop), TILE):
+        for number in range(0, tl.cdiv(tl.minimum(SEGMENT, stop - segment), TILE)):
+            first = segment + number * TILE
+            u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
+            B_tile, C_tile = row_of(B, first, B_row), row_of(C, first, C_row)
             outputs = ()
             for i in tl.static_range(TILE):
-                t = first + i
-                at = t.to(tl.int64)
-                there = t < stop
-                if mask is not None:
-                    there = flag_at(mask + row * length, t, stop)
-                fresh = None
-                if starts is not None:
-                    fresh = flag_at(starts + row * length, t, stop)
-                delta_at = delta + row * delta_batch + at * delta_row
-                _, step = step_at(delta_at, offset, d, there, channels, SOFTPLUS, SHARED)
-                value = load_row(u + row * u_batch + at * u_row, d, there, channels)
-                x = step * value
-                b_real, b_imag = load_weights(B + row * B_batch + at * B_row, n, there, STATES, COMPLEX)
-                c_real, c_imag = load_weights(C + row * C_batch + at * C_row, n, there, STATES, COMPLEX)
-                decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-                x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
-                x_real += x[None, :] * b_real
-                if COMPLEX:
-                    x_imag += x[None, :] * b_imag
-                    total = 2.0 * tl.sum(c_real * x_real - c_imag * x_imag, 0)
-                else:
-                    total = tl.sum(c_real * x_real, 0)
+                there, fresh = flags_at(flags, first + i, stop)
+                state = (x_real, x_imag)
+                rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
+                _, _, x_real, x_imag, value, _, _ = enter(
+                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                )
+                c_real, c_imag = load_weights(C_tile + i * C_row, n, there, STATES, COMPLEX)
+                total = output_of(x_real, x_imag, c_real, c_imag, COMPLEX)
                 if D is not None:
                     total += skip * value
                 if z is not None:
-                    total *= silu(load_row(z + row * z_batch + at * z_row, d, there, channels))
+                    total *= silu(load_row(row_of(z, first, z_row) + i * z_row, d, there, channels))
                 outputs += (tl.where(there, total, 0.0),)  # type: ignore[assignment]
             # Loads after a store could not be moved before it.
+            y_tile = row_of(y, first, channels)
             for i in tl.static_range(TILE):
-                t = first + i
-                keep = (t < stop) & (d < channels)
-                target = y + (row * length + t) * channels + d
-                tl.store(target, outputs[i].to(y.dtype.element_ty), mask=keep)
+                keep = (first + i < stop) & (d < channels)
+                tl.store(y_tile + i * channels + d, outputs[i].to(y.dtype.element_ty), mask=keep)
     if stop == length:
         store_state(last, row, x_real, x_imag, n, d, STATES, channels, COMPLEX)
+
+
+def carry_cost(batch: int, channels: int, states: int, chunks: int) -> Cost:
+    """Cost of `carry` for real states without an initial state: `B K N D` states are read and written."""
+    size = 4 * batch * chunks * channels
+    matrix = 4 * states * channels
+    read = size * (states + 1) + matrix
+    return Cost(read, (batch - 1) * matrix, size * states, batch * chunks * states * channels)
+
+
+def forward_cost(
+    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, block: int = 64
+) -> Cost:
+    """Cost of a forward with softplus, bias, D and z, real states, from a zero state.
+
+    `4 B L D` numbers of `size` bytes to and from the memory, and `B L N D / segment` float32 states for the backward; B
+    and C are read for each block of channels, from a cache. `N + 5` operations of the special function units for each
+    output: a decay per state, softplus and SiLU. More than one chunk: two more inputs and `N + 3` operations for each
+    output.
+    """
+    inputs, weights = size * batch * length * channels, size * batch * length * states
+    blocks, programs = -(-channels // block), batch * chunks
+    matrix, row, state = 4 * states * channels, 4 * channels, 4 * batch * states * channels
+    many = chunks > 1
+    read = 3 * inputs + 2 * weights + matrix + 2 * row + many * chunks * state
+    reread = 2 * (blocks - 1) * weights + (programs - 1) * (matrix + 2 * row)
+    written = inputs + -(-length // segment) * state + state
+    cost = Cost(read, reread, written, batch * length * channels * (states + 5))
+    if not many:
+        return cost
+    reread = (blocks - 1) * weights + (programs - 1) * (matrix + row)
+    ends = Cost(
+        2 * inputs + weights + matrix + row,
+        reread,
+        chunks * (state + batch * row),
+        batch * length * channels * (states + 3),
+    )
+    return cost + ends + carry_cost(batch, channels, states, chunks)

@@ -21,16 +21,18 @@ from hf_ssm.ops.gpu.language import softplus
 __all__ = [
     "advance",
     "decay_of",
-    "flag_at",
+    "enter",
+    "flags_at",
     "load_parameter",
     "load_planes",
     "load_row",
     "load_state",
     "load_weights",
+    "output_of",
+    "row_of",
     "scaled_matrix",
     "step_at",
     "store_state",
-    "store_weights",
     "sum_of_products",
 ]
 
@@ -116,9 +118,13 @@ def load_parameter(parameter, d, channels, SHARED: tl.constexpr):
 
 
 @triton.jit
-def flag_at(flags, t, stop):
-    """Whether the flag of position `t` is set; false from `stop` on."""
-    return tl.load(flags + t, mask=t < stop, other=0) != 0
+def flags_at(flags, t, stop):
+    """Whether the position `t` is before `stop` and not masked, and whether a document begins there or `None`."""
+    if flags is None:
+        return t < stop, None
+    else:
+        flag = tl.load(flags + t, mask=t < stop, other=0)
+        return (flag & 1) != 0, (flag & 2) != 0
 
 
 @triton.jit
@@ -146,14 +152,58 @@ def load_weights(row, n, there, STATES: tl.constexpr, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def store_weights(row, n, real, imag, there, STATES: tl.constexpr, COMPLEX: tl.constexpr):
-    """Write `(N,)` numbers as a row of a tensor like B."""
-    keep = there & (n < STATES)
+def row_of(rows, position, stride):
+    """The row of a position; its offset may exceed 32 bits."""
+    return rows + position.to(tl.int64) * stride
+
+
+@triton.jit
+def enter(
+    state,
+    rows,
+    A,
+    offset,
+    there,
+    fresh,
+    n,
+    d,
+    channels,
+    SOFTPLUS: tl.constexpr,
+    SHARED: tl.constexpr,
+    STATES: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):
+    """Advance a state by one position.
+
+    Args:
+        state: Pair of tiles.
+        rows: Addresses of the rows of u, delta and B.
+        A: Pair of tiles.
+        offset: The bias `(D,)`.
+        there: Whether the position is not masked.
+        fresh: Whether a document begins, or `None`.
+
+    Returns:
+        The decayed state, the state, u, the step before the softplus, and the step.
+    """
+    raw, step = step_at(rows[1], offset, d, there, channels, SOFTPLUS, SHARED)
+    value = load_row(rows[0], d, there, channels)
+    b_real, b_imag = load_weights(rows[2], n, there, STATES, COMPLEX)
+    decay_real, decay_imag = decay_of(step, A[0], A[1], COMPLEX)
+    h_real, h_imag = advance(state[0], state[1], decay_real, decay_imag, fresh, COMPLEX)
+    x = (step * value)[None, :]
+    x_real, x_imag = h_real + x * b_real, h_imag
     if COMPLEX:
-        tl.store(row + 2 * n, real, mask=keep)
-        tl.store(row + 2 * n + 1, imag, mask=keep)
-    else:
-        tl.store(row + n, real, mask=keep)
+        x_imag = h_imag + x * b_imag
+    return h_real, h_imag, x_real, x_imag, value, raw, step
+
+
+@triton.jit
+def output_of(x_real, x_imag, c_real, c_imag, COMPLEX: tl.constexpr):
+    """`Σ C x` over the states, or for complex ones `2 Re Σ C x`."""
+    if COMPLEX:
+        return 2.0 * tl.sum(c_real * x_real - c_imag * x_imag, 0)
+    return tl.sum(c_real * x_real, 0)
 
 
 @triton.jit

@@ -3,15 +3,15 @@
 Dimensions, tiles and decays as in `triton_tiles.py`.
 
 Four kernels compute the forward pass: sums of the logarithms of decays, what each chunk adds to the state, the states
-before the chunks by a recurrence over chunks, and the outputs. The states before the chunks are kept, and the backward
-recomputes everything else: the second and third kernel in reverse give the gradients of the states, and four more those
-of x, of the products `C_i · B_j`, of B and C, and of d.
+before the chunks by a recurrence over chunks, and the outputs; of many sequences one kernel is the second and third.
+The states before the chunks are kept, and the backward recomputes everything else: the second and third kernel in
+reverse give the gradients of the states, and four more those of x, of the products `C_i · B_j`, of B and C, and of d.
 
 All work is divided by chunks, so that one sequence of 2048 positions fills a GPU, and by heads; sums over heads by
 parts of a group, whose partial sums are added by torch. x, B, C and their gradients are read and written in their own
 dtype, and matrices of half precision are multiplied in it, with sums in float32: products with decays, states at the
 beginning of a chunk and their gradients are rounded to it, which errs by some 0.4 % of the largest numbers in bfloat16
-(1 % is tested). Everything else is float32.
+(1 % is tested); float16 overflows beyond 65504. Everything else is float32.
 """
 
 from collections.abc import Sequence
@@ -82,32 +82,35 @@ def _states(
     batch, heads, chunks, size = tiling.batch, tiling.heads, tiling.chunks, tiling.channels * tiling.states
     states = decays.new_empty(batch, chunks, heads, tiling.channels, tiling.states)
     last = decays.new_empty(batch, heads, tiling.channels, tiling.states)
-    is_reversed = saved is not None
+    is_reversed, block = saved is not None, pass_states.configs[0].kwargs["BLOCK"]
+    pieces = tiling.blocks if tiling.carries else triton.cdiv(size, block)
+    through = decays.new_empty(batch, heads, chunks, pieces) if is_reversed else None
+    first = None if first is None else first.contiguous()
+    recurrence = {"first": first, "last": last, "saved": saved, "through": through}
     chunk_states.launch(
-        (heads * tiling.blocks, chunks, batch),
+        (heads * tiling.blocks, 1 if tiling.carries else chunks, batch),
         **_with_strides(source=source, weights=weights),
+        **(recurrence if tiling.carries else dict.fromkeys(recurrence)),
         decays=decays,
         states=states,
+        chunks=chunks,
         REVERSED=is_reversed,
+        CARRY=tiling.carries,
         **tiling.arguments,
     )
-    block = pass_states.configs[0].kwargs["BLOCK"]
-    through = decays.new_empty(batch, heads, chunks, triton.cdiv(size, block)) if is_reversed else None
-    pass_states.launch(
-        lambda meta: (triton.cdiv(size, meta["BLOCK"]), heads, batch),
-        states=states,
-        decays=decays,
-        first=None if first is None else first.contiguous(),
-        last=last,
-        saved=saved,
-        through=through,
-        heads=heads,
-        chunks=chunks,
-        size=size,
-        padded=tiling.padded,
-        CHUNK=tiling.chunk,
-        REVERSED=is_reversed,
-    )
+    if not tiling.carries:
+        pass_states.launch(
+            (pieces, heads, batch),
+            **recurrence,
+            states=states,
+            decays=decays,
+            heads=heads,
+            chunks=chunks,
+            size=size,
+            padded=tiling.padded,
+            CHUNK=tiling.chunk,
+            REVERSED=is_reversed,
+        )
     return states, last, through
 
 

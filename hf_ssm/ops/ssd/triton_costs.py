@@ -2,7 +2,7 @@
 
 Dimensions and tiles as in `triton_tiles.py`. All costs are those of whole chunks (`L = K T`), with D `(H, P)`, without
 resets and without initial state and gradient of the last state. The states `(B, K, H, P, N)` are the larger part of the
-memory traffic where `T < 8 N`: the forward writes and reads them twice.
+memory traffic of a forward, which writes and reads them twice, where `T < 16 N / (3 size)`.
 """
 
 from hf_ssm.ops.gpu.costs import Cost
@@ -54,6 +54,14 @@ class _Numbers:
             self.vectors * tiling.blocks,
             2 * self.vectors * tiling.wide * self.deep,
         )
+
+    def states_before(self, is_reversed: bool) -> Cost:
+        """Of both kernels, or of the one that carries states: it writes them once, and reads only those of `saved`."""
+        added = self.chunk_states(is_reversed)
+        if not self.tiling.carries:
+            return added + self.pass_states(is_reversed)
+        ends, read = self.of_heads * self.tiling.blocks, 4 * self.states if is_reversed else 0
+        return added + Cost(read, 8 * ends, 4 * self.tiling.batch * self.state + 4 * ends * is_reversed, ends)
 
     def pass_states(self, is_reversed: bool) -> Cost:
         """Reads and writes `4 B K H P N` bytes; reversed it reads the states of the forward too."""
@@ -147,23 +155,21 @@ class _Numbers:
 def forward_cost(tiling: Tiling, size: int) -> Cost:
     """Cost of a forward with numbers of `size` bytes.
 
-    To and from the memory `size B L (3 H P + 3 G N)` bytes and `16 B K H P N` for the states;
+    To and from the memory `size B L (3 H P + 3 G N)` bytes and `16 B K H P N` for the states (8 of many sequences);
     `B L H (4 N P + 2 T' (N + P))` operations in products, with `T' = (T + ROWS) / 2`.
     """
     numbers = _Numbers(tiling, size)
-    states = numbers.chunk_states(False) + numbers.pass_states(False)
-    return numbers.decay_sums() + states + numbers.chunk_scan()
+    return numbers.decay_sums() + numbers.states_before(False) + numbers.chunk_scan()
 
 
 def backward_cost(tiling: Tiling, size: int) -> Cost:
     """Cost of a backward with numbers of `size` bytes.
 
-    To and from the memory `size B L (8 H P + 8 G N)` bytes, `28 B K H P N` for the states, and `parts` times B, C
-    and the products in float32; `B L H (8 N P + 2 T' (N + 2 P))` operations in products with heads.
+    To and from the memory `size B L (8 H P + 8 G N)` bytes, `28 B K H P N` for the states (20 of many sequences),
+    and `parts` times B, C and the products in float32; `B L H (8 N P + 2 T' (N + 2 P))` operations in products with
+    heads.
     """
     numbers = _Numbers(tiling, size)
-    states = numbers.chunk_states(True) + numbers.pass_states(True)
     weights = numbers.grad_weights(True) + numbers.grad_weights(False)
-    return (
-        numbers.decay_sums() + states + numbers.grad_inputs() + numbers.grad_products() + weights + numbers.grad_steps()
-    )
+    states = numbers.decay_sums() + numbers.states_before(True)
+    return states + numbers.grad_inputs() + numbers.grad_products() + weights + numbers.grad_steps()

@@ -58,12 +58,14 @@ def decay_sums(d, A, starts, decays, length, heads, padded, CHUNK: tl.constexpr,
 
 
 @kernel(
-    configs=[config(), config(num_warps=8)],
-    key=("channels", "width", "CHUNK", "REVERSED"),
+    configs=[config(num_warps=8, num_stages=1)],
+    key=("channels", "width", "CHUNK", "REVERSED", "CARRY"),
     examples=examples(
-        "source weights decays states source_batch source_row source_head weights_batch weights_row weights_head "
-        "length heads of_group channels width padded CHUNK ROWS COLUMNS WIDE PRECISION REVERSED",
-        REVERSED=False,
+        "source weights decays states first last saved through source_batch source_row source_head weights_batch "
+        "weights_row weights_head length heads of_group chunks channels width padded CHUNK ROWS COLUMNS WIDE PRECISION "
+        "REVERSED CARRY",
+        REVERSED=True,
+        CARRY=True,
     ),
 )
 @triton.jit
@@ -72,6 +74,10 @@ def chunk_states(
     weights,
     decays,
     states,
+    first,
+    last,
+    saved,
+    through,
     source_batch,
     source_row,
     source_head,
@@ -81,6 +87,7 @@ def chunk_states(
     length,
     heads,
     of_group,
+    chunks,
     channels,
     width,
     padded,
@@ -90,34 +97,68 @@ def chunk_states(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     REVERSED: tl.constexpr,
+    CARRY: tl.constexpr,
 ):
     """Write what each chunk adds to the state, `Σ_j r_j d_j x_j B_jᵀ`, or to its gradient, `Σ_i p_i grad_i C_iᵀ`.
+
+    With `CARRY`, a program goes through all chunks and writes what `pass_states` does.
 
     Args:
         source: x, or with `REVERSED` the gradient of y, `(B, L, H, P)` with strides.
         weights: B, or with `REVERSED` C, `(B, L, G, N)` with strides.
+        first: As in `pass_states`, like `last`, `saved` and `through`; without `CARRY` all are absent.
     """
     blocks = tl.cdiv(width, COLUMNS)
-    h, k, row = tl.program_id(0) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
-    n, p = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDE)
+    h, block, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(2).to(tl.int64)
+    n, p = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDE)
+    k = tl.program_id(1)
+    if REVERSED:
+        k = chunks - 1 - k
+    ahead: tl.constexpr = -CHUNK if REVERSED else CHUNK
     begin = (k * CHUNK).to(tl.int64)
-    rest = tl.minimum(length - k * CHUNK, CHUNK)
+    rest = length - k * CHUNK
     source += row * source_batch + begin * source_row + h * source_head
     weights += row * weights_batch + begin * weights_row + (h // of_group) * weights_head
     decays += (row * heads + h) * 3 * padded + begin
-    total = tl.zeros([WIDE, COLUMNS], tl.float32)
-    for first in range(0, rest, ROWS):
-        t = first + tl.arange(0, ROWS)
-        if REVERSED:
-            scale = decay_after(decays, padded, t)
-        else:
-            scale = decay_to_end(decays, padded, t, CHUNK) * tl.load(decays + 2 * padded + t)
-        given = load_tile(source, t, p, rest, channels, source_row)
-        scaled = (given.to(tl.float32) * scale[:, None]).to(given.dtype)
-        total += dot(tl.trans(scaled), load_tile(weights, t, n, rest, width, weights_row), PRECISION)
-    to = states + ((row * tl.num_programs(1) + k) * heads + h) * channels * width
+    size = channels * width
+    here = p[:, None] * width + n[None, :]
+    place = ((row * chunks + k) * heads + h) * size
+    sums = through
+    if saved is not None:
+        sums = through + ((row * heads + h) * chunks + k) * blocks + block
     keep = (p < channels)[:, None] & (n < width)[None, :]
-    tl.store(to + p[:, None] * width + n[None, :], total, mask=keep)
+    carry = tl.zeros([WIDE, COLUMNS], tl.float32)
+    if first is not None:
+        carry = tl.load(first + (row * heads + h) * size + here, mask=keep, other=0.0)
+    for _ in range(chunks if CARRY else 1):
+        total = tl.zeros([WIDE, COLUMNS], tl.float32)
+        for start in range(0, tl.minimum(rest, CHUNK), ROWS):
+            t = start + tl.arange(0, ROWS)
+            if REVERSED:
+                scale = decay_after(decays, padded, t)
+            else:
+                scale = decay_to_end(decays, padded, t, CHUNK) * tl.load(decays + 2 * padded + t)
+            given = load_tile(source, t, p, tl.minimum(rest, CHUNK), channels, source_row)
+            scaled = (given.to(tl.float32) * scale[:, None]).to(given.dtype)
+            weight = load_tile(weights, t, n, tl.minimum(rest, CHUNK), width, weights_row)
+            total += dot(tl.trans(scaled), weight, PRECISION)
+        if CARRY:
+            decay = tl.exp2(tl.load(decays + CHUNK - 1) + tl.load(decays + padded + CHUNK - 1))
+            tl.store(states + place + here, carry, mask=keep)
+            if saved is not None:
+                before = tl.load(saved + place + here, mask=keep, other=0.0)
+                tl.store(sums, decay * tl.sum(carry * before))
+                sums += -blocks if REVERSED else blocks
+            carry = decay * carry + total
+            source += ahead * source_row
+            weights += ahead * weights_row
+            decays += ahead
+            rest -= ahead
+            place += -(heads * size) if REVERSED else heads * size
+        else:
+            tl.store(states + place + here, total, mask=keep)
+    if CARRY:
+        tl.store(last + (row * heads + h) * size + here, carry, mask=keep)
 
 
 @kernel(

@@ -40,7 +40,7 @@ FLOOR = tl.constexpr(-16384.0)
 MAX_CHANNELS = 128
 _HALF = (torch.bfloat16, torch.float16)
 _MIN_CHUNK, _MAX_CHUNK = 16, 128
-# Programs to aim for when the heads of a group are divided: two for each multiprocessor of an H100.
+# Programs that keep a GPU busy: two for each multiprocessor of an H100.
 _PROGRAMS = 264
 
 
@@ -99,6 +99,14 @@ class Tiling(NamedTuple):
         return -(-self.states // self.columns)
 
     @property
+    def carries(self) -> bool:
+        """Whether there are so many sequences that one program computes the states of all chunks of a head.
+
+        That writes the states once; otherwise they are written, and read and written again.
+        """
+        return self.batch * self.heads * self.blocks >= _PROGRAMS
+
+    @property
     def parts(self) -> int:
         """Parts into which the heads of a group are divided where gradients are summed over them."""
         of_group = self.heads // self.groups
@@ -135,7 +143,7 @@ def chunk_size_of(x: Tensor, B: Tensor, wanted: int | None) -> int:
 
 
 _DATA = ["x", "B", "C", "grad", "source", "weights", "own", "other", "y", "grad_x"]
-_COUNTS = ["length", "heads", "of_group", "groups", "skip_head", "parts", "tiles"]
+_COUNTS = ["length", "heads", "of_group", "groups", "skip_head", "parts", "chunks"]
 _MULTIPLES = ["channels", "width", "padded", "size"]
 
 

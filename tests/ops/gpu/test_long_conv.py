@@ -10,12 +10,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 from proofs import assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.long_conv import long_conv, long_conv_reference, triton_toeplitz
 from hf_ssm.ops.long_conv import triton as module
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.long_conv.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.long_conv.triton_layout import _crop, _pad
-from hf_ssm.ops.long_conv.triton_spectra import _multiply_spectra
 from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks
 
 WAYS = ("blocks", "transforms")
@@ -63,13 +63,13 @@ def test_half_precision(device, way, taps_dtype):
 
 
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(1, 2)),
-    st.integers(1, 60),
-    st.integers(0, 60),
+    st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 2)),
+    st.integers(1, 50),
+    st.integers(0, 50),
     st.sampled_from(["", "i", "o", "io"]),
     st.sampled_from(WAYS),
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_parity_at_any_shape(shape, taps, back, gates, way):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     with pytest.MonkeyPatch.context() as patch:
@@ -77,12 +77,12 @@ def test_parity_at_any_shape(shape, taps, back, gates, way):
         assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, gates, torch.float32, device))
 
 
-@pytest.mark.parametrize("kernel", [_pad, _crop, _multiply_spectra, _convolve_blocks], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [_pad, _crop, _convolve_blocks], ids=lambda kernel: kernel.name)
 def test_every_configuration(device, kernel, monkeypatch):
     choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
-        arguments = operands((2, 130, 1), 70, 40, "io", torch.float32, device)
+        arguments = operands((1, 130, 1), 70, 40, "io", torch.float32, device)
         assert_parity(long_conv, long_conv_reference, arguments)
 
 
@@ -94,11 +94,44 @@ def test_blocks_of_rows_and_channels(device, way, monkeypatch):
     assert_parity(long_conv, long_conv_reference, arguments)
 
 
+def test_the_division_fits_a_grid_and_the_memory():
+    for batch, channels, points in ((100_000, 3, 32), (1, 300_000, 64), (8, 2048, 1 << 16), (2, 512, 1 << 22)):
+        parts, rows = module._division(batch, channels, points)
+        assert (parts[-1].stop, rows[-1].stop) == (channels, batch)
+        sizes = [max(s.stop - s.start for s in found) for found in (parts, rows)]
+        assert max(sizes) < 1 << 16
+        assert sizes[0] * sizes[1] * points <= max(1 << 26, 32 * points)
+
+
+def test_the_default_dtype_does_not_matter(device, way):
+    arguments = operands((2, 9, 2), 5, 3, "io", torch.float32, device)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert_parity(long_conv, long_conv_reference, arguments)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_parts_of_the_batch_are_summed(device, monkeypatch):
     choose("blocks", monkeypatch)
     for fewest in (1, 2, 100):
         monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", fewest)
         assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, "", torch.float32, device))
+
+
+def test_parts_of_the_batch_read_their_rows_only(device, monkeypatch):
+    monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 2)
+    u, grad = torch.full((2, 6, 1, 32), torch.nan, device=device)
+    u[:5], grad[:5] = torch.randn(2, 5, 1, 32, device=device)
+    # Three rows and two.
+    by_lag = triton_toeplitz.Blocks(32, 3, 2, torch.float32)._correlate(grad[:5], u[:5])
+    for lag in range(-2, 3):
+        expected = sum(
+            (grad[b, 0, max(lag, 0) : 32 + min(lag, 0)] * u[b, 0].roll(lag)[max(lag, 0) : 32 + min(lag, 0)]).sum()
+            for b in range(5)
+        )
+        torch.testing.assert_close(by_lag[0, 32 + lag], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("wanted", range(5))
@@ -215,7 +248,7 @@ def test_a_stream_equals_the_whole(device, pieces):
 
 
 @pytest.mark.parametrize(("dtype", "gates"), [(torch.float32, ""), (torch.bfloat16, "io")])
-@pytest.mark.parametrize("sizes", [(3, 150, 1, 150), (2, 90, 3, 20)])
+@pytest.mark.parametrize("sizes", [(3, 120, 1, 120), (2, 90, 2, 20)])
 def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
     # One part of the sum over the batch.
     monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
@@ -233,14 +266,14 @@ def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
         assert found.exponentials == expected.exponentials == 0
         # The interpreter does not distinguish the types of products.
         assert found.products == expected.products + expected.half_products
-        assert found.reread == expected.reread
+        assert (found.reread, found.local) == (expected.reread, expected.local)
 
 
 def test_transforms_of_the_vendor_are_assumed_to_move_more():
     for cost in (forward_cost, backward_cost):
         kernels, transforms = cost(8, 8192, 1024, 8192, 2)
         assert 1 < sum(transforms[:3]) / sum(kernels[:3]) < 3
-        assert cost(8, 256, 1024, 256, 4)[1] == (0,) * 6
+        assert cost(8, 256, 1024, 256, 4)[1] == Cost()
 
 
 def test_the_way_depends_on_the_number_of_taps():

@@ -2,12 +2,20 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from proofs import assert_parity
+from proofs import assert_parity, counted
 
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
+from hf_ssm.ops.selective_scan import triton as operators
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.selective_scan.triton import chunk_positions
+from hf_ssm.ops.selective_scan.triton_backward import backward_cost, cotangent_ends, scan_backward
+from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, forward_cost, scan
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 BY_POSITION = ("u", "delta", "B", "C", "z")
@@ -38,17 +46,182 @@ def by_name(function, names, positions, *values, **options):
     return function(**dict(zip(names, values, strict=True)), **positions, delta_softplus=True, return_last_state=True)
 
 
-def assert_scan(given, positions=None):
+def assert_scan(values, positions=None):
     """Parity of the output, the last state and all gradients."""
-    names, positions = tuple(given), positions or {}
+    names, positions = tuple(values), positions or {}
     assert_parity(
-        lambda *values: by_name(selective_scan, names, positions, *values),
-        lambda *values: by_name(selective_scan_reference, names, positions, *values),
-        list(given.values()),
+        lambda *args: by_name(selective_scan, names, positions, *args),
+        lambda *args: by_name(selective_scan_reference, names, positions, *args),
+        list(values.values()),
     )
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parity(device, dtype, is_complex):
-    assert_scan(tensors(2, 11, 5, 3, device, dtype, is_complex))
+    assert_scan(tensors(2, 5, 5, 3, device, dtype, is_complex))
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    """Chunks and segments of 8 positions, so that short sequences have several."""
+    monkeypatch.setattr(operators, "SEGMENT", 8)
+
+
+def packed_and_masked(batch, length, device):
+    """Documents that begin inside chunks and at their first position, also at a masked one."""
+    seq_idx = torch.zeros(batch, length, dtype=torch.long)
+    seq_idx[0, 3:] += 1
+    seq_idx[0, 8:] += 1
+    seq_idx[-1, 9:] += 4
+    mask = torch.ones(batch, length, dtype=torch.bool)
+    mask[0, [0, 8, 9]] = False
+    mask[-1, [5, length - 1]] = False
+    return {"seq_idx": seq_idx.to(device), "mask": mask.to(device)}
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_masks_documents_and_chunks(device, is_complex):
+    values = tensors(2, 11, 3, 2, device, is_complex=is_complex)
+    assert chunk_positions(2, 11, 3) == 8
+    positions = packed_and_masked(2, 11, device)
+    with torch.no_grad():
+        for name in BY_POSITION:
+            values[name][~positions["mask"]] = float("nan")
+    assert_scan(values, positions)
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_one_chunk_of_several_segments(device, monkeypatch):
+    monkeypatch.setattr(operators, "_ENOUGH", 1)
+    assert_scan(tensors(1, 10, 3, 2, device, torch.bfloat16))
+
+
+@pytest.mark.parametrize("bias", [1, 5])
+def test_shared_steps(device, bias):
+    values = tensors(2, 6, 5, 2, device, shared=True)
+    values["delta_bias"] = torch.randn(bias, device=device, requires_grad=True)
+    assert_scan(values, {"mask": torch.tensor([[True, True, False, True, True, True]] * 2, device=device)})
+
+
+@given(
+    *(st.integers(1, 2), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4)),
+    st.sets(st.sampled_from(("D", "z", "delta_bias", "initial_state", "softplus", "last", "seq_idx"))),
+)
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("short_segments")
+def test_parity_at_any_shape(batch, length, channels, states, options):
+    device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
+    found = tensors(batch, length, channels, states, device)
+    names = [name for name in NAMES if name in options or name in ("u", "delta", "A", "B", "C")]
+    more = {"delta_softplus": "softplus" in options, "return_last_state": "last" in options}
+    if "seq_idx" in options:
+        more["seq_idx"] = torch.randint(0, 2, (batch, length), device=device)
+    elif "softplus" not in options:
+        with torch.no_grad():
+            found["delta"].abs_()
+
+    def call(function):
+        return lambda *values: function(**dict(zip(names, values, strict=True)), **more)
+
+    assert_parity(call(selective_scan), call(selective_scan_reference), [found[name] for name in names])
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_every_configuration(device, monkeypatch):
+    for kernel in (chunk_ends, carry, scan, cotangent_ends, scan_backward):
+        # The first ones run in all other tests.
+        assert len(kernel.configs) == 2
+        monkeypatch.setattr(kernel, "configs", kernel.configs[1:])
+    assert_scan(tensors(1, 9, 65, 1, device))
+
+
+def test_views_and_an_empty_batch(device):
+    values = {name: t.detach() for name, t in tensors(2, 5, 4, 2, device).items()}
+    wide = torch.randn(2, 5, 12, device=device)
+    values["u"], values["z"] = wide[..., 2:6], wide[..., 6:10]
+    values["B"], values["C"] = (torch.randn(5, 2, 2, device=device).transpose(0, 1) for _ in range(2))
+    assert_scan({name: t.requires_grad_() for name, t in values.items()})
+    with use_backend("triton"):
+        none = {name: t if name in ("A", "D", "delta_bias") else t[:0] for name, t in values.items()}
+        y, last = selective_scan(**none, return_last_state=True)
+        assert (y.shape, last.shape) == ((0, 5, 4), (0, 4, 2))
+        y.sum().backward()
+
+
+def test_loss_on_one_result_and_on_one_argument(device):
+    values = {name: t.detach() for name, t in tensors(1, 2, 3, 2, device).items()}
+    for argument, result in (("C", 0), ("A", 1), ("initial_state", 1), ("z", 0)):
+        values[argument].requires_grad_()
+        found = []
+        for backend in ("triton", "torch"):
+            with use_backend(backend):
+                results = selective_scan(**values, delta_softplus=True, return_last_state=True)
+                found.append(torch.autograd.grad(results[result].square().sum(), values[argument])[0])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        values[argument] = values[argument].detach()
+
+
+def test_second_derivatives(device):
+    values = tensors(1, 4, 2, 2, device)
+    found = []
+    for backend in ("triton", "torch"):
+        with use_backend(backend):
+            y = selective_scan(**values, delta_softplus=True, mask=torch.ones(1, 4, dtype=torch.bool, device=device))
+            (first,) = torch.autograd.grad(y.sum(), values["delta"], create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), list(values.values())[:-1], allow_unused=True))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_compiled_whole(device, is_complex):
+    values = tensors(1, 3, 3, 2, device, is_complex=is_complex)
+    mask = torch.tensor([[True, False, True]], device=device)
+
+    def call(**tensors):
+        return selective_scan(**tensors, delta_softplus=True, return_last_state=True, mask=mask)
+
+    found = []
+    with use_backend("triton"):
+        for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+            y, last = function(**values)
+            grads = torch.autograd.grad(y.sum() + last.abs().sum(), list(values.values()))
+            found.append((y, last, *grads))
+    torch.testing.assert_close(*found)
+
+
+def test_what_the_kernels_support(device):
+    single = {name: t.detach() for name, t in tensors(1, 3, 2, 2, device).items()}
+    assert operators.supports_scan(ScanTensors(**renamed(single)), False, False)
+    double = single | {"u": single["u"].double()}
+    assert not operators.supports_scan(ScanTensors(**renamed(double)), False, False)
+    wide = tensors(1, 3, 2, 65, device)
+    assert not operators.supports_scan(ScanTensors(**renamed(wide)), False, False)
+    with use_backend("triton"):
+        assert selective_scan(**double).dtype == torch.float64
+        assert selective_scan(**wide).shape == (1, 3, 2)
+
+
+def renamed(values):
+    return {("state" if name == "initial_state" else name): t for name, t in values.items()}
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_counted_cost(device, monkeypatch, chunks):
+    if chunks == 1:
+        monkeypatch.setattr(operators, "_ENOUGH", 1)
+    sizes = 1, 16, 64, 2
+    values = {k: t for k, t in tensors(*sizes, device).items() if k != "initial_state"}
+    with use_backend("triton"):
+        with counted() as forward:
+            y = selective_scan(**values, delta_softplus=True)
+        with counted() as backward:
+            y.backward(torch.ones_like(y))
+    expected = forward_cost(*sizes, 4, chunks, segment=8), backward_cost(*sizes, 4, chunks, segment=8)
+    for found, cost in zip((forward.cost, backward.cost), expected, strict=True):
+        assert (found.read, found.written) == (cost.read, cost.written)
+        assert found.exponentials == pytest.approx(cost.exponentials, rel=0.05)
+        assert found.reread == pytest.approx(cost.reread, rel=0.05)
