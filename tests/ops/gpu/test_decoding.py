@@ -233,9 +233,9 @@ def reference_step(function, *arguments, **options):
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("limit", [(0.0, math.inf), (0.3, 0.6)])
-@pytest.mark.parametrize("skip", [None, (4,), (4, 9)])
+@pytest.mark.parametrize("skip", [None, (4,), (4, 16)])
 def test_step_of_the_duality(device, dtype, limit, skip):
-    batch, heads, size, groups, states = 2, 4, 9, 2, 5
+    batch, heads, size, groups, states = 2, 4, 16, 2, 5
     make, precise = Maker(device, dtype), Maker(device, F32)
     wide = make(batch, heads * size + 2 * groups * states)
     x, B, C = wide.split([heads * size, groups * states, groups * states], dim=1)
@@ -474,7 +474,7 @@ def test_padding_between_and_before_tokens(make_model, device, stepped, family):
                 mask = masks[:, place : place + 1]
                 output = model(ids[:, place : place + 1], attention_mask=mask, past_key_values=output.past_key_values)
             results.append(output)
-        assert stepped.count(True) == 3
+        assert backend == "torch" or stepped == [False, True, True, True]
     found, expected = results
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
     assert torch.equal(found.past_key_values.tokens_seen, expected.past_key_values.tokens_seen)
