@@ -49,7 +49,8 @@ def _load_inputs(u, mask, past, at, d, length, channels, u_row, past_row, LEFT: 
     if mask is not None:
         inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
     known = inside[:, None] & (d < channels)[None, :]
-    value = tl.load(u + at[:, None] * u_row + d[None, :], mask=known, other=0.0).to(tl.float32)
+    # Offsets in a row of a long sequence exceed 32 bits.
+    value = tl.load(u + at.to(tl.int64)[:, None] * u_row + d[None, :], mask=known, other=0.0).to(tl.float32)
     if past is not None:
         before = ((at >= -LEFT) & (at < 0))[:, None] & (d < channels)[None, :]
         value += tl.load(past + (at + LEFT)[:, None] * past_row + d[None, :], mask=before, other=0.0).to(tl.float32)
@@ -115,7 +116,7 @@ def _convolve(
     if mask is not None:
         value = tl.where((tl.load(mask + t, mask=inside, other=0) != 0)[:, None], value, 0.0)
     keep = inside[:, None] & (d < channels)[None, :]
-    tl.store(y + t[:, None] * channels + d[None, :], value.to(y.dtype.element_ty), mask=keep)
+    tl.store(y + t.to(tl.int64)[:, None] * channels + d[None, :], value.to(y.dtype.element_ty), mask=keep)
 
 
 @kernel(
@@ -205,7 +206,7 @@ def _convolve_backward(
         if mask is not None:
             total = tl.where((tl.load(mask + t, mask=t < length, other=0) != 0)[:, None], total, 0.0)
         grad_u += row * length * channels
-        tl.store(grad_u + t[:, None] * channels + d[None, :], total.to(grad_u.dtype.element_ty), mask=keep)
+        tl.store(grad_u + t.to(tl.int64)[:, None] * channels + d[None, :], total.to(grad_u.dtype.element_ty), mask=keep)
 
 
 def forward_cost(batch: int, length: int, channels: int, taps: int, size: int, tile: int) -> Cost:
@@ -302,7 +303,8 @@ def _operator_backward(
     grad_u = torch.empty(u.shape if needs_u else (0,), dtype=u.dtype, device=u.device)
     # One row of sums for each tile of the smallest configuration; those of larger tiles leave rows of zeros.
     tiles = triton.cdiv(length, min(c.kwargs["BLOCK_L"] for c in _convolve_backward.configs))
-    sums = torch.zeros((batch, tiles, taps + 1, channels) if needs_sums else (0,), device=u.device)
+    shape = (batch, tiles, taps + 1, channels) if needs_sums else (0,)
+    sums = torch.zeros(shape, dtype=torch.float32, device=u.device)
     _convolve_backward.launch(
         lambda meta: (triton.cdiv(length, meta["BLOCK_L"]), triton.cdiv(channels, meta["BLOCK_D"]), batch),
         grad=grad,
