@@ -200,7 +200,7 @@ def carry(
 
 
 @kernel(
-    configs=[config(BLOCK_D=64, TILE=8, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
+    configs=[config(BLOCK_D=64, TILE=4, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
     key=("length", "channels"),
     examples={
         dtype: {
