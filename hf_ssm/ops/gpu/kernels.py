@@ -138,4 +138,7 @@ def runs_kernels(*tensors: Tensor | None, dtypes: Sequence[torch.dtype] = _DTYPE
 # torch.compile runs the function while it traces.
 @torch.compiler.assume_constant_result
 def _is_supported(index: int | None) -> bool:
+    # Fake tensors may be on a device that the machine does not have.
+    if not torch.cuda.is_available():
+        return False
     return torch.version.hip is not None or torch.cuda.get_device_capability(index) >= _MIN_CAPABILITY

@@ -44,7 +44,8 @@ from hf_ssm.ops.selective_scan.triton_tiles import (
 
 __all__ = ["BLOCK_D", "backward_cost", "cotangent_ends", "scan_backward"]
 
-BLOCK_D = 64
+# With 4 warps a thread holds a quarter of the states of a channel, so that the states of a tile fit in its registers.
+BLOCK_D = 32
 """Channels of a block of `scan_backward` in all configurations: the number of its partial sums depends on it."""
 _LOG_2 = tl.constexpr(math.log(2))
 _TURN = tl.constexpr(math.tau)
@@ -170,7 +171,7 @@ def cotangent_ends(
 
 
 @kernel(
-    configs=[config(BLOCK_D=BLOCK_D, TILE=2, num_warps=4), config(BLOCK_D=BLOCK_D, TILE=2, num_warps=2)],
+    configs=[config(BLOCK_D=BLOCK_D, TILE=2, num_warps=4), config(BLOCK_D=BLOCK_D, TILE=4, num_warps=4)],
     key=("length", "channels"),
     examples={
         dtype: {

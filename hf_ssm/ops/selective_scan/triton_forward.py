@@ -1,8 +1,8 @@
 """The forward kernels of the selective scan, and the kernel that carries states from chunk to chunk.
 
-The sequence is divided into chunks, which run in parallel: `_chunk_ends` computes the state that a chunk adds and the
-sum of its steps, `_carry` the states before all chunks from those, and `_scan` the outputs. With a single chunk only
-`_scan` runs. See `triton_tiles.py` for how a program is laid out.
+The sequence is divided into chunks, which run in parallel: `chunk_ends` computes the state that a chunk adds and the
+sum of its steps, `carry` the states before all chunks from those, and `scan` the outputs. With a single chunk only
+`scan` runs. See `triton_tiles.py` for how a program is laid out.
 
 Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` segments, `P` planes.
 """
@@ -200,7 +200,7 @@ def carry(
 
 
 @kernel(
-    configs=[config(BLOCK_D=64, TILE=8, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
+    configs=[config(BLOCK_D=64, TILE=4, num_warps=2), config(BLOCK_D=32, TILE=4, num_warps=1)],
     key=("length", "channels"),
     examples={
         dtype: {
