@@ -5,8 +5,8 @@
     python benchmarks/kernels.py resources --gpus sm_90 --check   # compares with the stored table
     python benchmarks/kernels.py predictions --output predictions.json
 
-Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs those of the
-compiled code. Predictions follow from the bytes and operations that the tests count, and rates of the GPUs
+Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs vector registers,
+bytes of private memory and of LDS in the compiled code. Predictions follow from the bytes and operations that the tests count, and rates of the GPUs
 (`hf_ssm/ops/gpu/costs.py`): bounds that a good kernel comes near to, not measurements.
 """
 
@@ -93,8 +93,8 @@ def compile_kernel(name: str, index: int, label: str, gpu: str) -> Row:
     if gpu.startswith("gfx"):
         text = compiled.asm["amdgcn"]
         registers = _numbers(r"\.vgpr_count:\s+(\d+)", text)
-        # Spilled registers of 4 bytes for each lane.
-        spills = 4 * (_numbers(r"\.vgpr_spill_count:\s+(\d+)", text) + _numbers(r"\.sgpr_spill_count:\s+(\d+)", text))
+        # Scalar registers that are kept in vector registers are in no memory, and not counted.
+        spills = _numbers(r"\.private_segment_fixed_size:\s+(\d+)", text)
     else:
         report = log.getvalue()
         registers = _numbers(r"Used (\d+) registers", report)
