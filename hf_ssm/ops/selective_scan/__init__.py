@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Implementation, Operation
 from hf_ssm.ops.documents import document_starts
-from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_mask, check_scan_tensors
+from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_mask, check_scan_tensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 from hf_ssm.ops.selective_scan.hub import hub_scan, hub_selective_scan, supports_hub_scan
 from hf_ssm.ops.selective_scan.levels import scan_by_levels
@@ -101,6 +101,6 @@ def selective_scan(
     """
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_mask(mask, u)
+    check_scan_mask(mask, u)
     y, last = _SELECTIVE_SCAN(args, delta_softplus, return_last_state, mask, document_starts(seq_idx, u))
     return (y, last) if return_last_state else y

@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = [
     "LOG2_E",
     "ScanTensors",
-    "check_mask",
+    "check_scan_mask",
     "check_scan_tensors",
     "complex_or_real_exp",
     "skip_and_gate",
@@ -93,7 +93,7 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
 
 
-def check_mask(mask: Tensor | None, u: Tensor) -> None:
+def check_scan_mask(mask: Tensor | None, u: Tensor) -> None:
     """Raise a ValueError unless the mask is absent, or bool and of the first two axes of `u`."""
     if mask is not None and (mask.shape != u.shape[:2] or mask.dtype != torch.bool):
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
-    check_mask,
+    check_scan_mask,
     check_scan_tensors,
     complex_or_real_exp,
     step_sizes,
@@ -63,7 +63,7 @@ def selective_scan_reference(
     """`selective_scan` as a loop over positions; same arguments."""
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_mask(mask, u)
+    check_scan_mask(mask, u)
     y, last = loop_scan(args, delta_softplus, return_last_state, mask, document_starts(seq_idx, u))
     return (y, last) if return_last_state else y
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.documents import document_starts
-from hf_ssm.ops.ssd.arguments import SSDTensors, cast, check_dt_limit, check_ssd_tensors, limited_steps
+from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps, to_arithmetic
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
@@ -90,7 +90,7 @@ def ssd_scan(
         raise ValueError(f"chunk_size must be at least 1, or None for a good one, got {chunk_size}")
     starts = document_starts(seq_idx, x)
     # Implementations take x, B and C in their own dtype, or cast them by `in_dtype_of_steps`.
-    dt, A, D, dt_bias, state = cast(args.dtype, dt, A, D, dt_bias, initial_state)
+    dt, A, D, dt_bias, state = to_arithmetic(args.dtype, dt, A, D, dt_bias, initial_state)
     d = limited_steps(dt, dt_bias, dt_softplus, dt_limit)
     y, last = _SSD_SCAN(x, d, A, B, C, D, state, starts, chunk_size)
     y = y.to(x.dtype)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 __all__ = [
     "SSDTensors",
-    "cast",
     "check_dt_limit",
     "check_ssd_tensors",
     "in_dtype_of_steps",
     "limited_steps",
+    "to_arithmetic",
 ]
 
 Scan = Callable[..., tuple[Tensor, Tensor]]
@@ -43,10 +43,10 @@ class SSDTensors(NamedTuple):
 
     def cast(self, dtype: torch.dtype) -> Iterator[Any]:
         """Each tensor in `dtype`; `None` stays `None`."""
-        return cast(dtype, *self)
+        return to_arithmetic(dtype, *self)
 
 
-def cast(dtype: torch.dtype, *tensors: Tensor | None) -> Iterator[Any]:
+def to_arithmetic(dtype: torch.dtype, *tensors: Tensor | None) -> Iterator[Any]:
     """Each tensor in `dtype`; `None` stays `None`."""
     return (t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors)
 
@@ -114,7 +114,7 @@ def in_dtype_of_steps(scan: Scan) -> Scan:
 
     @wraps(scan)
     def scan_in_dtype(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        x, B, C = cast(d.dtype, x, B, C)
+        x, B, C = to_arithmetic(d.dtype, x, B, C)
         return scan(x, d, A, B, C, *others)
 
     return scan_in_dtype
