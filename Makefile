@@ -2,6 +2,7 @@
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test         runs the tests without those marked as slow
 #   make test-all     runs all tests but those of `make test-grid`
+#   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
 #   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make lint         checks style, format and types
@@ -31,7 +32,7 @@ PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
 GPU_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-grid test-lowest conformance lint bench clean
+.PHONY: demo test test-all test-kernels test-grid test-lowest conformance lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
@@ -46,6 +47,9 @@ test-all: $(STAMP)
 
 test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)
+
+test-kernels: $(STAMP)
+	$(BIN)/python benchmarks/kernels.py resources --check
 
 # Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures.
 LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \

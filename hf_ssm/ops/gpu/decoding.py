@@ -477,10 +477,10 @@ class BlocksOnGPU:
         self._check(hidden, pasts, states, mask)
         moving = None if mask is None else mask.contiguous().view(torch.int8)
         batch, pasts, states = len(hidden), pasts.contiguous(), states.contiguous()
-        outputs = torch.empty(len(self.blocks), *hidden.shape, device=hidden.device)
+        outputs = torch.empty(len(self.blocks), *hidden.shape, dtype=torch.float32, device=hidden.device)
         source = hidden.to(torch.float32).reshape(batch, -1)
         new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
-        scratch = [torch.empty(batch, size, device=hidden.device) for size in self.scratch]
+        scratch = [torch.empty(batch, size, dtype=torch.float32, device=hidden.device) for size in self.scratch]
         for number, (block, norm) in enumerate(zip(self.blocks, self.norms, strict=True)):
             target = outputs[number].view(batch, -1)
             memory = pasts[number], states[number], new_pasts[number], new_states[number]

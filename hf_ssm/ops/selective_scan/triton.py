@@ -116,7 +116,7 @@ class _Job:
         self.everything = {**self.step, **_strided(u=u, z=z, B=B, C=C), "D": None if D is None else D.contiguous()}
 
     def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, device=self.device)
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def states_of(self, *lead: int) -> Tensor:
         return self.empty(*lead, self.planes, self.states, self.channels)
