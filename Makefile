@@ -2,6 +2,7 @@
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test         runs the tests without those marked as slow
 #   make test-all     runs all tests but those of `make test-grid`
+#   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of the first two
 #   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
 #   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
@@ -30,23 +31,26 @@ EXTRAS ?= test,lint,plots
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
-GPU_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
+TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-kernels test-grid test-lowest conformance lint bench clean
+.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
-	$(GPU_TESTS) -m "not slow" $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(TRITON_TESTS) -m "not slow")
 
 test-all: $(STAMP)
 	$(PYTEST) -m "not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
-	$(GPU_TESTS) $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(TRITON_TESTS))
 
 test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)
+
+test-triton: $(STAMP)
+	$(TRITON_TESTS) $(PYTEST_ARGS)
 
 test-kernels: $(STAMP)
 	$(BIN)/python benchmarks/kernels.py resources --check

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["hyena", "selective"])
+@pytest.mark.parametrize("family", [pytest.param("hyena", marks=pytest.mark.grid), "selective"])
 def test_planted_motifs(family: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, EXAMPLES / "planted_motifs.py", "--family", family, "--tiny", "--seeds", "1"]

@@ -83,7 +83,7 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
     ("family", "flags"),
     [
         ("Hyena", {}),
-        pytest.param("S4", {}, marks=slow),
+        pytest.param("S4", {}, marks=grid),
         pytest.param("S5", {}, marks=grid),
         pytest.param("SSD", {}, marks=grid),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),

@@ -79,7 +79,9 @@ def test_without_compiled_kernels_too(make_model, make_batch, family):
 
 # S4's cache holds recurrent states only; SelectiveSSM's also holds the inputs of short convolutions.
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(name, marks=pytest.mark.grid) for name in ("S4", "Hyena")), "SelectiveSSM"]
+)
 def test_a_compiled_model_generates_the_same_tokens(make_model, family):
     model = make_model(family, "ForCausalLM", num_hidden_layers=1, vocab_size=12)
     prompt = torch.randint(0, 12, (2, 6))

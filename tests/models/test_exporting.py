@@ -22,7 +22,7 @@ DEFAULT = [
     pytest.param("S4", "ForCausalLM", {"sobolev_order": 0.7}, marks=slow),
     pytest.param("SelectiveSSM", "ForTokenClassification", {"block": "plain", "state_size": 4}, marks=slow),
     pytest.param("SSD", "ForTokenClassification", {}, marks=slow),
-    pytest.param("S5", "ForCausalLM", {}, marks=slow),
+    pytest.param("S5", "ForCausalLM", {}, marks=grid),
 ]
 GRID = [
     *(("S4", "ForCausalLM", flags) for flags in ({}, {"kernel_type": "s4"}, {"discretization": "bilinear"})),
@@ -89,7 +89,7 @@ def test_any_batch_and_any_length(make_model, make_batch, family, head, flags):
     [
         ("Hyena", {}),
         pytest.param("SelectiveSSM", {"complex_state": True, "state_size": 4}, marks=grid),
-        pytest.param("S4", {}, marks=slow),
+        pytest.param("S4", {}, marks=grid),
         pytest.param("SSD", {"complex_state": True, "state_size": 4}, marks=grid),
         pytest.param("SSD", {}, marks=grid),
         pytest.param("S4", {"kernel_type": "s4"}, marks=grid),

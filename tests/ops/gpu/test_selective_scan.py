@@ -93,6 +93,15 @@ def test_masks_documents_and_chunks(device, is_complex):
 
 
 @pytest.mark.usefixtures("short_segments")
+def test_states_and_their_gradients_cross_whole_chunks(device):
+    values = tensors(1, 18, 2, 2, device, is_complex=True)
+    with torch.no_grad():
+        values["A"].real.fill_(-0.02)
+    assert chunk_positions(1, 18, 2) == 8
+    assert_scan(values)
+
+
+@pytest.mark.usefixtures("short_segments")
 def test_one_chunk_of_several_segments(device, monkeypatch):
     monkeypatch.setattr(operators, "_ENOUGH", 1)
     assert_scan(tensors(1, 10, 3, 2, device, torch.bfloat16))
