@@ -28,6 +28,7 @@ def test_every_configuration_takes_the_resources_in_the_table():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_another_stored_table_is_an_error(tmp_path):
     stored = json.loads((RESULTS / "kernel_resources.json").read_text())
     for row in stored["rows"]:
@@ -46,6 +47,7 @@ def test_predictions_are_those_in_the_table(tmp_path):
     assert (found["rates"], found["rows"]) == (stored["rates"], stored["rows"])
 
 
+@pytest.mark.slow
 def test_the_interpreter_compiles_nothing():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
