@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,6 @@ _B, _L, _D = 8, 4096, 2048
 Forecast = tuple[str, str, Any, int]
 
 
-def _in_tensor_cores(cost: Any) -> Any:
-    """The cost with its products in half precision, where the formulas count those of float32."""
-    return cost._replace(products=0, half_products=cost.products)
-
-
 def _of_scans() -> Iterator[Forecast]:
     from hf_ssm.ops.selective_scan import triton_backward, triton_forward
     from hf_ssm.ops.selective_scan.triton import chunk_positions
@@ -205,9 +201,7 @@ def _of_scans() -> Iterator[Forecast]:
         B = torch.empty(batch, length, 1, states, dtype=torch.bfloat16, device="meta")
         tiling = Tiling.of(x, B, chunk_size_of(x, B, None))
         steps, weights = 4 * batch * length * heads, 2 * 2 * batch * length * states
-        forward, backward = (
-            _in_tensor_cores(f(tiling, 2)) for f in (triton_costs.forward_cost, triton_costs.backward_cost)
-        )
+        forward, backward = triton_costs.forward_cost(tiling, 2), triton_costs.backward_cost(tiling, 2)
         yield "Mamba-2 scan, forward", sizes, forward, 2 * 2 * numbers + steps + weights
         yield "Mamba-2 scan, backward", sizes, backward, 2 * 3 * numbers + 2 * steps + 2 * weights
 
@@ -228,7 +222,6 @@ def _of_convolutions() -> Iterator[Forecast]:
             ("backward", triton_costs.backward_cost, 3 * 2 * numbers + 2 * taps),
         ):
             kernels, others = function(batch, length, channels, length, 2)
-            # Operations run one after the other, so that their times add up.
             yield f"long convolution, {way}", sizes, kernels + others, least
 
 
@@ -279,7 +272,7 @@ def predictions(args: argparse.Namespace) -> int:
                 "operation": operation,
                 "sizes": sizes,
                 "megabytes": (cost.read + cost.written) / 1e6,
-                "cost": cost._asdict(),
+                "cost": asdict(cost),
                 "microseconds": {gpu: 1e6 * max(part.values()) for gpu, part in parts.items()},
                 "bound": {gpu: max(part, key=lambda name: part[name]) for gpu, part in parts.items()},
                 "ratio to limit": {gpu: max(part.values()) * RATES[gpu].memory / least for gpu, part in parts.items()},

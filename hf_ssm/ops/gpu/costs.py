@@ -4,6 +4,7 @@ The time is that of the scarcest resource, as if the others were hidden behind i
 near to, not a measurement.
 """
 
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 __all__ = ["GPUS", "Cost", "Rates"]
@@ -37,7 +38,8 @@ GPUS = {
 }
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True)
+class Cost:
     """What one or several launches need.
 
     Attributes:
@@ -58,11 +60,14 @@ class Cost(NamedTuple):
     half_products: int = 0
     local: int = 0
 
-    def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, count: int) -> "Cost":
+        return Cost(*(count * number for number in astuple(self)))
 
     def parts(self, rates: Rates) -> dict[str, float]:
-        """Seconds that each resource is busy."""
+        """Seconds that each resource is busy; the largest is the time."""
         return {
             "memory": (self.read + self.written) / rates.memory,
             "L2 cache": (self.read + self.reread - self.local) / rates.cache,
@@ -70,7 +75,3 @@ class Cost(NamedTuple):
             "exponentials": self.exponentials / rates.exponentials,
             "products": self.products / rates.products + self.half_products / rates.half_products,
         }
-
-    def seconds(self, rates: Rates) -> float:
-        """The time of the scarcest resource."""
-        return max(self.parts(rates).values())

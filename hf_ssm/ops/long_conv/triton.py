@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, no_autocast
+from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.long_conv.fft import MOST_SAMPLES_ON_A_GPU, convolve_plainly, slices
 from hf_ssm.ops.long_conv.reference import gated, usable_taps
-from hf_ssm.ops.long_conv.triton_layout import cropped, padded_rows, with_dense_channels
+from hf_ssm.ops.long_conv.triton_layout import cropped, padded_rows
 from hf_ssm.ops.long_conv.triton_spectra import Transforms
 from hf_ssm.ops.long_conv.triton_toeplitz import Blocks, takes_blocks
 
@@ -48,6 +49,10 @@ def _division(batch: int, channels: int, points: int) -> tuple[list[slice], list
     return list(slices(channels, together)), list(slices(batch, rows))
 
 
+def _dense(*tensors: Tensor | None) -> list[Any]:
+    return [t if t is None else dense_rows(t) for t in tensors]
+
+
 def _block(t: Tensor | None, rows: slice, part: slice) -> Tensor | None:
     return None if t is None else t[rows, :, part]
 
@@ -64,7 +69,7 @@ def _convolve(
     y, before = _empty_convolution(u, taps, back, in_gate, out_gate, keep)
     batch, length, channels = u.shape
     way: Any = _way(length, taps.shape[1], _count(back), u.dtype)
-    u, in_gate, out_gate = with_dense_channels(u, in_gate, out_gate)
+    u, in_gate, out_gate = _dense(u, in_gate, out_gate)
     parts, blocks = _division(batch, channels, way.points)
     with no_autocast(u.device):
         for part in parts if batch else ():
@@ -105,7 +110,7 @@ def _convolve_backward(
     grad_u, grad_gate, grad_taps, grad_back = results
     batch, length, channels = u.shape
     way: Any = _way(length, taps.shape[1], _count(back), u.dtype)
-    grad, u, in_gate, out_gate = with_dense_channels(grad, u, in_gate, out_gate)
+    grad, u, in_gate, out_gate = _dense(grad, u, in_gate, out_gate)
     parts, blocks = _division(batch, channels, way.points)
     with no_autocast(u.device):
         for part in parts if batch else ():

@@ -7,24 +7,24 @@ transposes a tile of positions and channels in shared memory, so that it reads a
 converts and multiplies on the way: no other pass over the memory does so.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hf_ssm.ops.gpu.arguments import with_strides
 from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 
-__all__ = ["crop_cost", "cropped", "pad_cost", "padded_rows", "with_dense_channels"]
+__all__ = ["crop_cost", "cropped", "pad_cost", "padded_rows"]
 
+_AXES = ("batch", "row")
 _CONFIGS = [config(BLOCK_L=64, BLOCK_D=64), config(BLOCK_L=128, BLOCK_D=32)]
 _SIZES = {**dict.fromkeys(("channels", "points"), "i32:16"), "length": "i32"}
 
 
 def _strides(*names: str) -> dict[str, str]:
-    return {f"{name}_{axis}": "i32:16" for name in names for axis in ("batch", "row")}
+    return {f"{name}_{axis}": "i32:16" for name in names for axis in _AXES}
 
 
 @triton.jit
@@ -151,26 +151,13 @@ def crop_cost(
     return Cost(read=4 * rows + factors * size * numbers, written=outputs * size * numbers)
 
 
-def with_dense_channels(*tensors: Tensor | None) -> list[Any]:
-    """Each tensor itself if its channels are dense in memory, else a copy."""
-    return [t if t is None or t.stride(-1) == 1 else t.contiguous() for t in tensors]
-
-
-def _with_strides(**tensors: Tensor | None) -> dict[str, Tensor | int | None]:
-    """Arguments of a launch: tensors, and the strides of their batch and positions."""
-    arguments: dict[str, Tensor | int | None] = dict(tensors)
-    for name, t in tensors.items():
-        arguments[f"{name}_batch"], arguments[f"{name}_row"] = (0, 0) if t is None else t.stride()[:2]
-    return arguments
-
-
 def padded_rows(u: Tensor, gate: Tensor | None, points: int, dtype: torch.dtype) -> Tensor:
     """The product of `u` and `gate` `(B, L, D)`, with dense channels, as `(B, D, points)` with zeros at the end."""
     batch, length, channels = u.shape
     rows = torch.empty((batch, channels, points), dtype=dtype, device=u.device)
     _pad.launch(
         lambda meta: (triton.cdiv(points, meta["BLOCK_L"]), triton.cdiv(channels, meta["BLOCK_D"]), batch),
-        **_with_strides(u=u, gate=gate),
+        **with_strides(_AXES, u=u, gate=gate),
         rows=rows,
         length=length,
         channels=channels,
@@ -198,7 +185,7 @@ def cropped(
     _crop.launch(
         lambda meta: (triton.cdiv(length, meta["BLOCK_L"]), triton.cdiv(channels, meta["BLOCK_D"]), batch),
         rows=rows,
-        **_with_strides(gate=gate, other=other, out=out, second=second),
+        **with_strides(_AXES, gate=gate, other=other, out=out, second=second),
         length=length,
         channels=channels,
         points=rows.shape[2],

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision
 from hf_ssm.ops.gpu.language import dot
@@ -245,7 +246,7 @@ class Blocks:
 
     def prepare(self, taps: Tensor, back: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Taps of both sides `(D, K)`, each row dense."""
-        return _with_dense_rows(taps), None if back is None else _with_dense_rows(back)
+        return dense_rows(taps), None if back is None else dense_rows(back)
 
     def convolve(self, rows: Tensor, weights: tuple[Tensor, Tensor | None], sign: int = 1) -> Tensor:
         """The convolution of rows `(B, D, n)` with taps of both sides; with a `sign` of -1 both are exchanged."""
@@ -322,7 +323,3 @@ class Blocks:
             SIGN=sign,
             PRECISION=product_precision(),
         )
-
-
-def _with_dense_rows(t: Tensor) -> Tensor:
-    return t if t.stride(1) == 1 else t.contiguous()

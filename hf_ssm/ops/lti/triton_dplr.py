@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.lti.diagonal import working_dtype
 from hf_ssm.ops.lti.dplr import dplr_start
@@ -56,7 +57,7 @@ def _operator_backward(
         Start(delta, outer, inner, columns),
         _empty_gradients(grad, delta, outer, inner, columns, c, wanted),
     )
-    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    grad = dense_rows(grad)
     plan = plan_steps(c.shape[1], columns.shape[1], grad.shape[1])
     for block in channel_blocks(len(c), plan, c.device, with_gradients=True):
         part = Start(*(t[block] for t in start))

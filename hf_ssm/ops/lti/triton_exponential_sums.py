@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision, runs_kernels
 from hf_ssm.ops.gpu.language import dot
@@ -339,7 +340,7 @@ def _empty_taps(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
 def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_base: bool) -> tuple[Tensor, Tensor]:
     """Gradients of `log_base` (empty unless `with_base`) and `weights`."""
     (channels, pairs), length = log_base.shape, grad.shape[1]
-    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    grad = dense_rows(grad)
     tiles = _tiles(length)
     sums = torch.empty((tiles, channels, 4 if with_base else 2, pairs), dtype=torch.float32, device=grad.device)
     _exponential_sums_backward.launch(

@@ -99,4 +99,4 @@ def backward_cost(
         64 * size**2 * cdiv(rank, 16),
     )
     own = of_tables + reversed_tables + reversed_squares + start
-    return _tables_cost(plan, channels, rank) + Cost(*(channels * number for number in own))
+    return _tables_cost(plan, channels, rank) + own * channels

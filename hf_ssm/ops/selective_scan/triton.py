@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.reference import loop_scan
@@ -54,29 +55,25 @@ def _joined(planes: Tensor) -> Tensor:
     return torch.complex(*(part.contiguous() for part in parts.unbind(-3)))
 
 
-def _rowed(t: Tensor) -> Tensor:
-    """Real numbers with a dense last axis; complex numbers as pairs."""
-    if t.is_complex():
-        return torch.view_as_real(t.resolve_conj().contiguous()).flatten(-2)
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+def _strided(**tensors: Tensor | None) -> dict[str, Any]:
+    """Tensors `(B, L, ...)` and their strides, as the arguments of a kernel; complex numbers as pairs of real ones."""
+    rows: dict[str, Tensor | None] = {}
+    for name, t in tensors.items():
+        if t is None:
+            rows[name] = None
+        elif t.is_complex():
+            rows[name] = torch.view_as_real(t.resolve_conj().contiguous()).flatten(-2)
+        else:
+            rows[name] = dense_rows(t)
+    return with_strides(("batch", "row"), **rows)
 
 
 def _flags(mask: Tensor | None, starts: Tensor | None) -> Tensor | None:
     """`(B, L)` bytes: 1 where the position is not masked, and 2 more where a document begins."""
     if starts is None:
-        return None if mask is None else mask.contiguous().view(torch.int8)
+        return as_bytes(mask)
     visible = torch.ones_like(starts, dtype=torch.int8) if mask is None else mask.to(torch.int8)
     return (visible + 2 * starts.to(torch.int8)).contiguous()
-
-
-def _strided(**tensors: Tensor | None) -> dict[str, Any]:
-    """Tensors `(B, L, ...)` and their strides, as the arguments of a kernel."""
-    found: dict[str, Any] = {}
-    for name, t in tensors.items():
-        t = None if t is None else _rowed(t)
-        found[name] = t
-        found[f"{name}_batch"], found[f"{name}_row"] = (0, 0) if t is None else t.stride()[:2]
-    return found
 
 
 class _Job:

@@ -375,7 +375,4 @@ def blocks_cost(
     residual = Cost(4 * batch * size)
     block = read_in + convolution + project_cost(batch, rank + 2 * states, channels, item) + update
     block = block + project_cost(batch, size, channels, item) + residual
-    total = normalize_cost(batch, size, item)
-    for _ in range(count):
-        total = total + block
-    return total
+    return normalize_cost(batch, size, item) + block * count

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, is_plain_call
+from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import silu, silu_slope
@@ -240,33 +241,21 @@ def backward_cost(batch: int, length: int, channels: int, taps: int, size: int, 
     )
 
 
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its channels are dense, else a copy."""
-    return t if t.stride(-1) == 1 else t.contiguous()
-
-
-def _bytes(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.contiguous().view(torch.int8)
+_AXES = ("batch", "row")
 
 
 def _forward(
     u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, past: Tensor | None, left: int, silu: bool
 ) -> Tensor:
     batch, length, channels = u.shape
-    u, past = _rowed(u), None if past is None else _rowed(past)
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     _convolve.launch(
         lambda meta: (triton.cdiv(length, meta["BLOCK_L"]), triton.cdiv(channels, meta["BLOCK_D"]), batch),
-        u=u,
+        **with_strides(_AXES, u=dense_rows(u), past=None if past is None else dense_rows(past)),
         weight=weight.contiguous(),
         bias=None if bias is None else bias.contiguous(),
-        mask=_bytes(mask),
-        past=past,
+        mask=as_bytes(mask),
         y=y,
-        u_batch=u.stride(0),
-        u_row=u.stride(1),
-        past_batch=0 if past is None else past.stride(0),
-        past_row=0 if past is None else past.stride(1),
         length=length,
         channels=channels,
         TAPS=weight.shape[1],
@@ -299,7 +288,7 @@ def _operator_backward(
     needs_sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, channels = u.shape
-    grad, u, taps = _rowed(grad), _rowed(u), weight.shape[1]
+    taps = weight.shape[1]
     grad_u = torch.empty(u.shape if needs_u else (0,), dtype=u.dtype, device=u.device)
     # One row of sums for each tile of the smallest configuration; those of larger tiles leave rows of zeros.
     tiles = triton.cdiv(length, min(c.kwargs["BLOCK_L"] for c in _convolve_backward.configs))
@@ -307,17 +296,12 @@ def _operator_backward(
     sums = torch.zeros(shape, dtype=torch.float32, device=u.device)
     _convolve_backward.launch(
         lambda meta: (triton.cdiv(length, meta["BLOCK_L"]), triton.cdiv(channels, meta["BLOCK_D"]), batch),
-        grad=grad,
-        u=u,
+        **with_strides(_AXES, grad=dense_rows(grad), u=dense_rows(u)),
         weight=weight.contiguous(),
         bias=None if bias is None else bias.contiguous(),
-        mask=_bytes(mask),
+        mask=as_bytes(mask),
         grad_u=grad_u if needs_u else None,
         sums=sums if needs_sums else None,
-        grad_batch=grad.stride(0),
-        grad_row=grad.stride(1),
-        u_batch=u.stride(0),
-        u_row=u.stride(1),
         length=length,
         channels=channels,
         TAPS=taps,

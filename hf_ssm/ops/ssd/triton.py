@@ -22,6 +22,7 @@ import triton
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
@@ -31,27 +32,13 @@ from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
 __all__ = ["ssd_triton", "supports_ssd"]
 
 
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its last dimension is dense, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _with_strides(**tensors: Tensor) -> dict[str, Any]:
-    """Tensors and the strides of their first three dimensions, as arguments of a kernel."""
-    named: dict[str, Any] = dict(tensors)
-    for name, t in tensors.items():
-        named |= {f"{name}_{axis}": t.stride(place) for place, axis in enumerate(("batch", "row", "head"))}
-    return named
+_AXES = ("batch", "row", "head")
 
 
 def _skip(D: Tensor | None) -> dict[str, Any]:
     if D is None:
         return {"D": None, "skip_head": 0, "skip_channel": 0}
     return {"D": D, "skip_head": D.stride(0), "skip_channel": D.stride(1) if D.dim() == 2 else 0}
-
-
-def _bytes(starts: Tensor | None) -> Tensor | None:
-    return None if starts is None else starts.contiguous().view(torch.int8)
 
 
 def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tensor:
@@ -61,7 +48,7 @@ def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tens
         lambda meta: (triton.cdiv(tiling.heads, meta["BLOCK_H"]), tiling.chunks, tiling.batch),
         d=d.contiguous(),
         A=A.contiguous(),
-        starts=_bytes(starts),
+        starts=as_bytes(starts),
         decays=decays,
         length=tiling.length,
         heads=tiling.heads,
@@ -89,7 +76,7 @@ def _states(
     recurrence = {"first": first, "last": last, "saved": saved, "through": through}
     chunk_states.launch(
         (heads * tiling.blocks, 1 if tiling.carries else chunks, batch),
-        **_with_strides(source=source, weights=weights),
+        **with_strides(_AXES, source=source, weights=weights),
         **(recurrence if tiling.carries else dict.fromkeys(recurrence)),
         decays=decays,
         states=states,
@@ -128,14 +115,14 @@ def _operator(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before the chunks for the backward."""
-    x, B, C = (_rowed(t) for t in (x, B, C))
+    x, B, C = (dense_rows(t) for t in (x, B, C))
     tiling = Tiling.of(x, B, chunk)
     decays = _decays(d, A, starts, tiling)
     states, last, _ = _states(x, B, decays, initial_state, None, tiling)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_scan.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **_with_strides(x=x, B=B, C=C),
+        **with_strides(_AXES, x=x, B=B, C=C),
         **_skip(D),
         decays=decays,
         states=states,
@@ -170,7 +157,7 @@ def _operator_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
-    grad_y, x, B, C = (_rowed(t) for t in (grad_y, x, B, C))
+    grad_y, x, B, C = (dense_rows(t) for t in (grad_y, x, B, C))
     tiling = Tiling.of(x, B, chunk)
     decays = _decays(d, A, starts, tiling)
     grads, first, through = _states(grad_y, C, decays, grad_last, states, tiling)
@@ -186,7 +173,7 @@ def _operator_backward(
     grad_steps.launch(
         lambda meta: (triton.cdiv(tiling.heads, meta["BLOCK_H"]), tiling.chunks, tiling.batch),
         A=A.contiguous(),
-        starts=_bytes(starts),
+        starts=as_bytes(starts),
         decays=decays,
         direct=direct,
         outgoing=outgoing,
@@ -227,7 +214,7 @@ def _grad_inputs(
     skip_sums = decays.new_empty((0, *shape[1:]) if D is None else shape)
     grad_inputs.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **_with_strides(x=x, B=B, C=C, grad=grad_y),
+        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
         **_skip(D),
         decays=decays,
         grads=grads,
@@ -249,7 +236,7 @@ def _grad_products(
     paths = decays.new_empty(tiling.batch, tiling.heads, tiles, tiling.padded)
     grad_products.launch(
         (tiling.groups * parts * tiles * tiles, tiling.chunks, tiling.batch),
-        **_with_strides(x=x, B=B, C=C, grad=grad_y),
+        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
         decays=decays,
         products=products,
         paths=paths,
@@ -275,8 +262,7 @@ def _grad_weights(
     sums = torch.empty(shape, dtype=other.dtype if parts == 1 else torch.float32, device=other.device)
     grad_weights.launch(
         (tiling.groups * parts * tiling.tiles * tiling.blocks, tiling.chunks, tiling.batch),
-        **_with_strides(source=source, other=other),
-        **(_with_strides(own=own) if own is not None else {"own": None} | dict.fromkeys(_OWN_STRIDES, 0)),
+        **with_strides(_AXES, source=source, other=other, own=own),
         states=states,
         decays=decays,
         products=products,
@@ -287,9 +273,6 @@ def _grad_weights(
         **tiling.arguments,
     )
     return sums[0] if parts == 1 else sums.sum(0).to(other.dtype)
-
-
-_OWN_STRIDES = ("own_batch", "own_row", "own_head")
 
 
 @_operator_backward.register_fake

@@ -333,7 +333,4 @@ def ssd_blocks_cost(
     update = _update_cost(batch, heads, size, groups, states, tile, biased=False, gated=True)
     block = project_cost(batch, rows, width, 4, normed=True) + following + update
     block = block + project_cost(batch, width, channels, 4, normed=True, groups=groups) + Cost(4 * batch * width)
-    total = normalize_cost(batch, width, 4)
-    for _ in range(count):
-        total = total + block
-    return total
+    return normalize_cost(batch, width, 4) + block * count
