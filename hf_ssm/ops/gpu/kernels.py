@@ -66,16 +66,16 @@ class Kernel:
             **arguments: All arguments of the function but those of the configuration. An empty grid launches nothing.
         """
         first = next(value for value in arguments.values() if isinstance(value, Tensor))
+        chosen = self.configs[0]
+        constants = {**arguments, **chosen.kwargs}
+        size = grid(constants) if callable(grid) else grid
+        if 0 in size:
+            return
         with _device_of(first):
             if _autotunes() and len(self.configs) > 1:
                 if self._tuned is None:
                     self._tuned = triton.autotune(configs=list(self.configs), key=list(self.key))(self.function)
                 self._tuned[grid](**arguments)
-                return
-            chosen = self.configs[0]
-            constants = {**arguments, **chosen.kwargs}
-            size = grid(constants) if callable(grid) else grid
-            if 0 in size:
                 return
             options = {} if INTERPRETED else {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
             self.function[size](**constants, **options)
