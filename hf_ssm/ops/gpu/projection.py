@@ -240,10 +240,10 @@ def _project(
         value += tl.load(bias + r, mask=r < rows, other=0.0).to(tl.float32)[None, :]
     # The outer conditions are decided when the kernel is compiled.
     least = tl.program_id(0) * ROWS
-    if conv_weight is not None:  # noqa: SIM102
+    if conv_weight is not None:
         if (least + ROWS > first) & (least < first + channels):
             value = _convolved(value, conv_weight, conv_bias, mask, past, new_past, b, r - first, batch, channels, TAPS)
-    if dt_bias is not None:  # noqa: SIM102
+    if dt_bias is not None:
         if least + ROWS > first + channels:
             after = r - first - channels
             is_step = (after >= 0) & (r < rows)

@@ -14,8 +14,9 @@ from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
 from hf_ssm.ops.selective_scan import triton as operators
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.triton import chunk_positions
-from hf_ssm.ops.selective_scan.triton_backward import backward_cost, cotangent_ends, scan_backward
-from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, forward_cost, scan
+from hf_ssm.ops.selective_scan.triton_backward import cotangent_ends, scan_backward
+from hf_ssm.ops.selective_scan.triton_costs import backward_cost, forward_cost
+from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, scan
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 BY_POSITION = ("u", "delta", "B", "C", "z")
