@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from proofs import TOLERANCE, assert_near, assert_parity, counted
+from proofs import TOLERANCE, assert_counted, assert_near, assert_parity, counted
 
 import hf_ssm.models.selective.modeling_selective as selective
 import hf_ssm.models.ssd.modeling_ssd as duality
@@ -350,13 +350,6 @@ def test_what_does_not_fit_is_refused(device, triton_kernels):
         step(torch.zeros(2, 3, 20, device=device), *memories)
     with pytest.raises(ValueError, match=r"states must have shape \(1, 1, 24, 5\), got \(1, 2, 24, 5\)"):
         step(torch.zeros(1, 20, device=device), memories[0][:, :1], memories[1])
-
-
-def assert_counted(counter, cost) -> None:
-    found = counter.cost
-    assert (found.read, found.written) == (cost.read, cost.written)
-    assert found.reread == pytest.approx(cost.reread, rel=0.05)
-    assert found.exponentials == pytest.approx(cost.exponentials, rel=0.05)
 
 
 def test_counted_cost_of_steps(device, triton_kernels):
