@@ -120,6 +120,7 @@ def _convolve(
 @kernel(
     configs=[config(BLOCK_L=32, BLOCK_D=32), config(BLOCK_L=64, BLOCK_D=16)],
     key=("length", "channels"),
+    zeroed=("sums",),
     examples={
         dtype: {
             **example,
