@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["TABLE_OUTPUTS", "Parts", "file_facts", "join_table", "table_of", "write_in_parts"]
+__all__ = ["TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of", "write_in_parts"]
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ def write_in_parts(
         BlockingIOError: Another process writes this output.
     """
     if join is None:
-        if output.suffix not in TABLE_OUTPUTS:
-            raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(TABLE_OUTPUTS)}.")
+        check_table_output(output)
         join = join_table
     with Parts(output, settings, overwrite) as parts:
         if parts.is_joined:
@@ -89,19 +88,25 @@ def write_in_parts(
         parts.join(join)
 
 
+def check_table_output(output: Path) -> None:
+    """Raise `ValueError` unless the suffix is one of `TABLE_OUTPUTS`."""
+    if output.suffix not in TABLE_OUTPUTS:
+        raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(TABLE_OUTPUTS)}.")
+
+
 def join_table(tables: Iterator[pa.Table], path: Path) -> None:
     """Write tables one after the other to a csv, tsv or parquet file."""
     first = next(tables)
     if path.suffix == ".parquet":
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
             for table in chain([first], tables):
-                writer.write_table(table.cast(first.schema))
+                writer.write_table(table)
         return
     separator = "," if path.suffix == ".csv" else "\t"
     with path.open("w", encoding="utf-8", newline="") as file:
         for number, table in enumerate(chain([first], tables)):
             # Of Arrow's types, whole numbers stay whole where some are missing.
-            frame = table.cast(first.schema).to_pandas(types_mapper=pd.ArrowDtype)
+            frame = table.to_pandas(types_mapper=pd.ArrowDtype)
             frame.to_csv(file, sep=separator, index=False, header=number == 0)
 
 
@@ -144,6 +149,8 @@ class Parts:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.count == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._release()
 
     def _release(self) -> None:
@@ -152,7 +159,7 @@ class Parts:
         self._lock.release()
 
     def _open(self) -> None:
-        remedy = "choose another file, or replace it (overwrite)"
+        remedy = "choose another file, or replace it (--overwrite-output)"
         if self._overwrite:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.output.unlink(missing_ok=True)
@@ -189,10 +196,17 @@ class Parts:
         self.count += 1
 
     def tables(self) -> Iterator[pa.Table]:
-        """The parts, read one after the other."""
+        """The parts, read one after the other, with the same types."""
+        # A part whose cells are all missing has columns without a type.
+        schema = pa.unify_schemas(
+            [self._read(number).schema for number in range(self.count)], promote_options="permissive"
+        )
         for number in range(self.count):
-            with pa.memory_map(str(self._path(number))) as file:
-                yield pa.ipc.open_file(file).read_all()
+            yield self._read(number).cast(schema)
+
+    def _read(self, number: int) -> pa.Table:
+        with pa.memory_map(str(self._path(number))) as file:
+            return pa.ipc.open_file(file).read_all()
 
     def join(self, join: Callable[[Iterator[pa.Table], Path], None]) -> None:
         """Write the output from all parts, and remove them."""
