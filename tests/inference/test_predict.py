@@ -7,7 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    PreTrainedTokenizerFast,
+)
 
 import hf_ssm
 from hf_ssm.data.records import reverse_complement
@@ -95,7 +100,10 @@ def test_values(make_model, tokenizer, count, names):
 
 
 @pytest.mark.parametrize("eos", [False, True])
-def test_tokens(tagger, eos):
+@pytest.mark.parametrize("family", ["Llama", "S4"])
+def test_tokens(tagger, family, eos):
+    if family == "Llama":
+        tagger = LlamaForTokenClassification(llama().config).eval()
     tokenizer = build_dna_tokenizer(add_eos=eos)
     texts = ["AC\nGTR", "ggt"]
     found = hf_ssm.predict(tagger, tokenizer, [{"sequence": text, "id": text[0]} for text in texts])
