@@ -38,6 +38,12 @@ def run_section(heading: str) -> dict:
     return names
 
 
+def test_predict():
+    table = run_section("Predict")["table"]
+    assert table.column_names == ["name", "prediction", "probability_LABEL_0", "probability_LABEL_1"]
+    assert len(table) == 2
+
+
 def test_packed_rows():
     assert run_section("Packed rows")["loss"].isfinite()
 
