@@ -61,3 +61,10 @@ def test_generation():
     names = run_section("Generate")
     assert names["more"].shape == (2, 80)
     assert (names["more"][:, :50] == names["first"].sequences).all()
+
+
+def test_effects_of_variants():
+    names = run_section("Effects of variants")
+    assert names["scores"].column_names == ["llr", "next_token", "reason"]
+    assert len(names["heat_map"]) == 60
+    assert len(names["likelihoods"]) == 2
