@@ -286,6 +286,10 @@ def test_weights_with_nan_are_named(classifier, tokenizer):
 
 def test_texts_of_bytes(make_model):
     model = make_model("S4", "ForTokenClassification", vocab_size=300)
-    found = hf_ssm.predict(model, build_byte_tokenizer(), ["né"])
-    # Two bytes of one letter.
-    assert found["letters"] == ["n", "é", "é"] and found["end"] == [1, 2, 2]
+    # Two bytes of one letter stay two tokens, in windows too.
+    for options in ({}, {"window": 3, "stride": 1}):
+        found = hf_ssm.predict(model, build_byte_tokenizer(), ["néxé"], **options)
+        assert found["letters"] == ["n", "é", "é", "x", "é", "é"] and found["end"] == [1, 2, 2, 3, 4, 4]
+    places = (("néx", 2), ("éxé", 1))
+    expected = [logits_of(model, build_byte_tokenizer(), text).softmax(-1)[place, 0] for text, place in places]
+    assert found["probability_LABEL_0"][2] == pytest.approx(np.mean(expected), abs=1e-6)
