@@ -1,0 +1,223 @@
+"""Perturbation pairs: the share of natural sequences that a causal model prefers to a perturbed version.
+
+The first bases of coding sequences are perturbed in three ways that keep their length:
+
+* synonymous: codons are replaced by other codons of the same amino acid, so that the protein is the same;
+* expansion: a triplet is repeated at a codon boundary, and what exceeds the length is cut off at the end;
+* shuffled: the codons between the first and the last are permuted, which keeps their composition.
+
+A pair is won if the natural sequence has the higher log-likelihood; by chance half of them are. The coding sequences
+are those of a FASTA file (`--coding`), or of a genome and its annotation:
+
+    python examples/zero_shot/perturbation_pairs.py CHECKPOINT --genome GENOME.fna.gz --gff ANNOTATION.gff.gz
+
+`--pairs` takes a table of pairs with the columns `original_sequence` and `sequence` instead, as in the perturbation
+benchmark of Carbon. ± is the binomial standard error of the share, and the standard error of the mean difference.
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from _zero_shot import (
+    mean_and_error,
+    print_table,
+    recipe_model,
+    recipe_parser,
+    run_recipe,
+    sampled,
+    share_and_error,
+    with_error,
+    write_results,
+)
+
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.records import read_records, reverse_complement
+from hf_ssm.inference.likelihoods import log_likelihoods
+from hf_ssm.inference.model import SequenceModel
+
+# The standard genetic code (table 1 of NCBI), codons in the order TTT, TTC, TTA, TTG, TCT, ...
+AMINO_ACIDS = "FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
+GENETIC_CODE = {"".join(codon): letter for codon, letter in zip(product("TCAG", repeat=3), AMINO_ACIDS, strict=True)}
+
+Pair = tuple[str, str]
+
+
+def codons(sequence: str) -> list[str]:
+    """The triplets of a sequence."""
+    return [sequence[start : start + 3] for start in range(0, len(sequence), 3)]
+
+
+def translate(sequence: str) -> str:
+    """Amino acids of a coding sequence, `*` for stop codons."""
+    return "".join(GENETIC_CODE[codon] for codon in codons(sequence))
+
+
+def synonymous(sequence: str, rng: random.Random, share: float) -> str:
+    """Replace codons, each with probability `share`, by random other ones of the same amino acid."""
+    found = []
+    for codon in codons(sequence):
+        others = [own for own, letter in GENETIC_CODE.items() if letter == GENETIC_CODE[codon] and own != codon]
+        found.append(rng.choice(others) if others and rng.random() < share else codon)
+    # The start codon is read as methionine whatever its letters are.
+    return "".join([sequence[:3], *found[1:]])
+
+
+def expanded(sequence: str, rng: random.Random, triplet: str, repeats: int) -> str:
+    """Insert `repeats` copies of a triplet between random codons, where all of them fit; the length is kept."""
+    place = 3 * rng.randint(1, len(sequence) // 3 - repeats)
+    return (sequence[:place] + triplet * repeats + sequence[place:])[: len(sequence)]
+
+
+def shuffled(sequence: str, rng: random.Random) -> str:
+    """Permute the codons between the first and the last."""
+    first, *inner, last = codons(sequence)
+    rng.shuffle(inner)
+    return "".join([first, *inner, last])
+
+
+def annotated(genome: Path, gff: Path, from_base: int) -> Iterator[str]:
+    """Coding sequences of an annotation (GFF3) in the direction of translation, those of one row only.
+
+    Args:
+        genome: FASTA.
+        gff: The annotation of the same sequences.
+        from_base: First base (0-based) of a record from which on its genes are used.
+    """
+    import pandas as pd
+
+    names = ["seqid", "source", "type", "start", "end", "score", "strand", "phase", "attributes"]
+    rows = pd.read_csv(gff, sep="\t", comment="#", names=names, dtype={"seqid": str, "phase": str})
+    rows = rows[(rows["type"] == "CDS") & (rows["start"] > from_base)]
+    rows = rows[~rows["attributes"].str.extract(r"ID=([^;]+)", expand=False).duplicated(keep=False)]
+    by_name = dict(list(rows.groupby("seqid")))
+    for record in read_records(genome):
+        for row in by_name.get(record.columns["name"], rows[:0]).itertuples():
+            sequence = record.sequence[row.start - 1 : row.end]
+            yield sequence if row.strand == "+" else reverse_complement(sequence)
+
+
+def usable(sequences: Iterator[str], length: int) -> Iterator[str]:
+    """The first `length` bases of genes: multiples of three letters A, C, G and T without a stop codon inside."""
+    for sequence in sequences:
+        gene = sequence.upper().replace("U", "T")
+        if len(gene) % 3 == 0 and len(gene) >= length and not gene.strip("ACGT") and "*" not in translate(gene)[:-1]:
+            yield gene[:length]
+
+
+def generated_genes(rng: random.Random, count: int, length: int) -> Iterator[str]:
+    """Random codons without stops between ATG and TAA."""
+    sense = [codon for codon, letter in GENETIC_CODE.items() if letter != "*"]
+    for _ in range(count):
+        yield "".join(["ATG", *rng.choices(sense, k=length // 3 - 2), "TAA"])
+
+
+def genes(args: argparse.Namespace, rng: random.Random) -> list[str]:
+    """The first `--length` bases of random genes."""
+    if args.coding is not None:
+        found = (record.sequence for record in read_records(args.coding))
+    elif args.genome is not None and args.gff is not None:
+        found = annotated(args.genome, args.gff, args.from_base)
+    elif args.tiny:
+        found = generated_genes(rng, args.count, args.length)
+    else:
+        raise ValueError("the sequences are missing: give --coding, --genome and --gff, or --pairs.")
+    chosen = sampled(usable(found, args.length), args.count, rng)
+    if not chosen:
+        raise ValueError(f"there is no coding sequence of {args.length} bases: lower --length.")
+    return chosen
+
+
+def make_pairs(args: argparse.Namespace, rng: random.Random) -> dict[str, list[Pair]]:
+    """Pairs of a natural and a perturbed sequence, by kind of perturbation."""
+    if args.pairs is not None:
+        return {args.pairs.name: read_pairs(args.pairs)}
+    kinds: dict[str, Callable[[str], str]] = {
+        "synonymous": lambda gene: synonymous(gene, rng, args.share),
+        "expansion": lambda gene: expanded(gene, rng, args.triplet.upper(), args.repeats),
+        "shuffled": lambda gene: shuffled(gene, rng),
+    }
+    chosen = genes(args, rng)
+    pairs = {kind: [(gene, perturb(gene)) for gene in chosen] for kind, perturb in kinds.items()}
+    # A perturbation may change nothing, such as codons without synonyms.
+    return {kind: [pair for pair in own if pair[0] != pair[1]] for kind, own in pairs.items()}
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Pairs of a table, which must have the same length."""
+    pairs = []
+    for record in read_records(path):
+        check_column("column", "original_sequence", list(record.columns), record.where)
+        natural = record.columns["original_sequence"]
+        if len(natural) != len(record.sequence):
+            raise ValueError(
+                f"{record.where}: the sequences have {len(natural)} and {len(record.sequence)} letters, but only "
+                "log-likelihoods of equal lengths can be compared: cut them."
+            )
+        pairs.append((natural, record.sequence))
+    return pairs
+
+
+def compare(reader: SequenceModel, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Share of pairs of which the natural sequence is more likely, and the mean difference in nats per base."""
+    texts = [text for pair in pairs for text in pair]
+    scores = log_likelihoods(reader.model, reader.tokenizer, texts, max_tokens_per_batch=reader.max_tokens_per_batch)[
+        "log_likelihood"
+    ]
+    natural, perturbed = list(scores)[::2], list(scores)[1::2]
+    differences = [a - b for a, b in zip(natural, perturbed, strict=True)]
+    per_base = [difference / len(pair[0]) for difference, pair in zip(differences, pairs, strict=True)]
+    return {
+        "pairs": len(pairs),
+        "preferred": share_and_error([difference > 0 for difference in differences]),
+        "difference_per_base": mean_and_error(per_base),
+    }
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ValueError for options that cannot be met."""
+    if args.length % 3 or args.length < 9:
+        raise ValueError(f"--length {args.length}: give a multiple of 3, at least 9.")
+    if not 0 < args.share <= 1:
+        raise ValueError(f"--share {args.share}: give a number above 0, at most 1.")
+    if args.triplet.upper() not in GENETIC_CODE:
+        raise ValueError(f"--triplet {args.triplet!r}: give three of the letters A, C, G and T.")
+    if not 1 <= args.repeats < args.length // 3:
+        raise ValueError(f"--repeats {args.repeats}: give 1 to {args.length // 3 - 1} for --length {args.length}.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The pairs, their scores, and the table."""
+    parser = recipe_parser(__doc__.splitlines()[0])
+    parser.add_argument("--coding", type=Path, help="coding sequences (FASTA or table, also .gz)")
+    parser.add_argument("--genome", type=Path, help="genome (FASTA, also .gz), with --gff")
+    parser.add_argument("--gff", type=Path, help="annotation of --genome (GFF3, also .gz)")
+    parser.add_argument("--from-base", type=int, default=0, help="use genes after this base only (default: all)")
+    parser.add_argument("--pairs", type=Path, help="table with the columns original_sequence and sequence")
+    parser.add_argument("--count", type=int, default=500, help="number of genes (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=600, help="bases of each gene (default: %(default)s)")
+    parser.add_argument("--share", type=float, default=1.0, help="share of replaced codons (default: %(default)s)")
+    parser.add_argument("--triplet", default="CAG", help="expanded triplet (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20, help="copies that are inserted (default: %(default)s)")
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.count, args.length, args.repeats = 6, 60, 4
+    check(args)
+    pairs = make_pairs(args, random.Random(args.seed))
+    reader = recipe_model(args)
+    found = {kind: compare(reader, own) for kind, own in pairs.items() if own}
+    print_table(
+        ["perturbation", "pairs", "natural preferred", "difference (nats per base)"],
+        [
+            [kind, own["pairs"], with_error(own["preferred"]), with_error(own["difference_per_base"], 4)]
+            for kind, own in found.items()
+        ],
+    )
+    write_results(args, {"pairs": found})
+
+
+if __name__ == "__main__":
+    run_recipe(main)
