@@ -64,7 +64,7 @@ class Needle:
     decoys: list[str]
 
 
-def plant(background: str, depth: float, key_length: int, value_length: int, num_decoys: int, seed: int) -> Needle:
+def plant(background: str, depth: float, key_length: int, value_length: int, num_decoys: int, seed: str) -> Needle:
     """Plant a key and a value.
 
     Args:
@@ -146,7 +146,7 @@ def cell(likelihood: CausalLikelihood, args: Any, length: int, depth: float) -> 
     texts = backgrounds(args.background, length, args.trials, random.Random(f"{args.seed} {length}"))
     trials = []
     for number, text in enumerate(texts):
-        seed = hash((args.seed, length, depth, number))
+        seed = f"{args.seed} {length} {depth} {number}"
         trials.append(trial(likelihood, plant(text, depth, args.key_length, args.value_length, args.decoys, seed)))
     found: dict[str, Any] = {name: mean_and_error([own[name] for own in trials]) for name in trials[0]}
     return {"length": length, "depth": depth, **found, "exact": share_and_error([own["exact"] > 0 for own in trials])}

@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from _markov import MarkovChain
 from _zero_shot import (
     mean_and_error,
     print_table,
@@ -161,20 +162,32 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
-def compare(reader: SequenceModel, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Share of pairs of which the natural sequence is more likely, and the mean difference in nats per base."""
-    texts = [text for pair in pairs for text in pair]
-    scores = log_likelihoods(reader.model, reader.tokenizer, texts, max_tokens_per_batch=reader.max_tokens_per_batch)[
-        "log_likelihood"
-    ]
-    natural, perturbed = list(scores)[::2], list(scores)[1::2]
-    differences = [a - b for a, b in zip(natural, perturbed, strict=True)]
+def compare(scores: Sequence[float], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Share of pairs of which the natural sequence is more likely, and the mean difference in nats per base.
+
+    Args:
+        scores: Log-likelihoods of both sequences of the first pair, of the second, and so on.
+        pairs: The pairs.
+    """
+    differences = [a - b for a, b in zip(scores[::2], scores[1::2], strict=True)]
     per_base = [difference / len(pair[0]) for difference, pair in zip(differences, pairs, strict=True)]
     return {
         "pairs": len(pairs),
         "preferred": share_and_error([difference > 0 for difference in differences]),
         "difference_per_base": mean_and_error(per_base),
     }
+
+
+def evaluate(reader: SequenceModel, chain: MarkovChain | None, pairs: list[Pair], orders: list[int]) -> dict[str, Any]:
+    """Comparisons by the model and by Markov chains."""
+    texts = [text for pair in pairs for text in pair]
+    options = {"max_tokens_per_batch": reader.max_tokens_per_batch}
+    scores = {"model": list(log_likelihoods(reader.model, reader.tokenizer, texts, **options)["log_likelihood"])}
+    if chain is not None:
+        scores |= {
+            f"Markov chain, order {order}": [chain.log_likelihood(text, order) for text in texts] for order in orders
+        }
+    return {name: compare(own, pairs) for name, own in scores.items()}
 
 
 def check(args: argparse.Namespace) -> None:
@@ -202,18 +215,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=1.0, help="share of replaced codons (default: %(default)s)")
     parser.add_argument("--triplet", default="CAG", help="expanded triplet (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="copies that are inserted (default: %(default)s)")
+    parser.add_argument("--baseline", type=Path, help="sequences to count for Markov chains (FASTA); default: none")
+    parser.add_argument("--orders", type=int, nargs="+", default=[2, 5, 8], choices=range(1, 12), metavar="K")
     args = parser.parse_args(argv)
     if args.tiny:
         args.count, args.length, args.repeats = 6, 60, 4
     check(args)
     pairs = make_pairs(args, random.Random(args.seed))
     reader = recipe_model(args)
-    found = {kind: compare(reader, own) for kind, own in pairs.items() if own}
+    chain = None
+    if args.baseline is not None:
+        chain = MarkovChain((record.sequence for record in read_records(args.baseline)), max(args.orders))
+    found = {kind: evaluate(reader, chain, own, args.orders) for kind, own in pairs.items() if own}
     print_table(
-        ["perturbation", "pairs", "natural preferred", "difference (nats per base)"],
+        ["perturbation", "", "pairs", "natural preferred", "difference (nats per base)"],
         [
-            [kind, own["pairs"], with_error(own["preferred"]), with_error(own["difference_per_base"], 4)]
-            for kind, own in found.items()
+            [kind, name, own["pairs"], with_error(own["preferred"]), with_error(own["difference_per_base"], 4)]
+            for kind, scorers in found.items()
+            for name, own in scorers.items()
         ],
     )
     write_results(args, {"pairs": found})
