@@ -92,9 +92,10 @@ def annotated(genome: Path, gff: Path, from_base: int) -> Iterator[str]:
 
     names = ["seqid", "source", "type", "start", "end", "score", "strand", "phase", "attributes"]
     rows = pd.read_csv(gff, sep="\t", comment="#", names=names, dtype={"seqid": str, "phase": str})
-    rows = rows[(rows["type"] == "CDS") & (rows["start"] > from_base)]
+    rows = rows[rows["type"] == "CDS"]
+    # A joined sequence has several rows with one ID.
     rows = rows[~rows["attributes"].str.extract(r"ID=([^;]+)", expand=False).duplicated(keep=False)]
-    by_name = dict(list(rows.groupby("seqid")))
+    by_name = dict(list(rows[rows["start"] > from_base].groupby("seqid")))
     for record in read_records(genome):
         for row in by_name.get(record.columns["name"], rows[:0]).itertuples():
             sequence = record.sequence[row.start - 1 : row.end]
