@@ -26,6 +26,7 @@ _LAZY = {
     "build_word_tokenizer": "hf_ssm.tokenization",
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
+    "predict": "hf_ssm.inference",
     "rescale_init_": "hf_ssm.training",
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",

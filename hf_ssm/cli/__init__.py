@@ -41,6 +41,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "the probability of the prediction and the importance of each token.",
         "probe",
     ),
+    "predict": (
+        "classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
+        "An interrupted command continues where it stopped.",
+        "predict",
+    ),
     "convert": (
         "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
@@ -73,6 +78,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
     "probe": "; the same command continues with the results in --output",
+    "predict": "; the same command continues where it stopped",
 }
 
 

@@ -1,4 +1,4 @@
-"""A reference genome: random access to a FASTA file by pysam (htslib)."""
+"""A reference genome by pysam (htslib): random access to a FASTA file, and intervals of BED files."""
 
 import gzip
 import os
@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfileobj
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 from hf_ssm.data.checks import did_you_mean
 from hf_ssm.data.files import opened
 
-__all__ = ["Genome", "import_pysam"]
+__all__ = ["Genome", "Interval", "import_pysam", "read_bed"]
 
 # The last block of a complete bgzip file (SAM specification, section 4.1.2).
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -109,12 +110,7 @@ class Genome:
         Raises:
             ValueError: There is no such contig, the interval is empty or not within the contig, or the file is damaged.
         """
-        length = self.length(contig)
-        if not 0 <= start < stop <= length:
-            raise ValueError(
-                f"{contig}:{start}-{stop} is not an interval of {self.path.name}, whose contig {contig!r} has {length} "
-                "letters (0-based, the end excluded)."
-            )
+        self.check(contig, start, stop)
         try:
             with _quiet():
                 found: str = self._file.fetch(contig, start, stop)
@@ -127,6 +123,15 @@ class Genome:
             )
         return found
 
+    def check(self, contig: str, start: int, stop: int) -> None:
+        """Raise `ValueError` if there is no such contig, or the interval is empty or not within the contig."""
+        length = self.length(contig)
+        if not 0 <= start < stop <= length:
+            raise ValueError(
+                f"{contig}:{start}-{stop} is not an interval of {self.path.name}, whose contig {contig!r} has {length} "
+                "letters (0-based, the end excluded)."
+            )
+
     def close(self) -> None:
         """Close the file and remove what was stored temporarily."""
         self._file.close()
@@ -137,6 +142,68 @@ class Genome:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A line of a BED file.
+
+    Attributes:
+        chrom: Name of the contig.
+        start: First letter, counted from 0.
+        stop: The one after the last letter.
+        strand: "+", "-" or "." (none).
+        columns: The fields of the line: `chrom`, `chrom_start`, `chrom_end`, `name`, `score` and `strand`, as far as
+            a line of the file has them.
+    """
+
+    chrom: str
+    start: int
+    stop: int
+    strand: str
+    columns: dict[str, Any]
+
+
+def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
+    """The intervals of a BED file of 3 to 6 fields, optionally gzipped, each with the number of its line.
+
+    Empty lines, comments ("#") and lines "track" and "browser" are left out, and so are fields after the sixth.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: A line is malformed, an interval is not in the genome, or there is none.
+    """
+    parse = import_pysam().asBed(encoding="utf-8")
+    found = list[tuple[int, Interval]]()
+    with opened(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.rstrip(b"\r\n")
+            if not text.strip() or text.startswith(b"#") or text.split()[0] in (b"track", b"browser"):
+                continue
+            try:
+                fields = parse(text, len(text))
+                interval = _interval(fields)
+                genome.check(interval.chrom, interval.start, interval.stop)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            found.append((number, interval))
+        if not found:
+            raise ValueError("the file has no interval.")
+    names = max((interval.columns for _, interval in found), key=len)
+    return [
+        (number, replace(interval, columns={name: interval.columns.get(name) for name in names}))
+        for number, interval in found
+    ]
+
+
+def _interval(fields: Any) -> Interval:
+    columns: dict[str, Any] = {"chrom": fields.contig, "chrom_start": fields.start, "chrom_end": fields.end}
+    for name, value in zip(("name", "score", "strand"), list(fields)[3:], strict=False):
+        columns[name] = (None if value == "." else float(value)) if name == "score" else value
+    strand = columns.get("strand", ".")
+    if strand not in ("+", "-", "."):
+        raise ValueError(f"the strand {strand!r} is none of '+', '-' and '.'.")
+    return Interval(fields.contig, fields.start, fields.end, strand, columns)
 
 
 def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:

@@ -1,3 +1,5 @@
 """Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
 
-__all__: list[str] = []
+from hf_ssm.inference.predict import predict
+
+__all__ = ["predict"]
