@@ -18,10 +18,10 @@ benchmark of Carbon. ± is the binomial standard error of the share, and the sta
 import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+from _genes import GENETIC_CODE, annotated, codons, is_coding
 from _markov import MarkovChain
 from _zero_shot import (
     mean_and_error,
@@ -36,25 +36,11 @@ from _zero_shot import (
 )
 
 from hf_ssm.data.checks import check_column
-from hf_ssm.data.records import read_records, reverse_complement
+from hf_ssm.data.records import read_records
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.inference.model import SequenceModel
 
-# The standard genetic code (table 1 of NCBI), codons in the order TTT, TTC, TTA, TTG, TCT, ...
-AMINO_ACIDS = "FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
-GENETIC_CODE = {"".join(codon): letter for codon, letter in zip(product("TCAG", repeat=3), AMINO_ACIDS, strict=True)}
-
 Pair = tuple[str, str]
-
-
-def codons(sequence: str) -> list[str]:
-    """The triplets of a sequence."""
-    return [sequence[start : start + 3] for start in range(0, len(sequence), 3)]
-
-
-def translate(sequence: str) -> str:
-    """Amino acids of a coding sequence, `*` for stop codons."""
-    return "".join(GENETIC_CODE[codon] for codon in codons(sequence))
 
 
 def synonymous(sequence: str, rng: random.Random, share: float) -> str:
@@ -80,33 +66,11 @@ def shuffled(sequence: str, rng: random.Random) -> str:
     return "".join([first, *inner, last])
 
 
-def annotated(genome: Path, gff: Path, from_base: int) -> Iterator[str]:
-    """Coding sequences of an annotation (GFF3) in the direction of translation, those of one row only.
-
-    Args:
-        genome: FASTA.
-        gff: The annotation of the same sequences.
-        from_base: First base (0-based) of a record from which on its genes are used.
-    """
-    import pandas as pd
-
-    names = ["seqid", "source", "type", "start", "end", "score", "strand", "phase", "attributes"]
-    rows = pd.read_csv(gff, sep="\t", comment="#", names=names, dtype={"seqid": str, "phase": str})
-    rows = rows[rows["type"] == "CDS"]
-    # A joined sequence has several rows with one ID.
-    rows = rows[~rows["attributes"].str.extract(r"ID=([^;]+)", expand=False).duplicated(keep=False)]
-    by_name = dict(list(rows[rows["start"] > from_base].groupby("seqid")))
-    for record in read_records(genome):
-        for row in by_name.get(record.columns["name"], rows[:0]).itertuples():
-            sequence = record.sequence[row.start - 1 : row.end]
-            yield sequence if row.strand == "+" else reverse_complement(sequence)
-
-
 def usable(sequences: Iterator[str], length: int) -> Iterator[str]:
-    """The first `length` bases of genes: multiples of three letters A, C, G and T without a stop codon inside."""
+    """The first `length` bases of genes without a stop codon inside."""
     for sequence in sequences:
         gene = sequence.upper().replace("U", "T")
-        if len(gene) % 3 == 0 and len(gene) >= length and not gene.strip("ACGT") and "*" not in translate(gene)[:-1]:
+        if len(gene) >= length and is_coding(gene):
             yield gene[:length]
 
 
@@ -122,7 +86,7 @@ def genes(args: argparse.Namespace, rng: random.Random) -> list[str]:
     if args.coding is not None:
         found = (record.sequence for record in read_records(args.coding))
     elif args.genome is not None and args.gff is not None:
-        found = annotated(args.genome, args.gff, args.from_base)
+        found = (gene.sequence for gene in annotated(args.genome, args.gff, args.from_base))
     elif args.tiny:
         found = generated_genes(rng, args.count, args.length)
     else:

@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_ssm.data.records import reverse_complement
+from hf_ssm.inference import evaluation
 from hf_ssm.inference.likelihoods import CausalLikelihood
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.tokenization import build_dna_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = ("sequence_recovery", "perturbation_pairs", "needle_retrieval")
+RECIPES = ("sequence_recovery", "perturbation_pairs", "needle_retrieval", "variant_effects")
+SHARED = ("_zero_shot", "_markov", "_genes", "stop_variants")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def recipes() -> Iterator[dict[str, ModuleType]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
         patch.syspath_prepend(str(EXAMPLES / "zero_shot"))
-        yield {name: importlib.import_module(name) for name in ("_zero_shot", "_markov", *RECIPES)}
+        yield {name: importlib.import_module(name) for name in (*SHARED, *RECIPES)}
     for name in set(sys.modules) - before:
         if str(EXAMPLES) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -90,7 +94,7 @@ def gene(recipes: dict[str, ModuleType], length: int = 90) -> str:
 
 
 def test_genetic_code(recipes: dict[str, ModuleType]) -> None:
-    translate = recipes["perturbation_pairs"].translate
+    translate = recipes["_genes"].translate
     assert translate("ATGGCTTGGAAATAA") == "MAWK*"
     assert translate("TAGTGACGACACATA") == "**RHI"
 
@@ -99,7 +103,8 @@ def test_synonymous_codons_keep_the_protein(recipes: dict[str, ModuleType]) -> N
     script = recipes["perturbation_pairs"]
     natural = gene(recipes)
     changed = script.synonymous(natural, random.Random(0), 1.0)
-    assert script.translate(changed) == script.translate(natural)
+    translate = recipes["_genes"].translate
+    assert translate(changed) == translate(natural)
     pairs = list(zip(script.codons(natural), script.codons(changed), strict=True))
     # Methionine and tryptophan have one codon.
     assert all((a == b) == (script.GENETIC_CODE[a] in "MW") for a, b in pairs[1:])
@@ -140,10 +145,71 @@ def test_annotated_genes(recipes: dict[str, ModuleType], tmp_path: Path) -> None
     ]
     (tmp_path / "genes.gff").write_text("\n".join(["##gff-version 3", *rows]) + "\n")
     files = tmp_path / "genome.fa", tmp_path / "genes.gff"
-    assert list(script.annotated(*files, 0)) == ["ATGAAATAG", "CATGGGGTAA"]
-    assert list(script.annotated(*files, 3)) == []
+    annotated, genes = recipes["_genes"].annotated, recipes["_genes"].Gene
+    expected = [genes("one", 2, True, "ATGAAATAG"), genes("two", 2, False, "CATGGGGTAA")]
+    assert list(annotated(*files, 0)) == expected
+    # Genes of joined rows are left out, even if only one of the rows is in the region.
+    assert list(annotated(*files, 3)) == []
     genes = ["ATGAAATAG", "ATGTAGAAATAG", "ATGNAATAG", "ATGAA", "augaaacccuaa"]
     assert list(script.usable(iter(genes), 9)) == ["ATGAAATAG", "ATGAAACCC"]
+
+
+def test_variants_that_stop_translation(recipes: dict[str, ModuleType], tmp_path: Path) -> None:
+    script = recipes["stop_variants"]
+    genes = [gene(recipes), gene(recipes, 60)]
+    genome = "CC" + genes[0] + "GG" + script.reverse_complement(genes[1]) + "C"
+    (tmp_path / "genome.fa").write_text(f">one\n{genome}\n")
+    rows = ["one\t.\tCDS\t3\t92\t.\t+\t0\tID=a", "one\t.\tCDS\t95\t154\t.\t-\t0\tID=b"]
+    (tmp_path / "genes.gff").write_text("\n".join(rows) + "\n")
+    files = ["--genome", str(tmp_path / "genome.fa"), "--gff", str(tmp_path / "genes.gff")]
+    script.main([*files, "--distance", "3", "--output", str(tmp_path / "variants.csv")])
+    frame = script.pd.read_csv(tmp_path / "variants.csv")
+    assert frame["consequence"].tolist() == ["stop_gained", "synonymous_variant"] * 2
+    assert frame["label"].tolist() == [True, False] * 2
+    places = []
+    for number, variant in enumerate(frame.itertuples()):
+        assert genome[variant.pos - 1] == variant.ref != variant.alt
+        changed = genome[: variant.pos - 1] + variant.alt + genome[variant.pos :]
+        parts = changed[2:92], script.reverse_complement(changed[94:154])
+        proteins = [recipes["_genes"].translate(part[number // 2]) for part in (genes_of(genome), parts)]
+        assert ("*" in proteins[1][:-1]) == (variant.consequence == "stop_gained")
+        assert (proteins[0] == proteins[1]) == (variant.consequence == "synonymous_variant")
+        places.append(variant.pos)
+    assert max(abs(places[0] - places[1]), abs(places[2] - places[3])) < 12
+
+
+def genes_of(genome: str) -> tuple[str, str]:
+    """The genes of the genome of the test above."""
+    return genome[2:92], reverse_complement(genome[94:154])
+
+
+def test_table_of_variants(recipes: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Columns as in the table of Findlay et al. 2018, and a row without a class."""
+    read_table = recipes["variant_effects"].read_table
+    path = tmp_path / "brca.csv"
+    path.write_text("chromosome,position (hg19),reference,alt,func.class\n17,41276135,T,G,LOF\n17,41276136,A,C,\n")
+    names = ["chrom=chromosome", "pos=position (hg19)", "ref=reference", "class=func.class"]
+    expected = {"chrom": "17", "pos": 41276135, "ref": "T", "alt": "G", "class": "LOF"}
+    assert read_table(path, names, "class").to_dict("records") == [expected]
+    with pytest.raises(ValueError, match=r"no column 'position'; it has chromosome, position \(hg19\)"):
+        read_table(path, ["pos=position"], "class")
+    with pytest.raises(ValueError, match="--label 'class' is no column"):
+        read_table(path, [], "class")
+    with pytest.raises(ValueError, match="give pairs such as"):
+        read_table(path, ["pos"], "class")
+
+
+def test_metrics_of_subsets(recipes: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(evaluation, "_BOOTSTRAPS", 5)
+    columns = {"chrom": list("112222"), "class": list("LFLFLF"), "llr": [-3.0, 1.0, -1.0, -2.0, -5.0, 0.0]}
+    kinds = {"consequence": ["a", "a", "b", "b", "c", None]}
+    args = SimpleNamespace(label="class", positive="L", subsets="consequence", seed=0)
+    found = recipes["variant_effects"].metrics(Dataset.from_dict(columns | kinds), args)
+    areas = {own["subset"]: own["value"] for own in found if own["metric"] == "auroc"}
+    # Of the pairs of L and F: 8 of 9; by chromosome 1 of 1 and 3 of 4; subset c has one class.
+    expected = {"all": 8 / 9, "all, by chromosome": (2 * 1 + 4 * 0.75) / 6, "a": 1.0, "b": 0.0}
+    assert areas == pytest.approx(expected)
 
 
 def test_comparison_of_pairs(recipes: dict[str, ModuleType]) -> None:
@@ -260,8 +326,12 @@ def test_tiny_runs(
     llama: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     foreign: bool,
 ) -> None:
+    pytest.importorskip("pysam")
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(evaluation, "_BOOTSTRAPS", 5)
     checkpoint = [llama] if foreign else []
     found = {}
     for name in RECIPES:
@@ -281,6 +351,8 @@ def test_tiny_runs(
         (64, 0.0),
         (64, 1.0),
     ]
+    subsets = dict.fromkeys(own["subset"] for own in found["variant_effects"]["metrics"])
+    assert list(subsets) == ["all", "all, by chromosome", "intron_variant", "missense_variant"]
     assert (tmp_path / "needle.png").stat().st_size > 5000
     assert "| synonymous | model | 6 |" in capsys.readouterr().out
 
@@ -297,6 +369,7 @@ def test_tiny_runs(
         ("needle_retrieval", ["--lengths", "50"], "have 72 bases already"),
         ("needle_retrieval", ["--depths", "2"], "--depths"),
         ("needle_retrieval", [], "CHECKPOINT is missing"),
+        ("variant_effects", [], "give --variants and --genome"),
     ],
 )
 def test_errors_of_options(recipes: dict[str, ModuleType], name: str, options: list[str], message: str) -> None:
