@@ -4,7 +4,7 @@
     python examples/tables.py --check    # compares only, and names the documents that differ
 
 In a document, the text between `<!-- table: NAME -->` and `<!-- end of table -->` is what the function NAME returns,
-here or in `_tables_of_papers.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
+here or in a module `_tables_of_*.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
 and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table needs a function with `@table`
 (for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in a document.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import _tables_of_kernels  # noqa: F401 (registers its tables)
 import _tables_of_papers  # noqa: F401 (registers its tables)
+import _tables_of_zero_shot  # noqa: F401 (registers its tables)
 import yaml
 from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
 
@@ -25,6 +26,7 @@ DOCUMENTS = (
     "README.md",
     "examples/README.md",
     "examples/lra/README.md",
+    "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
 )
