@@ -4,9 +4,10 @@
     python examples/tables.py --check    # compares only, and names the documents that differ
 
 In a document, the text between `<!-- table: NAME -->` and `<!-- end of table -->` is what the function NAME returns,
-here or in a module `_tables_of_*.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
-and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table needs a function with `@table`
-(for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in a document.
+here or in a module `_tables_of_*.py`. The numbers come from JSON files: `examples/results/`,
+`examples/lra/papers.json`, and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table
+needs a function with `@table` (for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in
+a document.
 """
 
 import argparse

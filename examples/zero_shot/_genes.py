@@ -1,9 +1,12 @@
 """Coding sequences: the genetic code, and genes of an annotated genome."""
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+
+import pandas as pd
 
 from hf_ssm.data.records import read_records, reverse_complement
 
@@ -46,11 +49,9 @@ def annotated(genome: Path, gff: Path, from_base: int) -> Iterator[Gene]:
         gff: The annotation of the same sequences.
         from_base: First base (0-based) of a record from which on its genes are used.
     """
-    import pandas as pd
-
     names = ["seqid", "source", "type", "start", "end", "score", "strand", "phase", "attributes"]
-    rows = pd.read_csv(gff, sep="\t", comment="#", names=names, dtype={"seqid": str, "phase": str})
-    rows = rows[rows["type"] == "CDS"]
+    rows = pd.read_csv(gff, sep="\t", comment="#", names=names, dtype=str, quoting=csv.QUOTE_NONE)
+    rows = rows[rows["type"] == "CDS"].astype({"start": int, "end": int})
     # A joined sequence has several rows with one ID.
     rows = rows[~rows["attributes"].str.extract(r"ID=([^;]+)", expand=False).duplicated(keep=False)]
     by_name = dict(list(rows[rows["start"] > from_base].groupby("seqid")))

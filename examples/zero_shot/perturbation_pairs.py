@@ -93,7 +93,10 @@ def genes(args: argparse.Namespace, rng: random.Random) -> list[str]:
         raise ValueError("the sequences are missing: give --coding, --genome and --gff, or --pairs.")
     chosen = sampled(usable(found, args.length), args.count, rng)
     if not chosen:
-        raise ValueError(f"there is no coding sequence of {args.length} bases: lower --length.")
+        raise ValueError(
+            f"there is no coding sequence of {args.length} bases: lower --length or --from-base, and compare the names "
+            "of the records in the genome with those in the annotation."
+        )
     return chosen
 
 

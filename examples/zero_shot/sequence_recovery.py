@@ -60,7 +60,8 @@ def continuations(reader: SequenceModel, contexts: Sequence[str], count: int) ->
 def generated(reader: SequenceModel, ids: Tensor, count: int) -> Tensor:
     """The most probable next `count` tokens `(B, count)` after `(B, L)`, without special tokens."""
     ids = ids.to(reader.device)
-    special = reader.tokenizer.all_special_ids
+    vocabulary = len(reader.model.get_input_embeddings().weight)
+    special = [token for token in reader.tokenizer.all_special_ids if token < vocabulary]
     if hasattr(reader.model, "generate"):
         options: dict[str, Any] = {} if reader.tokenizer.pad_token_id is not None else {"pad_token_id": 0}
         mask = torch.ones_like(ids)

@@ -296,6 +296,9 @@ def test_generation_with_and_without_generate(recipes: dict[str, ModuleType], ll
     ids = torch.tensor([[7, 8, 9, 10, 7], [9, 9, 7, 8, 8]])
 
     class Plain(nn.Module):
+        def get_input_embeddings(self) -> Any:
+            return model.model.get_input_embeddings()
+
         def forward(self, input_ids: Tensor) -> Any:
             return model.model(input_ids=input_ids)
 
