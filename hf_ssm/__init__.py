@@ -26,8 +26,11 @@ _LAZY = {
     "build_word_tokenizer": "hf_ssm.tokenization",
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
+    "log_likelihoods": "hf_ssm.inference",
     "predict": "hf_ssm.inference",
     "rescale_init_": "hf_ssm.training",
+    "saturate": "hf_ssm.inference",
+    "score_variants": "hf_ssm.inference",
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }

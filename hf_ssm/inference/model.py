@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import Record
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, is_dna
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
@@ -134,7 +134,9 @@ class SequenceModel:
         if unknown is None:
             return
         share = float((encoded.ids[~encoded.special] == unknown).double().mean())
-        ambiguous = record.sequence.upper().count("N") / len(record.sequence)
+        # Regions of DNA may consist of ambiguous letters; proteins hold most of these, too.
+        letters = AMBIGUOUS_LETTERS if is_dna(record.sequence) else "N"
+        ambiguous = sum(map(record.sequence.upper().count, letters)) / len(record.sequence)
         if share - ambiguous > _MOST_UNKNOWN:
             raise ValueError(
                 f"{record.where}: {share:.0%} of {record.sequence[:40]!r}... is unknown to the tokenizer: is it of "
