@@ -37,7 +37,7 @@ from _zero_shot import (
 
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.records import read_records
-from hf_ssm.inference.likelihoods import log_likelihoods
+from hf_ssm.inference import log_likelihoods
 from hf_ssm.inference.model import SequenceModel
 
 Pair = tuple[str, str]

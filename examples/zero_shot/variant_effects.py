@@ -23,9 +23,9 @@ from _zero_shot import print_table, random_bases, recipe_model, recipe_parser, r
 from datasets import Dataset
 
 from hf_ssm.data.genome import Genome
-from hf_ssm.inference.evaluation import evaluate_scores
+from hf_ssm.inference import evaluate_scores, score_variants
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.score import SCORES, score_variants
+from hf_ssm.inference.score import SCORES
 
 
 def read_table(path: Path, renamed: Sequence[str], label: str) -> pd.DataFrame:

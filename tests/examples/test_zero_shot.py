@@ -5,6 +5,7 @@ import json
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -97,6 +98,9 @@ def test_genetic_code(recipes: dict[str, ModuleType]) -> None:
     translate = recipes["_genes"].translate
     assert translate("ATGGCTTGGAAATAA") == "MAWK*"
     assert translate("TAGTGACGACACATA") == "**RHI"
+    counts = Counter(recipes["_genes"].GENETIC_CODE.values())
+    expected = {6: "LSR", 4: "VPTAG", 3: "I*", 2: "FYHQNKDEC", 1: "MW"}
+    assert counts == {letter: count for count, letters in expected.items() for letter in letters}
 
 
 def test_synonymous_codons_keep_the_protein(recipes: dict[str, ModuleType]) -> None:
