@@ -165,11 +165,15 @@ class SequenceModel:
             **options: Further arguments of `forward`.
         """
         self.tokens += ids.numel()
-        if "use_cache" in self._known:
+        if self.takes("use_cache"):
             options.setdefault("use_cache", False)
-        if "attention_mask" in self._known and "past_key_values" not in options:
+        if self.takes("attention_mask") and "past_key_values" not in options:
             options["attention_mask"] = (torch.ones_like(ids) if mask is None else mask).long()
         return self.model(input_ids=ids, return_dict=True, **options)
+
+    def takes(self, argument: str) -> bool:
+        """Whether `forward` has an argument of that name."""
+        return argument in self._known
 
     @property
     def _pad_id(self) -> int:
@@ -186,7 +190,7 @@ class SequenceModel:
         pad = getattr(self.model.config, "pad_token_id", None)
         needs_pad = self.head == "class" and not isinstance(self.model, SSMPreTrainedModel)
         is_single = needs_pad and pad is None
-        needs_equal = "attention_mask" not in self._known or (needs_pad and (pad is None or pad < 0))
+        needs_equal = not self.takes("attention_mask") or (needs_pad and (pad is None or pad < 0))
         group: list[int] = []
         for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
             is_full = bool(group) and (len(group) + 1) * lengths[group[0]] > self.max_tokens_per_batch
