@@ -76,7 +76,8 @@ def test_shared_prefixes_change_nothing(model_of, name: str, dtype: torch.dtype,
     model = model_of(name).to(dtype)
     groups = []
     for seed, (shared, rest, count) in enumerate([(20, 9, 3), (20, 4, 2), (33, 1, 2), (0, 12, 2)]):
-        texts = [sequence(shared, seed) + sequence(rest + extra, 10 * seed + extra + 1) for extra in range(count)]
+        # They differ from the first base behind the shared ones on.
+        texts = [sequence(shared, seed) + "ACG"[extra] + sequence(rest + extra, seed) for extra in range(count)]
         groups.append([TOKENIZER(text, return_tensors="pt")["input_ids"][0] for text in texts])
     reader = SequenceModel(model, TOKENIZER, 100)
     with evaluating(model):
@@ -213,6 +214,15 @@ def test_first_base_of_a_contig(model_of, genome: Genome) -> None:
     assert found["next_token"] == [None]
     assert found["reason"] == ["no base before the variant"]
     assert math.isfinite(found["llr"][0])
+
+
+def test_deletion_at_the_end_of_a_contig(model_of, genome: Genome) -> None:
+    """Nothing follows, so that both windows of the forward strand are equal, and only the other strand counts."""
+    model = model_of("S4")
+    rows = [{"chrom": "chr1", "pos": len(GENOME) - 2, "ref": GENOME[-3:], "alt": GENOME[-3]}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    ref, alt = turned(GENOME[-6:]), turned(GENOME[-8:-2])
+    assert found["llr"][0] == pytest.approx(naive_llr(model, [(ref, alt)]) / 2, abs=1e-9)
 
 
 def test_masked_log_odds(make_model, genome: Genome) -> None:
