@@ -70,6 +70,13 @@ def test_log_likelihoods_are_sums_over_tokens(model_of) -> None:
     assert found["name"] == ["AC", "GG", "AC"]
 
 
+def test_special_tokens_at_the_end_are_not_counted(model_of) -> None:
+    model, with_end = model_of("S4"), hf_ssm.build_dna_tokenizer(add_eos=True)
+    assert with_end("ACGTTGCA")["input_ids"][-1] == with_end.eos_token_id
+    found, expected = (hf_ssm.log_likelihoods(model, own, ["ACGTTGCA"]) for own in (with_end, TOKENIZER))
+    assert found.to_list() == expected.to_list()
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, "filtered", "Llama"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_shared_prefixes_change_nothing(model_of, name: str, dtype: torch.dtype, tolerance: float) -> None:
