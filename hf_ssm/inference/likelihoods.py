@@ -94,11 +94,9 @@ class CausalLikelihood:
             )
         self.model = model
         self._own = isinstance(model.model, SSMPreTrainedModel)
-        self.shares = share and self._can_share()
+        self.shares = share and (self._own or self._can_branch())
 
-    def _can_share(self) -> bool:
-        if self._own:
-            return self.model.model.config.non_causal_flag is None
+    def _can_branch(self) -> bool:
         # A token of which any model of this vocabulary has an embedding.
         output = self.model.forward(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
         return can_branch(getattr(output, "past_key_values", None))

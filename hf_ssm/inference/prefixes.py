@@ -20,13 +20,11 @@ _ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def can_branch(cache: Any) -> bool:
-    """Whether several tokens at once can be read after what a model has returned as `past_key_values`.
+    """Whether several tokens at once can be read after what a model of transformers has returned as `past_key_values`.
 
-    True for the states of hf_ssm, and for keys and values of attention. Recurrent models of transformers continue from
-    their states by single tokens only.
+    True for keys and values of attention. Recurrent models of transformers continue from their states by single tokens
+    only.
     """
-    if isinstance(cache, SSMCache):
-        return True
     return isinstance(cache, DynamicCache) and all(type(layer) in _ATTENTION for layer in cache.layers)
 
 

@@ -13,6 +13,7 @@ import hf_ssm
 from hf_ssm.data.genome import Genome
 from hf_ssm.inference.likelihoods import CausalLikelihood
 from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.prefixes import can_branch
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.utils.evaluation import evaluating
 
@@ -100,8 +101,12 @@ def test_shared_prefixes_change_nothing(model_of, name: str, dtype: torch.dtype,
 def test_states_that_take_single_tokens_are_not_shared() -> None:
     # transformers' Mamba ignores its state when it reads several tokens.
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 12, "state_size": 4}
-    reader = SequenceModel(MambaForCausalLM(MambaConfig(**sizes)), TOKENIZER)
-    with evaluating(reader.model):
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    ids = torch.tensor([[7, 8]])
+    assert not can_branch(model(ids, use_cache=True).cache_params)
+    assert can_branch(llama().eval()(ids, use_cache=True).past_key_values)
+    reader = SequenceModel(model, TOKENIZER)
+    with evaluating(model):
         assert not CausalLikelihood(reader).shares
 
 
