@@ -189,10 +189,12 @@ class Parts:
         self.count += 1
 
     def tables(self) -> Iterator[pa.Table]:
-        """The parts, read one after the other."""
-        for number in range(self.count):
-            with pa.memory_map(str(self._path(number))) as file:
-                yield pa.ipc.open_file(file).read_all()
+        """The parts, one after the other, with types that hold all of them: a column may begin with missing values."""
+        paths = [str(self._path(number)) for number in range(self.count)]
+        schema = pa.unify_schemas([pa.ipc.open_file(path).schema for path in paths], promote_options="permissive")
+        for path in paths:
+            with pa.memory_map(path) as file:
+                yield pa.ipc.open_file(file).read_all().cast(schema)
 
     def join(self, join: Callable[[Iterator[pa.Table], Path], None]) -> None:
         """Write the output from all parts, and remove them."""
