@@ -41,6 +41,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "the probability of the prediction and the importance of each token.",
         "probe",
     ),
+    "embed": (
+        "hidden states of sequences as a table: of chosen layers, pooled or per token, averaged over both strands, for "
+        "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
+        "embed",
+    ),
     "convert": (
         "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
@@ -73,6 +78,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
     "probe": "; the same command continues with the results in --output",
+    "embed": "; the same command continues where it stopped",
 }
 
 

@@ -1,3 +1,6 @@
 """Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
 
-__all__: list[str] = []
+from hf_ssm.inference.embed import embed
+from hf_ssm.inference.linear_probe import linear_probe
+
+__all__ = ["embed", "linear_probe"]
