@@ -23,7 +23,7 @@ __all__ = ["POOLINGS", "Embedder", "embed"]
 
 POOLINGS = ("mean", "last", "token")
 # Limits of a group of sequences, which become a part of the output: letters, sequences, and bytes of their vectors.
-_MOST_LETTERS, _MOST_SEQUENCES, _MOST_BYTES = 2**19, 4096, 2**27
+_MOST_LETTERS, _MOST_SEQUENCES, _MOST_BYTES = 2**18, 4096, 2**27
 
 
 def embed(
