@@ -46,6 +46,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
         "embed",
     ),
+    "predict": (
+        "classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
+        "An interrupted command continues where it stopped.",
+        "predict",
+    ),
     "convert": (
         "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
@@ -79,6 +84,7 @@ _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
     "probe": "; the same command continues with the results in --output",
     "embed": "; the same command continues where it stopped",
+    "predict": "; the same command continues where it stopped",
 }
 
 

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model
 from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.parts import file_facts
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training.loading import read_tokenizer, reading
@@ -91,6 +92,13 @@ def _load_tokenizer(args: argparse.Namespace) -> Any:
     if args.trust_remote_code:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     return read_tokenizer(name)
+
+
+def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any]:
+    """What identifies the model and the tokenizer of a command that continues: files of folders, commit of the Hub."""
+    names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
+    files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
+    return [*names, getattr(model.model.config, "_commit_hash", None), *map(file_facts, files)]
 
 
 def with_progress(items: Iterable[T], unit: str, total: int | None = None) -> Iterator[T]:

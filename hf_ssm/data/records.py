@@ -5,15 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
+
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, read_bed
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 
-__all__ = ["Record", "as_records", "read_records", "reverse_complement"]
+__all__ = ["INPUT_FORMATS", "Record", "as_records", "check_dna", "read_records", "reverse_complement"]
+
+INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 
 # Letters of the International Union of Pure and Applied Chemistry, and their complements.
 _COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
+_DNA = {*"ACGTURYSWKMBDHVNacgturyswkmbdhvn-. \t\r\n"}
 
 
 @dataclass(frozen=True)
@@ -36,31 +43,74 @@ def reverse_complement(sequence: str) -> str:
     return sequence.translate(_COMPLEMENT)[::-1]
 
 
-def read_records(path: Path, sequence_column: str = "sequence") -> Iterator[Record]:
-    """The sequences of a FASTA file or a table (csv, tsv, json, jsonl), each optionally gzipped.
+def check_dna(record: Record) -> None:
+    """Raise `ValueError` if a sequence that is to be read on both strands has other letters than those of DNA."""
+    if found := sorted(set(record.sequence) - _DNA):
+        raise ValueError(
+            f"{record.where}: {found[0]!r} is no letter of DNA, so that {record.sequence[:40]!r} has no reverse "
+            "complement: remove the row, or read one strand only."
+        )
+
+
+def read_records(path: Path, sequence_column: str = "sequence", genome: Path | None = None) -> Iterator[Record]:
+    """The sequences of a file: FASTA, a table (csv, tsv, json, jsonl, parquet), or intervals (BED) of a genome.
+
+    All but parquet may be gzipped. FASTA and parquet are read bit by bit, other files at once.
 
     Args:
-        path: The file; the suffix determines the format. FASTA is read record by record.
+        path: The file; the suffix determines the format.
         sequence_column: The column of the sequences in a table. All other columns are kept.
+        genome: FASTA file in which BED intervals are looked up; on strand "-" the reverse complement is taken.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The suffix is unknown, the file cannot be read, a table lacks the column, or a row has no sequence.
+        FileNotFoundError: A file does not exist.
+        ValueError: The suffix is unknown, a file cannot be read, a table lacks the column, a row has no sequence, an
+            interval is not in the genome, or a genome is given without BED or BED without a genome.
     """
     suffix = bare_suffix(path)
-    if suffix in FASTA_SUFFIXES:
+    if (suffix == ".bed") != (genome is not None):
+        need = "a BED file needs a genome: give its FASTA file" if genome is None else "only a BED file takes a genome"
+        raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
+    if genome is not None:
+        yield from _bed_records(path, genome)
+    elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path):
             yield Record(sequence, f"{path.name}, record {name!r}", {"name": name})
-    elif suffix in TABLE_SUFFIXES:
-        columns = read_table(path, [sequence_column])
-        check_column("sequence_column", sequence_column, list(columns), path.name)
-        for row, values in enumerate(zip(*columns.values(), strict=True)):
-            cells = dict(zip(columns, values, strict=True))
-            sequence = cells.pop(sequence_column)
-            yield _checked(Record(sequence, f"{path.name}, row {row + 1}", cells))
+    elif suffix in (*TABLE_SUFFIXES, ".parquet"):
+        for row, cells in enumerate(_rows(path, suffix, sequence_column), start=1):
+            yield _checked(Record(cells.pop(sequence_column), f"{path.name}, row {row}", cells))
     else:
-        known = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz.")
+        known = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
+
+
+def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table."""
+    if suffix == ".parquet":
+        with opened(path, "rb") as file:
+            table = pyarrow.parquet.ParquetFile(file)
+            check_column("sequence_column", sequence_column, table.schema_arrow.names, path.name)
+            for batch in table.iter_batches(1024):
+                yield from batch.to_pylist()
+        return
+    columns = read_table(path, [sequence_column])
+    check_column("sequence_column", sequence_column, list(columns), path.name)
+    for name, values in columns.items():
+        try:
+            pa.array(values)
+        except pa.ArrowException as error:
+            raise ValueError(f"{path.name}: the values of the column {name!r} differ in type: {error}.") from error
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _bed_records(path: Path, fasta: Path) -> Iterator[Record]:
+    with Genome(fasta) as genome:
+        for line, interval in read_bed(path, genome):
+            sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
+            if interval.strand == "-":
+                sequence = reverse_complement(sequence)
+            yield Record(sequence, f"{path.name}, line {line}", interval.columns)
 
 
 def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iterator[Record]:

@@ -2,5 +2,6 @@
 
 from hf_ssm.inference.embed import embed
 from hf_ssm.inference.linear_probe import linear_probe
+from hf_ssm.inference.predict import predict
 
-__all__ = ["embed", "linear_probe"]
+__all__ = ["embed", "linear_probe", "predict"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_ssm.data.records import Record
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
 from hf_ssm.utils.evaluation import unwrapped
@@ -167,17 +168,24 @@ class SequenceModel:
 
     @property
     def _pad_id(self) -> int:
-        # Without a padding token any will do: positions of padding are masked.
-        own = self.tokenizer.pad_token_id
-        return 0 if own is None else own
+        # Decoders of transformers that classify find the last token by the padding token of their configuration. For
+        # others any will do: positions of padding are masked.
+        own = getattr(self.model.config, "pad_token_id", None)
+        own = self.tokenizer.pad_token_id if own is None else own
+        return 0 if own is None else max(own, 0)
 
     def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Numbers of texts that are read together."""
-        # Decoders of transformers that classify refuse batches without a padding token in their configuration.
-        single = self.head == "class" and getattr(self.model.config, "pad_token_id", None) is None
+        # Decoders of transformers that classify need a padding token in their configuration: without one they refuse
+        # several texts. Models without a mask read the padding.
+        pad = getattr(self.model.config, "pad_token_id", None)
+        needs_pad = self.head == "class" and not isinstance(self.model, SSMPreTrainedModel)
+        is_single = needs_pad and pad is None
+        needs_equal = "attention_mask" not in self._known or (needs_pad and (pad is None or pad < 0))
         group: list[int] = []
         for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-            if group and (single or (len(group) + 1) * lengths[group[0]] > self.max_tokens_per_batch):
+            is_full = bool(group) and (len(group) + 1) * lengths[group[0]] > self.max_tokens_per_batch
+            if group and (is_full or is_single or (needs_equal and lengths[row] != lengths[group[0]])):
                 yield group
                 group = []
             group.append(row)
