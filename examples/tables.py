@@ -4,22 +4,24 @@
     python examples/tables.py --check    # compares only, and names the documents that differ
 
 In a document, the text between `<!-- table: NAME -->` and `<!-- end of table -->` is what the function NAME returns,
-here or in `_tables_of_papers.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
+here or in `_tables_of_*.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
 and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table needs a function with `@table`
 (for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in a document.
 """
 
 import argparse
+import importlib
 import math
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import _tables_of_kernels  # noqa: F401 (registers its tables)
-import _tables_of_papers  # noqa: F401 (registers its tables)
 import yaml
 from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
+
+for module in ("_tables_of_kernels", "_tables_of_papers"):
+    importlib.import_module(module)  # Registers its tables.
 
 DOCUMENTS = (
     "README.md",

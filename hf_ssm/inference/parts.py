@@ -95,13 +95,13 @@ def join_table(tables: Iterator[pa.Table], path: Path) -> None:
     if path.suffix == ".parquet":
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
             for table in chain([first], tables):
-                writer.write_table(table.cast(first.schema))
+                writer.write_table(table)
         return
     separator = "," if path.suffix == ".csv" else "\t"
     with path.open("w", encoding="utf-8", newline="") as file:
         for number, table in enumerate(chain([first], tables)):
             # Of Arrow's types, whole numbers stay whole where some are missing.
-            frame = table.cast(first.schema).to_pandas(types_mapper=pd.ArrowDtype)
+            frame = table.to_pandas(types_mapper=pd.ArrowDtype)
             frame.to_csv(file, sep=separator, index=False, header=number == 0)
 
 
@@ -189,12 +189,17 @@ class Parts:
         self.count += 1
 
     def tables(self) -> Iterator[pa.Table]:
-        """The parts, one after the other, with types that hold all of them: a column may begin with missing values."""
-        paths = [str(self._path(number)) for number in range(self.count)]
-        schema = pa.unify_schemas([pa.ipc.open_file(path).schema for path in paths], promote_options="permissive")
-        for path in paths:
-            with pa.memory_map(path) as file:
-                yield pa.ipc.open_file(file).read_all().cast(schema)
+        """The parts, read one after the other, with the same types."""
+        # A part whose cells are all missing has columns without a type.
+        schema = pa.unify_schemas(
+            [self._read(number).schema for number in range(self.count)], promote_options="permissive"
+        )
+        for number in range(self.count):
+            yield self._read(number).cast(schema)
+
+    def _read(self, number: int) -> pa.Table:
+        with pa.memory_map(str(self._path(number))) as file:
+            return pa.ipc.open_file(file).read_all()
 
     def join(self, join: Callable[[Iterator[pa.Table], Path], None]) -> None:
         """Write the output from all parts, and remove them."""
