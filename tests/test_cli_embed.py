@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import parts
+from hf_ssm.inference import parts, windows
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCATCGA", "gattacannn", "C", "TTGACGTNNACGATA", "CATGCAT", "ACGT", "GGGT"]
@@ -72,7 +72,7 @@ def fasta(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hf_ssm.inference.embed"], "_MOST_SEQUENCES", 2)
+    monkeypatch.setattr(windows, "_MOST_ITEMS", 2)
 
 
 def expected_table(checkpoint: Path, **arguments: object) -> pa.Table:
@@ -162,12 +162,11 @@ def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, 
 def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "join_table", None)
         patch.setattr(parts.Parts, "join", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(checkpoints["ours"], fasta, "--output", output) == 130
     message = error_of(capsys, checkpoints["ours"], fasta, "--output", output, "--pooling", "last")
     assert "other settings (pooling)" in message
-    assert "(checkpoint, tokenizer)" in error_of(capsys, checkpoints["llama"], fasta, "--output", output)
+    assert "other settings (checkpoint)" in error_of(capsys, checkpoints["llama"], fasta, "--output", output)
     assert run(checkpoints["ours"], fasta, "--output", output, "--pooling", "last", "--overwrite-output") == 0
 
 
@@ -225,8 +224,8 @@ def test_linear_probe(checkpoints, tmp_path, capsys):
     assert scores["a.parquet"]["embedding"]["accuracy"]["mean"] > 0.9
     data = Dataset(pa.parquet.read_table(tmp_path / "a.parquet"))
     assert hf_ssm.inference.linear_probe(data, "class") == scores["a.parquet"]
-    windows = (checkpoints["ours"], fasta, "--window", 10, "--linear-probe", tmp_path / "labels.csv")
-    assert run(*windows, "--folds", 4, "--output", tmp_path / "c.parquet") == 0
+    of_windows = (checkpoints["ours"], fasta, "--window", 10, "--linear-probe", tmp_path / "labels.csv")
+    assert run(*of_windows, "--folds", 4, "--output", tmp_path / "c.parquet") == 0
     assert json.loads((tmp_path / "c.linear_probe.json").read_text())["rows"] == 60
 
 
@@ -235,9 +234,9 @@ def test_linear_probe_of_an_interrupted_command(checkpoints, tmp_path, monkeypat
     output, scores = tmp_path / "out.parquet", tmp_path / "out.linear_probe.json"
     command = (checkpoints["ours"], table, "--output", output, "--linear-probe", "class")
     with monkeypatch.context() as patch:
-        patch.setattr(parts.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert run(*command) == 130
-    scores.unlink()
+        patch.setattr(sys.modules["hf_ssm.cli.embed"], "linear_probe", lambda *_, **__: 1 / 0)
+        assert run(*command) == 1
+    assert not scores.exists() and not output.exists()
     assert run(*command) == 0
     assert scores.exists() and output.exists()
 

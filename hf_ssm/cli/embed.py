@@ -10,10 +10,16 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm.cli.checkpoints import check_positive
-from hf_ssm.cli.sequences import add_model_options, add_table_options, load_sequence_model, with_progress
+from hf_ssm.cli.sequences import (
+    add_model_options,
+    add_table_options,
+    checkpoint_facts,
+    load_sequence_model,
+    with_progress,
+)
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.records import read_records
+from hf_ssm.data.records import INPUT_FORMATS, read_records
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 from hf_ssm.inference.embed import POOLINGS, Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
@@ -22,15 +28,14 @@ from hf_ssm.inference.tensor_file import write_tensor_file
 from hf_ssm.utils.files import write_text_atomically
 
 _OUTPUTS = (".parquet", ".safetensors")
-# Files of a checkpoint on which the hidden states depend.
-_MODEL_FILES = (".json", ".safetensors", ".bin", ".txt", ".model")
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add = parser.add_argument
-    add("input", metavar="INPUT", type=Path, help="FASTA file or table (csv, tsv, json, jsonl), also gzipped")
+    add("input", metavar="INPUT", type=Path, help=f"sequences ({INPUT_FORMATS}), which may be gzipped")
     add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
+    add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
     add_table_options(parser, "parquet or safetensors")
     add("--layers", metavar="N", type=int, nargs="+", default=[-1], help="0: the embedding, -1: the last (default)")
     add("--pooling", choices=POOLINGS, default="mean", help="mean of the tokens (default), the last, or each token")
@@ -51,16 +56,16 @@ def run_embed(args: argparse.Namespace) -> None:
     model = load_sequence_model(args)
     embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
     settings = given | {
-        "checkpoint": _facts(args.checkpoint),
-        "tokenizer": _facts(args.tokenizer or args.checkpoint),
+        "checkpoint": checkpoint_facts(args, model),
         "input": file_facts(args.input),
+        "genome": args.genome and file_facts(args.genome),
         "sequence_column": args.sequence_column,
         "max_tokens_per_batch": args.max_tokens_per_batch,
     }
     scores = args.output.with_suffix(".linear_probe.json")
     if args.overwrite_output:
         scores.unlink(missing_ok=True)
-    records = with_progress(read_records(args.input, args.sequence_column), "sequences")
+    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences")
     write_in_parts(
         args.output,
         embedder.groups(records),
@@ -100,7 +105,7 @@ def _read_labels(args: argparse.Namespace) -> list[Any]:
     check_positive(args, "folds")
     if args.pooling == "token":
         raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
-    records = read_records(args.input, args.sequence_column)
+    records = read_records(args.input, args.sequence_column, args.genome)
     if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
         found = []
         for record in records:
@@ -132,10 +137,3 @@ def _labels_by_name(path: Path) -> dict[str, Any]:
             raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice")
         found[str(name)] = label
     return found
-
-
-def _facts(name: str) -> Any:
-    """What identifies a model or tokenizer: a Hub id, or the files of a folder."""
-    if not Path(name).is_dir():
-        return name
-    return [file_facts(path) for path in sorted(Path(name).iterdir()) if path.suffix in _MODEL_FILES]

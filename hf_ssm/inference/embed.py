@@ -4,6 +4,7 @@ Legend: `B` texts of a batch, `L` tokens of a text, `T` those without special to
 the hidden states (twice the hidden size for models that are equivariant to the reverse complement).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,17 +14,18 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from hf_ssm.data.records import Record, as_records, reverse_complement
+from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import Batch, Encoded, SequenceModel
 from hf_ssm.inference.parts import table_of
+from hf_ssm.inference.windows import Window, groups_of, spans
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["POOLINGS", "Embedder", "embed"]
 
 POOLINGS = ("mean", "last", "token")
-# Limits of a group of sequences, which become a part of the output: letters, sequences, and bytes of their vectors.
-_MOST_LETTERS, _MOST_SEQUENCES, _MOST_BYTES = 2**18, 4096, 2**27
+# Bytes of the vectors of a letter above which fewer letters form a part of the output.
+_BYTES_PER_LETTER = 256
 
 
 def embed(
@@ -116,11 +118,11 @@ class Embedder:
         # The head, such as the logits of a large vocabulary, is not computed.
         whole = unwrapped(model)
         self._reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
-        self._pooling, self._both_strands = pooling, both_strands
+        self._pooling, self._of_tokens, self._both_strands = pooling, pooling == "token", both_strands
         asked = [layers] if isinstance(layers, int) else list(layers)
         self._layers, width = self._resolved(asked)
         self.names = ["embedding"] if len(asked) == 1 else [f"embedding_{layer}" for layer in self._layers]
-        self._bytes_per_letter = 4 * width * len(asked) if pooling == "token" else 0
+        self._weight = math.ceil(4 * width * len(asked) / _BYTES_PER_LETTER) if self._of_tokens else 1
 
     def _resolved(self, asked: list[int]) -> tuple[list[int], int]:
         """Numbers of the layers from 0, and width of the hidden states, from a sequence of one token."""
@@ -145,28 +147,15 @@ class Embedder:
 
     def groups(self, records: Iterable[Record]) -> Iterator[list[Record]]:
         """Consecutive sequences or windows that are embedded together and form a part of the output."""
-        most = min(_MOST_LETTERS, _MOST_BYTES // max(self._bytes_per_letter, 1))
-        group: list[Record] = []
-        letters = 0
-        for record in self._cut(records):
-            if group and (letters + len(record.sequence) > most or len(group) == _MOST_SEQUENCES):
-                yield group
-                group, letters = [], 0
-            group.append(record)
-            letters += len(record.sequence)
-        if group:
-            yield group
+        return groups_of(self._cut(records), lambda record: len(record.sequence) * self._weight)
 
     def _cut(self, records: Iterable[Record]) -> Iterator[Record]:
         for number, record in enumerate(records):
             if self._window is None or self._stride is None:
-                yield _extended(record, {"record": number}) if self._pooling == "token" else record
+                yield _extended(record, {"record": number}) if self._of_tokens else record
                 continue
-            length = len(record.sequence)
-            for start in range(0, max(length - self._window + self._stride, 1), self._stride):
-                end = min(start + self._window, length)
-                place = f"{record.where}, letters {start} to {end}"
-                part = replace(record, sequence=record.sequence[start:end], where=place)
+            for start, end in spans(len(record.sequence), self._window, self._stride):
+                part = Window(record, number, start, end).cut()
                 yield _extended(part, {"record": number, "start": start, "end": end})
 
     def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
@@ -178,7 +167,7 @@ class Embedder:
         encoded, vectors = self.vectors(records)
         rows = [record.columns for record in records]
         own: dict[str, Tensor] = {}
-        if self._pooling == "token":
+        if self._of_tokens:
             rows = [row for row, found in zip(rows, vectors, strict=True) for _ in found]
             letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
             own |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
@@ -195,6 +184,8 @@ class Embedder:
 
     def vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
         """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""
+        for record in records if self._both_strands else ():
+            check_dna(record)
         with evaluating(self._reader.model):
             encoded, vectors = self._strand(records)
             if not self._both_strands:
@@ -208,7 +199,7 @@ class Embedder:
                 for record in records
             ]
             other_encoded, other_vectors = self._strand(turned)
-        if self._pooling == "token":
+        if self._of_tokens:
             for record, one, other in zip(records, encoded, other_encoded, strict=True):
                 _check_letters(record, one, other)
             other_vectors = [own.flip(0) for own in other_vectors]

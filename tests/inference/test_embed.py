@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import hf_ssm
 from hf_ssm.data.records import Record, reverse_complement
+from hf_ssm.inference import windows
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.tokenization import build_dna_tokenizer
 
@@ -119,27 +120,27 @@ def test_tokens_of_both_strands_must_have_the_same_letters(make_model):
 
 
 @pytest.mark.parametrize(
-    ("stride", "windows"),
-    [(None, [(0, 8), (8, 16)]), (5, [(0, 8), (5, 13), (10, 16)]), (8, [(0, 8), (8, 16)]), (4, [(0, 8), (4, 12), (8, 16)])],
-)  # fmt: skip
-def test_windows(make_model, stride, windows):
+    ("stride", "expected"),
+    [(None, [(0, 8), (8, 16)]), (5, [(0, 8), (5, 13), (10, 16)]), (4, [(0, 8), (4, 12), (8, 16)])],
+)
+def test_windows(make_model, stride, expected):
     model, tokenizer = make_model("SSD", "ForMaskedLM"), build_dna_tokenizer()
     rows = Dataset.from_dict({"name": ["a", "b"], "sequence": [TEXTS[0], "ACG"]})
     table = hf_ssm.embed(model, tokenizer, rows, window=8, stride=stride)
     assert table.column_names == ["name", "record", "start", "end", "embedding"]
     assert list(zip(table["name"], table["record"], table["start"], table["end"], strict=True)) == [
-        *(("a", 0, start, end) for start, end in windows),
+        *(("a", 0, start, end) for start, end in expected),
         ("b", 1, 0, 3),
     ]
-    parts = [*(TEXTS[0][start:end] for start, end in windows), "ACG"]
+    parts = [*(TEXTS[0][start:end] for start, end in expected), "ACG"]
     np.testing.assert_array_equal(vectors(table), vectors(hf_ssm.embed(model, tokenizer, parts)))
     tokens = hf_ssm.embed(model, tokenizer, rows, window=8, stride=stride, pooling="token")
-    assert tokens["token_start"][:] == [*(at for start, end in windows for at in range(start, end)), 0, 1, 2]
+    assert tokens["token_start"][:] == [*(at for start, end in expected for at in range(start, end)), 0, 1, 2]
 
 
 def test_inputs_are_read_as_needed(make_model, monkeypatch):
     """Memory does not grow with the input: not more is read than the next group of sequences."""
-    monkeypatch.setattr(sys.modules["hf_ssm.inference.embed"], "_MOST_LETTERS", 50)
+    monkeypatch.setattr(windows, "_MOST_LETTERS", 50)
     read = 0
 
     def records() -> Iterator[Record]:
@@ -155,7 +156,8 @@ def test_inputs_are_read_as_needed(make_model, monkeypatch):
 
 
 def test_memory_of_the_vectors_of_tokens_is_bounded(make_model, monkeypatch):
-    monkeypatch.setattr(sys.modules["hf_ssm.inference.embed"], "_MOST_BYTES", 40 * 4 * 8 * 2)
+    monkeypatch.setattr(windows, "_MOST_LETTERS", 80)
+    monkeypatch.setattr(sys.modules["hf_ssm.inference.embed"], "_BYTES_PER_LETTER", 4 * 8)
     embedder = Embedder(make_model("S4", "Model"), build_dna_tokenizer(), pooling="token", layers=(0, 1))
     assert [len(group) for group in embedder.groups(Record("ACGT" * 5, "") for _ in range(5))] == [2, 2, 1]
 
@@ -169,6 +171,8 @@ def test_layers_and_columns(make_model):
     assert str(table.features["embedding_0"]) == "List(Value('float32'), length=8)"
     with pytest.raises(ValueError, match="row 0: the input has a column 'embedding', which the output needs"):
         hf_ssm.embed(model, tokenizer, rows, sequence_column="text")
+    with pytest.raises(ValueError, match="row 0: 'L' is no letter of DNA"):
+        hf_ssm.embed(model, tokenizer, ["ACGTLCGTA"], both_strands=True)
     with pytest.raises(ValueError, match="the input has a column 'record'"):
         hf_ssm.embed(model, tokenizer, [{"sequence": "ACGT", "record": 1}], window=4)
 
