@@ -94,8 +94,9 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("name", ["ours", "llama"])
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    ("name", "choice"), [*(("ours", choice) for choice in CHOICES), ("llama", "layers"), ("llama", "windows of tokens")]
+)
 @pytest.mark.usefixtures("small_parts")
 def test_parquet_and_safetensors(checkpoints, fasta, tmp_path, name, choice):
     options, arguments = CHOICES[choice]

@@ -55,3 +55,9 @@ def test_generation():
     names = run_section("Generate")
     assert names["more"].shape == (2, 80)
     assert (names["more"][:, :50] == names["first"].sequences).all()
+
+
+def test_embed():
+    names = run_section("Embed")
+    assert names["table"].column_names == ["label", "embedding_0", "embedding_4"]
+    assert names["scores"]["embedding_0"]["accuracy"]["mean"] == 1
