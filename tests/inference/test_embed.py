@@ -45,7 +45,8 @@ def test_hidden_states_are_those_of_the_model_with_its_head(make_model, llama, f
     model = llama if family == "Llama" else make_model(family, "ForCausalLM")
     states = [states_of(model, text) for text in TEXTS]
     table = hf_ssm.embed(model, build_dna_tokenizer(), TEXTS, layers=[0, 2, -2], pooling="token")
-    assert table.column_names[:3] == ["record", "token_start", "token_end"]
+    names = ["embedding_0", "embedding_2", "embedding_1"]
+    assert table.column_names == ["record", "token_start", "token_end", *names]
     assert table["record"][:] == [row for row, text in enumerate(TEXTS) for _ in text]
     assert table["token_end"][:] == [place + 1 for text in TEXTS for place in range(len(text))]
     for layer in (0, 1, 2):
