@@ -20,13 +20,14 @@ from pathlib import Path
 import yaml
 from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
 
-for module in ("_tables_of_kernels", "_tables_of_papers"):
+for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_zero_shot"):
     importlib.import_module(module)  # Registers its tables.
 
 DOCUMENTS = (
     "README.md",
     "examples/README.md",
     "examples/lra/README.md",
+    "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
 )

@@ -27,8 +27,11 @@ _LAZY = {
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
     "embed": "hf_ssm.inference",
+    "log_likelihoods": "hf_ssm.inference",
     "predict": "hf_ssm.inference",
     "rescale_init_": "hf_ssm.training",
+    "saturate": "hf_ssm.inference",
+    "score_variants": "hf_ssm.inference",
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }

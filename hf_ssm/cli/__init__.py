@@ -51,6 +51,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "An interrupted command continues where it stopped.",
         "predict",
     ),
+    "score": (
+        "scores of variants, without labels: log-likelihood ratios of alleles under a language model, from a VCF file "
+        "or a table; with --saturate every substitution of a region, as a heat map.",
+        "score",
+    ),
     "convert": (
         "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
@@ -82,6 +87,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 # How to continue after an interruption.
 _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
+    "score": "; the same command continues where it stopped",
     "probe": "; the same command continues with the results in --output",
     "embed": "; the same command continues where it stopped",
     "predict": "; the same command continues where it stopped",

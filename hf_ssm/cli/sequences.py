@@ -32,10 +32,11 @@ _AUTO_CLASSES = {
 _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint and how it is run."""
+def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The checkpoint, which may be left out if it is not `required`, and how it is run."""
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm or transformers")
+    nargs = None if required else "?"
+    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help="folder or Hub id of a model of hf_ssm or transformers")
     add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
     add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
     add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")

@@ -14,13 +14,23 @@ from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 
-__all__ = ["INPUT_FORMATS", "Record", "as_records", "check_dna", "read_records", "reverse_complement"]
+__all__ = [
+    "AMBIGUOUS_LETTERS",
+    "INPUT_FORMATS",
+    "Record",
+    "as_records",
+    "check_dna",
+    "is_dna",
+    "read_records",
+    "reverse_complement",
+]
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 
 # Letters of the International Union of Pure and Applied Chemistry, and their complements.
 _COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
-_DNA = {*"ACGTURYSWKMBDHVNacgturyswkmbdhvn-. \t\r\n"}
+AMBIGUOUS_LETTERS = "RYSWKMBDHVN"
+_DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,17 @@ def reverse_complement(sequence: str) -> str:
     return sequence.translate(_COMPLEMENT)[::-1]
 
 
+def is_dna(sequence: str) -> bool:
+    """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
+    return _DNA.issuperset(sequence)
+
+
 def check_dna(record: Record) -> None:
     """Raise `ValueError` if a sequence that is to be read on both strands has other letters than those of DNA."""
-    if found := sorted(set(record.sequence) - _DNA):
+    if not is_dna(record.sequence):
         raise ValueError(
-            f"{record.where}: {found[0]!r} is no letter of DNA, so that {record.sequence[:40]!r} has no reverse "
-            "complement: remove the row, or read one strand only."
+            f"{record.where}: {min({*record.sequence} - _DNA)!r} is no letter of DNA, so that "
+            f"{record.sequence[:40]!r} has no reverse complement: remove the row, or read one strand only."
         )
 
 

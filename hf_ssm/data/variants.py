@@ -100,7 +100,7 @@ def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
                 yield from _alleles(record, info)
                 count += 1
     except (OSError, NotImplementedError) as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} cannot be read ({error}).") from error
+        raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
             raise

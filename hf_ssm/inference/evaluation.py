@@ -10,7 +10,8 @@ from hf_ssm.inference.score import SCORES
 
 __all__ = ["evaluate_scores"]
 
-_BOOTSTRAPS = 1000
+# Samples of variants, and of groups, for the standard error.
+_BOOTSTRAPS, _GROUP_BOOTSTRAPS = 200, 1000
 
 
 def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str | None = None, seed: int = 0) -> Dataset:
@@ -29,7 +30,7 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
 
     Returns:
         A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
-        `standard_error` (of 1,000 bootstrap samples of the variants, or of the groups), `variants`, and `groups`.
+        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `variants`, and `groups`.
 
     Raises:
         ValueError: A column is missing, or there are not two classes.
@@ -84,7 +85,7 @@ def _metric(
         raise ValueError(f"`by`={by!r}: no group has variants of both classes.")
     counts = np.array([part.sum() for part in parts])
     found = np.array([_value(metric, score, labels[part], values[part]) for part in parts])
-    draws = (rng.integers(0, len(parts), len(parts)) for _ in range(_BOOTSTRAPS))
+    draws = (rng.integers(0, len(parts), len(parts)) for _ in range(_GROUP_BOOTSTRAPS))
     samples = [np.average(found[draw], weights=counts[draw]) for draw in draws]
     return {
         "value": float(np.average(found, weights=counts)),

@@ -53,6 +53,9 @@ def log_likelihoods(model: Any, tokenizer: Any, inputs: Iterable[Any], *, max_to
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
     """Log-probabilities of tokens, in the shape of `ids`, from the logits `(..., V)` that predict them."""
+    if ids.dim() > 1:
+        # Row by row: all logits of a large vocabulary in float64 need twice their memory.
+        return torch.stack([log_probs_of(*row) for row in zip(logits, ids, strict=True)])
     logits = logits.double()
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
@@ -100,9 +103,16 @@ class CausalLikelihood:
         output = self.model.forward(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
         return can_branch(getattr(output, "past_key_values", None))
 
-    def read(self, ids: Tensor, cache: Any = None, *, keep: bool = False) -> tuple[Tensor, Any]:
-        """Logits `(B, L, V)` of tokens `(B, L)` that follow what `cache` has read, and with `keep` the new cache."""
-        options = {} if cache is None else {"past_key_values": cache}
+    def read(
+        self, ids: Tensor, cache: Any = None, *, keep: bool = False, only_last: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Logits `(B, L, V)` of tokens `(B, L)` that follow what `cache` has read, and with `keep` the new cache.
+
+        With `only_last`, the logits of other positions than the last are left out, if the model can.
+        """
+        options: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+        if only_last and self.model.takes("logits_to_keep"):
+            options["logits_to_keep"] = 1
         output = self.model.forward(ids.to(self.model.device), use_cache=keep or cache is not None, **options)
         return output.logits, output.past_key_values if keep else None
 
@@ -190,7 +200,8 @@ class CausalLikelihood:
         if length == 0:
             whole = iter(self.full([ids for group in groups for ids in group]))
             return [[torch.cat([torch.zeros(1, dtype=torch.double), next(whole)]) for _ in group] for group in groups]
-        logits, cache = self.read(torch.stack([group[0][:length] for group in groups]), keep=True)
+        beginnings = torch.stack([group[0][:length] for group in groups])
+        logits, cache = self.read(beginnings, keep=True, only_last=True)
         owners = [number for number, group in enumerate(groups) for _ in group]
         rest = [ids[length:] for group in groups for ids in group]
         values = iter(self.continued(cache, logits[:, -1], owners, rest, length))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import Record
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, is_dna
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
@@ -87,7 +87,13 @@ class SequenceModel:
         self.model, self.tokenizer = unwrapped(model), tokenizer
         self.head = head_of(self.model)
         self.longest = longest_input(self.model)
-        self.device = self.model.get_input_embeddings().weight.device
+        try:
+            self.device = self.model.get_input_embeddings().weight.device
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{type(self.model).__name__} has no embedding of tokens: give a model that reads sequences of letters, "
+                "not signals or videos."
+            ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
         self._known = inspect.signature(self.model.forward).parameters
@@ -131,7 +137,9 @@ class SequenceModel:
         if unknown is None:
             return
         share = float((encoded.ids[~encoded.special] == unknown).double().mean())
-        ambiguous = record.sequence.upper().count("N") / len(record.sequence)
+        # Regions of DNA may consist of ambiguous letters; proteins hold most of these, too.
+        letters = AMBIGUOUS_LETTERS if is_dna(record.sequence) else "N"
+        ambiguous = sum(map(record.sequence.upper().count, letters)) / len(record.sequence)
         if share - ambiguous > _MOST_UNKNOWN:
             raise ValueError(
                 f"{record.where}: {share:.0%} of {record.sequence[:40]!r}... is unknown to the tokenizer: is it of "
@@ -160,11 +168,15 @@ class SequenceModel:
             **options: Further arguments of `forward`.
         """
         self.tokens += ids.numel()
-        if "use_cache" in self._known:
+        if self.takes("use_cache"):
             options.setdefault("use_cache", False)
-        if "attention_mask" in self._known and "past_key_values" not in options:
+        if self.takes("attention_mask") and "past_key_values" not in options:
             options["attention_mask"] = (torch.ones_like(ids) if mask is None else mask).long()
         return self.model(input_ids=ids, return_dict=True, **options)
+
+    def takes(self, argument: str) -> bool:
+        """Whether `forward` has an argument of that name."""
+        return argument in self._known
 
     @property
     def _pad_id(self) -> int:
@@ -181,7 +193,7 @@ class SequenceModel:
         pad = getattr(self.model.config, "pad_token_id", None)
         needs_pad = self.head == "class" and not isinstance(self.model, SSMPreTrainedModel)
         is_single = needs_pad and pad is None
-        needs_equal = "attention_mask" not in self._known or (needs_pad and (pad is None or pad < 0))
+        needs_equal = not self.takes("attention_mask") or (needs_pad and (pad is None or pad < 0))
         group: list[int] = []
         for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
             is_full = bool(group) and (len(group) + 1) * lengths[group[0]] > self.max_tokens_per_batch

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["TABLE_OUTPUTS", "Parts", "file_facts", "join_table", "table_of", "write_in_parts"]
+__all__ = ["TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of", "write_in_parts"]
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ def write_in_parts(
         BlockingIOError: Another process writes this output.
     """
     if join is None:
-        if output.suffix not in TABLE_OUTPUTS:
-            raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(TABLE_OUTPUTS)}.")
+        check_table_output(output)
         join = join_table
     with Parts(output, settings, overwrite) as parts:
         if parts.is_joined:
@@ -87,6 +86,12 @@ def write_in_parts(
         if not done:
             raise ValueError("the input holds no sequence.")
         parts.join(join)
+
+
+def check_table_output(output: Path) -> None:
+    """Raise `ValueError` unless the suffix is one of `TABLE_OUTPUTS`."""
+    if output.suffix not in TABLE_OUTPUTS:
+        raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(TABLE_OUTPUTS)}.")
 
 
 def join_table(tables: Iterator[pa.Table], path: Path) -> None:
@@ -144,6 +149,8 @@ class Parts:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.count == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._release()
 
     def _release(self) -> None:
@@ -152,7 +159,7 @@ class Parts:
         self._lock.release()
 
     def _open(self) -> None:
-        remedy = "choose another file, or replace it (overwrite)"
+        remedy = "choose another file, or replace it (--overwrite-output)"
         if self._overwrite:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.output.unlink(missing_ok=True)

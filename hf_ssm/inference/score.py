@@ -79,8 +79,8 @@ def score_variants(
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
 
     Returns:
-        A Dataset with one row for each variant in their order: its columns, a column for each score (NaN if there is
-        none) and `reason`, why scores are missing ("" if none is).
+        A Dataset with one row for each variant in their order: its columns, a column for each score (`None` if there
+        is none) and `reason`, why scores are missing ("" if none is).
 
     Raises:
         ValueError: A score is unknown or needs another model, the window is not positive or longer than the model
@@ -151,10 +151,10 @@ class VariantScorer:
             for number in usable if name in values else ():
                 if np.isnan(values[name][number]):
                     reasons[number] = why
-        columns = pa.Table.from_pylist([variant.columns for variant in variants])
-        for name in self.scores:
-            columns = columns.append_column(name, pa.array(values[name]))
-        return columns.append_column("reason", pa.array(reasons, pa.string()))
+        own_columns = dict.fromkeys(name for variant in variants for name in variant.columns)
+        columns: dict[str, Any] = {name: [variant.columns.get(name) for variant in variants] for name in own_columns}
+        columns |= {name: pa.array(found, from_pandas=True) for name, found in values.items()}
+        return pa.table(columns | {"reason": pa.array(reasons, pa.string())})
 
     def _windows(self, variant: Variant) -> Windows | str:
         if variant.has_place and self.genome is None and not variant.reason:

@@ -197,6 +197,11 @@ def test_bad_arguments(llama, arguments, message):
         hf_ssm.embed(llama, build_dna_tokenizer(), ["ACGT", "A" * 41], **arguments)
 
 
+def test_models_of_signals_are_refused(make_model):
+    with pytest.raises(ValueError, match="S4Model has no embedding of tokens"):
+        hf_ssm.embed(make_model("S4", "ForSignalRegression", num_input_channels=1), build_dna_tokenizer(), ["ACGT"])
+
+
 def test_hidden_states_that_are_not_finite(make_model):
     model = make_model("S4", "Model")
     model.embed_tokens.weight.data[10] = float("nan")
