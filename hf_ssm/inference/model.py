@@ -91,7 +91,7 @@ class SequenceModel:
             self.device = self.model.get_input_embeddings().weight.device
         except NotImplementedError as error:
             raise ValueError(
-                f"{type(self.model).__name__} has no embedding of tokens: give a model of texts, not of signals or videos."
+                f"{type(self.model).__name__} has no embedding of tokens: give one of texts, not of signals or videos."
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
