@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import parts, windows
+from hf_ssm.inference import parts, tensor_file, windows
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCATCGA", "gattacannn", "C", "TTGACGTNNACGATA", "CATGCAT", "ACGT", "GGGT"]
@@ -193,6 +193,13 @@ def test_killed_at_random_moments(checkpoints, tmp_path, suffix):
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert output.read_bytes() == whole.read_bytes()
+
+
+def test_columns_that_exceed_the_header_of_safetensors(checkpoints, fasta, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tensor_file, "_LONGEST_HEADER", 200)
+    output = tmp_path / "out.safetensors"
+    assert "write a .parquet file" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
+    assert not output.exists()
 
 
 def labelled(tmp_path: Path) -> tuple[Path, Path]:
