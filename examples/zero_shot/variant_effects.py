@@ -7,7 +7,7 @@ TraitGym), and of each value of `--subsets`.
 
     python examples/zero_shot/variant_effects.py CHECKPOINT --variants VARIANTS.parquet --genome hg38.fa.gz
 
-± is the standard error of 1,000 bootstrap samples of the variants, or of the chromosomes.
+± is the standard error of 200 bootstrap samples of the variants, or of 1,000 of the chromosomes.
 """
 
 import argparse

@@ -222,10 +222,12 @@ class Predictor:
         letters = np.concatenate([found.letters + window.start for window, found in zip(unit, scores, strict=True)])
         if len(unit) == 1:
             return _Scores(values, letters)
-        found, row = np.unique(letters, axis=0, return_inverse=True)
-        sums = np.zeros((len(found), values.shape[1]))
+        ranks = np.concatenate([_ranks(found.letters) for found in scores])
+        tokens, row = np.unique(np.column_stack([letters, ranks]), axis=0, return_inverse=True)
+        row = row.reshape(-1)
+        sums = np.zeros((len(tokens), values.shape[1]))
         np.add.at(sums, row, values)
-        return _Scores(sums / np.bincount(row)[:, None], found)
+        return _Scores(sums / np.bincount(row)[:, None], tokens[:, :2])
 
     def _scores(self, windows: Sequence[Window]) -> Iterator[_Scores]:
         """The scores of each window, of both strands if asked."""
@@ -270,6 +272,13 @@ def _kind_of(config: Any) -> str:
         return _LABELS
     is_value = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
     return _VALUES if is_value else _CLASSES
+
+
+def _ranks(letters: np.ndarray) -> np.ndarray:
+    """Numbers, from 0, of the tokens with the same letters `(T, 2)`, such as the bytes of one letter."""
+    _, first, same = np.unique(letters, axis=0, return_index=True, return_inverse=True)
+    ranks: np.ndarray = np.arange(len(letters)) - first[same.reshape(-1)]
+    return ranks
 
 
 def _averaged(record: Record, own: _Scores, other: _Scores) -> _Scores:

@@ -7,7 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    PreTrainedTokenizerFast,
+)
 
 import hf_ssm
 from hf_ssm.data.records import reverse_complement
@@ -95,7 +100,10 @@ def test_values(make_model, tokenizer, count, names):
 
 
 @pytest.mark.parametrize("eos", [False, True])
-def test_tokens(tagger, eos):
+@pytest.mark.parametrize("family", ["Llama", "S4"])
+def test_tokens(tagger, family, eos):
+    if family == "Llama":
+        tagger = LlamaForTokenClassification(llama().config).eval()
     tokenizer = build_dna_tokenizer(add_eos=eos)
     texts = ["AC\nGTR", "ggt"]
     found = hf_ssm.predict(tagger, tokenizer, [{"sequence": text, "id": text[0]} for text in texts])
@@ -278,6 +286,10 @@ def test_weights_with_nan_are_named(classifier, tokenizer):
 
 def test_texts_of_bytes(make_model):
     model = make_model("S4", "ForTokenClassification", vocab_size=300)
-    found = hf_ssm.predict(model, build_byte_tokenizer(), ["né"])
-    # Two bytes of one letter.
-    assert found["letters"] == ["n", "é", "é"] and found["end"] == [1, 2, 2]
+    # Two bytes of one letter stay two tokens, in windows too.
+    for options in ({}, {"window": 3, "stride": 1}):
+        found = hf_ssm.predict(model, build_byte_tokenizer(), ["néxé"], **options)
+        assert found["letters"] == ["n", "é", "é", "x", "é", "é"] and found["end"] == [1, 2, 2, 3, 4, 4]
+    places = (("néx", 2), ("éxé", 1))
+    expected = [logits_of(model, build_byte_tokenizer(), text).softmax(-1)[place, 0] for text, place in places]
+    assert found["probability_LABEL_0"][2] == pytest.approx(np.mean(expected), abs=1e-6)

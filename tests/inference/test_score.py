@@ -70,13 +70,21 @@ def test_log_likelihoods_are_sums_over_tokens(model_of) -> None:
     assert found["name"] == ["AC", "GG", "AC"]
 
 
+def test_special_tokens_at_the_end_are_not_counted(model_of) -> None:
+    model, with_end = model_of("S4"), hf_ssm.build_dna_tokenizer(add_eos=True)
+    assert with_end("ACGTTGCA")["input_ids"][-1] == with_end.eos_token_id
+    found, expected = (hf_ssm.log_likelihoods(model, own, ["ACGTTGCA"]) for own in (with_end, TOKENIZER))
+    assert found.to_list() == expected.to_list()
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, "filtered", "Llama"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_shared_prefixes_change_nothing(model_of, name: str, dtype: torch.dtype, tolerance: float) -> None:
     model = model_of(name).to(dtype)
     groups = []
     for seed, (shared, rest, count) in enumerate([(20, 9, 3), (20, 4, 2), (33, 1, 2), (0, 12, 2)]):
-        texts = [sequence(shared, seed) + sequence(rest + extra, 10 * seed + extra + 1) for extra in range(count)]
+        # They differ from the first base behind the shared ones on.
+        texts = [sequence(shared, seed) + "ACG"[extra] + sequence(rest + extra, seed) for extra in range(count)]
         groups.append([TOKENIZER(text, return_tensors="pt")["input_ids"][0] for text in texts])
     reader = SequenceModel(model, TOKENIZER, 100)
     with evaluating(model):
@@ -213,6 +221,15 @@ def test_first_base_of_a_contig(model_of, genome: Genome) -> None:
     assert found["next_token"] == [None]
     assert found["reason"] == ["no base before the variant"]
     assert math.isfinite(found["llr"][0])
+
+
+def test_deletion_at_the_end_of_a_contig(model_of, genome: Genome) -> None:
+    """Nothing follows, so that both windows of the forward strand are equal, and only the other strand counts."""
+    model = model_of("S4")
+    rows = [{"chrom": "chr1", "pos": len(GENOME) - 2, "ref": GENOME[-3:], "alt": GENOME[-3]}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    ref, alt = turned(GENOME[-6:]), turned(GENOME[-8:-2])
+    assert found["llr"][0] == pytest.approx(naive_llr(model, [(ref, alt)]) / 2, abs=1e-9)
 
 
 def test_masked_log_odds(make_model, genome: Genome) -> None:
