@@ -63,6 +63,12 @@ def test_generation():
     assert (names["more"][:, :50] == names["first"].sequences).all()
 
 
+def test_embed():
+    names = run_section("Embed")
+    assert names["table"].column_names == ["label", "embedding_0", "embedding_4"]
+    assert names["scores"]["embedding_0"]["accuracy"]["mean"] == 1
+
+
 def test_effects_of_variants():
     names = run_section("Effects of variants")
     assert names["scores"].column_names == ["llr", "next_token", "reason"]

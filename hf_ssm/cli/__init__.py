@@ -41,6 +41,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "the probability of the prediction and the importance of each token.",
         "probe",
     ),
+    "embed": (
+        "hidden states of sequences as a table: of chosen layers, pooled or per token, averaged over both strands, for "
+        "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
+        "embed",
+    ),
     "predict": (
         "classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
         "An interrupted command continues where it stopped.",
@@ -84,6 +89,7 @@ _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
     "score": "; the same command continues where it stopped",
     "probe": "; the same command continues with the results in --output",
+    "embed": "; the same command continues where it stopped",
     "predict": "; the same command continues where it stopped",
 }
 

@@ -164,6 +164,9 @@ class Parts:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.output.unlink(missing_ok=True)
         stored = self._stored_settings()
+        if not self._path(0).exists() and not self.output.exists():
+            # Nothing would be lost.
+            stored = None
         if stored is not None and stored != self._settings:
             changed = [name for name, value in self._settings.items() if stored.get(name) != value]
             raise ValueError(
