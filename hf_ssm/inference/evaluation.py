@@ -23,7 +23,7 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     Args:
         scored: The result of `score_variants`, with the column of the label. Rows without a score are left out.
         label: Column of the label: two classes, or numbers, for which there is only a rank correlation.
-        positive: The label of the positive class; default: 1 or True. All other labels are negative.
+        positive: The label of the positive class; default: 1 or true. All other labels are negative.
         by: Column of groups, such as "chrom": the metrics of each group, averaged with the number of their variants as
             weights, as in TraitGym (Benegas et al. 2025). Groups with one class only are left out.
         seed: Of the bootstrap.
@@ -60,7 +60,9 @@ def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
         if not found.any():
             raise ValueError(f"`positive`={positive!r} is no label of {name!r}; it has {_some(column)}.")
         return found.astype(float).where(column.notna())
-    numbers = pd.to_numeric(column.replace({True: 1, False: 0}), errors="coerce")
+    # In csv files they are texts.
+    flags = {"true": 1, "false": 0}
+    numbers = pd.to_numeric(column.map(lambda value: flags.get(str(value).lower(), value)), errors="coerce")
     if numbers.isna().any() and column[numbers.isna()].notna().any():
         raise ValueError(f"`label`={name!r} has labels such as {_some(column)}: name the class of 1 by `positive`.")
     return numbers.astype(float)

@@ -47,6 +47,8 @@ def test_groups_are_weighted_by_their_variants() -> None:
 def test_labels_by_name_and_numbers() -> None:
     named = TABLE.remove_columns("label").add_column("label", [["no", "yes"][label] for label in LABELS])
     assert evaluate_scores(named, "label", "yes").to_list() == evaluate_scores(TABLE, "label").to_list()
+    flags = TABLE.remove_columns("label").add_column("label", [["False", "True"][label] for label in LABELS])
+    assert evaluate_scores(flags, "label").to_list() == evaluate_scores(TABLE, "label").to_list()
     numbers = TABLE.remove_columns("label").add_column("label", np.exp(3 * LLR))
     found = evaluate_scores(numbers, "label")
     assert value(found, "embedding_distance", "spearman") == pytest.approx(-1)
