@@ -75,6 +75,13 @@ def rc_equivariance() -> str:
 
 
 @table
+def motif_variants() -> str:
+    found = load("motif_variants")["auroc"]
+    rows = [[name, pm(values, 4), len(values)] for name, values in found.items()]
+    return grid(["model", "AUROC of the log-likelihood ratio", "seeds"], rows)
+
+
+@table
 def planted_motifs() -> str:
     rows = []
     for family, name in FAMILIES.items():
@@ -263,6 +270,11 @@ def pivot(name: str, corner: str, row: int, column: int) -> str:
     subjects = dict.fromkeys(key[row] for key in cells)
     rows = [[name, *(found.get((name, other), "not run") for other in columns)] for name in subjects]
     return grid([corner, *columns], rows, f"Printed by {command}.")
+
+
+@table
+def saturation() -> str:
+    return pivot("score", "", 1, 2)
 
 
 @table

@@ -34,6 +34,7 @@ def folder(tmp_path: Path, make_model, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows.insert(7, "chr1,9,<INS>,A,0")
     (tmp_path / "v.csv").write_text("chrom,pos,ref,alt,label\n" + "\n".join(rows) + "\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_ssm.inference.evaluation._BOOTSTRAPS", 10)
     return tmp_path
 
 

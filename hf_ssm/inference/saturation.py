@@ -64,7 +64,7 @@ def saturate(
     Returns:
         A Dataset with 3 rows for each position: `position` (counted from 0 in `sequence`), `ref`, `alt`, and `llr` and
         `next_token` (causal) or `masked_log_odds` (masked); see `score_variants`. Positions with other letters than A,
-        C, G and T are left out.
+        C, G and T are left out. `next_token` is `None` for a base without one before it.
 
     Raises:
         ValueError: The model is no language model, the region is empty or outside of the sequence, an argument is not
@@ -133,7 +133,8 @@ class Saturation:
             "ref": [region[n] for n, _ in places],
             "alt": [BASES[k] for _, k in places],
         }
-        chosen = {name: [float(own[n, k]) for n, k in places] for name, own in scores.items() if name in self.columns}
+        at = tuple(np.array(places, dtype=np.int64).reshape(-1, 2).T)
+        chosen = {name: pa.array(own[at], from_pandas=True) for name, own in scores.items() if name in self.columns}
         return pa.table(columns | chosen)
 
     def _encoded(self, text: str) -> tuple[Tensor, Tensor]:
@@ -218,14 +219,14 @@ class _Reference:
     """Log-probabilities that the reference itself gives.
 
     Attributes:
-        tokens: `(L,)`, of its own tokens; NaN for the first one, before which there is none.
-        bases: `(L, 4)`, of the four bases in their places.
+        tokens: `(L,)`, of its own tokens; 0 for the first one, before which there is none.
+        bases: `(L, 4)`, of the four bases in their places; NaN for the first.
     """
 
     def __init__(self, ids: Tensor, bases: Tensor):
         self._ids, self._bases = ids, bases
-        self.tokens = torch.full((len(ids),), float("nan"), dtype=torch.double)
-        self.bases = self.tokens.unsqueeze(-1).repeat(1, len(bases))
+        self.tokens = torch.zeros(len(ids), dtype=torch.double)
+        self.bases = torch.full((len(ids), len(bases)), float("nan"), dtype=torch.double)
         self._read = 0
 
     def add(self, logits: Tensor) -> None:

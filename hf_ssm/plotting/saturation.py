@@ -1,5 +1,6 @@
 """The heat map of saturation mutagenesis."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BASES = "ACGT"
-# Positions in a row of the figure; letters of the reference are readable up to so many.
-_PER_ROW, _MOST_LETTERS = 100, 1000
+# Positions in a row of the figure, and rows; longer regions have longer rows.
+_PER_ROW, _MOST_ROWS = 100, 20
 _LABELS = {
     "llr": "log-likelihood ratio (nats)",
     "next_token": "log-ratio of the next base (nats)",
@@ -29,7 +30,7 @@ def plot_saturation(
     title: str = "",
     offset: int = 0,
 ) -> "Figure":
-    """Plot the score of every base in place of every other, in rows of 100 positions.
+    """Plot the score of every base in place of every other, in rows of 100 positions or, in long regions, in 20 rows.
 
     Negative scores, of bases that the model finds less likely than those that are there, are brown, positive ones
     blue-green; a dot marks the base of the reference.
@@ -54,13 +55,14 @@ def plot_saturation(
     finite = np.abs(cells[np.isfinite(cells)])
     # A few extreme cells do not make all others pale.
     limit = float(np.quantile(finite, 0.99)) if len(finite) else 1.0
-    count = -(-(last - first) // _PER_ROW)
-    width = min(last - first, _PER_ROW)
-    figure = style.new_figure(2.2 + 0.075 * width, 0.7 + 0.85 * count)
+    per_row = max(_PER_ROW, math.ceil((last - first) / _MOST_ROWS))
+    count = math.ceil((last - first) / per_row)
+    width = min(last - first, per_row)
+    figure = style.new_figure(2.2 + 0.075 * min(width, _PER_ROW), 0.7 + 0.85 * count)
     panels = figure.subplots(count, squeeze=False)[:, 0]
     for number, axes in enumerate(panels):
-        begin = number * _PER_ROW
-        part = cells[:, begin : begin + _PER_ROW]
+        begin = number * per_row
+        part = cells[:, begin : begin + per_row]
         image = axes.imshow(
             part,
             cmap="BrBG",
@@ -70,13 +72,13 @@ def plot_saturation(
             interpolation="nearest",
             extent=(first + offset + begin - 0.5, first + offset + begin + part.shape[1] - 0.5, 3.5, -0.5),
         )
-        own = reference[begin : begin + _PER_ROW]
+        own = reference[begin : begin + per_row]
         at = np.flatnonzero(own >= 0)
         axes.plot(at + first + offset + begin, own[at], ".", color=style.GREY, markersize=2)
         axes.set_xlim(first + offset + begin - 0.5, first + offset + begin + width - 0.5)
         axes.set_yticks(range(4), list(_BASES))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
         axes.grid(visible=False)
-    panels[-1].set_xlabel("position")
+    panels[-1].set_xlabel("position; a dot marks the base of the reference")
     figure.colorbar(image, ax=list(panels), label=_LABELS.get(score, score), shrink=min(1.0, 4 / count), extend="both")
     return style.finish_figure(figure, path, title)

@@ -19,6 +19,11 @@ TABLE = Dataset.from_dict(
 )
 
 
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.inference.evaluation._BOOTSTRAPS", 10)
+
+
 def auroc(labels: np.ndarray, impact: np.ndarray) -> float:
     pairs = list(itertools.product(impact[labels == 1], impact[labels == 0]))
     return float(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
@@ -47,6 +52,8 @@ def test_groups_are_weighted_by_their_variants() -> None:
 def test_labels_by_name_and_numbers() -> None:
     named = TABLE.remove_columns("label").add_column("label", [["no", "yes"][label] for label in LABELS])
     assert evaluate_scores(named, "label", "yes").to_list() == evaluate_scores(TABLE, "label").to_list()
+    unknown = named.remove_columns("label").add_column("label", [None, *named["label"][1:]])
+    assert evaluate_scores(unknown, "label", "yes")["variants"] == [39] * 6
     flags = TABLE.remove_columns("label").add_column("label", [["False", "True"][label] for label in LABELS])
     assert evaluate_scores(flags, "label").to_list() == evaluate_scores(TABLE, "label").to_list()
     numbers = TABLE.remove_columns("label").add_column("label", np.exp(3 * LLR))

@@ -169,6 +169,15 @@ def test_windows_of_insertions_and_deletions_have_equal_lengths(model_of, genome
     assert found["llr"] == pytest.approx([naive_llr(model, [(ref, alt)]) for alt in (deleted, inserted)], abs=1e-9)
 
 
+def test_alleles_of_one_place_do_not_change_each_other(model_of, genome: Genome) -> None:
+    model, ref = model_of("S4"), GENOME[70]
+    rows = [{"chrom": "chr1", "pos": 71, "ref": ref, "alt": alt} for alt in (other(ref), ref + "GG", ref + "GGA")]
+    together = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    for row, own in zip(rows, together, strict=True):
+        (alone,) = hf_ssm.score_variants(model, TOKENIZER, [row], genome, window=12).to_list()
+        assert [own["llr"], own["next_token"]] == pytest.approx([alone["llr"], alone["next_token"]], abs=1e-10)
+
+
 def test_scores_do_not_depend_on_the_strand_of_the_genome(model_of, tmp_path: Path, genome: Genome) -> None:
     (tmp_path / "back.fa").write_text(f">chr1\n{turned(GENOME)}\n")
     length = len(GENOME)
@@ -260,6 +269,12 @@ def test_embedding_distance(make_model) -> None:
         means = model(input_ids=ids, output_hidden_states=True).hidden_states[-1].mean(1)
     assert found["embedding_distance"][0] == pytest.approx((means[0] - means[1]).norm().item(), abs=1e-10)
     assert found["id"] == [7]
+    with_end = hf_ssm.build_dna_tokenizer(add_eos=True)
+    with evaluating(model):
+        longer = torch.nn.functional.pad(ids, (0, 1), value=with_end.eos_token_id)
+        means = model(input_ids=longer, output_hidden_states=True).hidden_states[-1][:, :-1].mean(1)
+    found = hf_ssm.score_variants(model, with_end, rows, both_strands=False)
+    assert found["embedding_distance"][0] == pytest.approx((means[0] - means[1]).norm().item(), abs=1e-10)
 
 
 def test_sequences_of_different_lengths_are_cut(model_of) -> None:
@@ -277,28 +292,31 @@ def test_saturation_equals_reading_every_mutant(model_of, name: str) -> None:
     shared = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, **options)
     naive = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, share_prefixes=False, **options)
     assert len(shared) == 3 * 27 and 20 not in shared["position"]
+    first = hf_ssm.saturate(model, TOKENIZER, text, 0, 2, both_strands=False, **options)
+    assert [value is None for value in first["next_token"]] == [True] * 3 + [False] * 3
+    assert None not in list(first["llr"])
     for score in ("llr", "next_token"):
         assert shared[score] == pytest.approx(naive[score], abs=1e-10)
 
 
 @pytest.mark.parametrize("begin", [0, 1, 12])
-def test_saturation_of_one_position(model_of, begin: int) -> None:
+def test_saturation_of_a_few_positions(model_of, begin: int) -> None:
     """Against the definition: from the beginning of the context to `horizon` bases from the substitution on."""
     model = model_of("S4")
     text = GENOME[:40]
     stop = begin + 3
     found = hf_ssm.saturate(model, TOKENIZER, text, begin, stop, window=8, horizon=5)
-    place = begin + 1
-    rows = [row for row in found if row["position"] == place]
-    assert [row["alt"] for row in rows] == [base for base in "ACGT" if base != text[place]]
     left, right = max(0, begin - 4), stop + 4
-    for row in rows:
-        mutant = text[:place] + row["alt"] + text[place + 1 :]
-        pairs = [
-            (text[left : place + 5], mutant[left : place + 5]),
-            (turned(text[max(0, place - 4) : right]), turned(mutant[max(0, place - 4) : right])),
-        ]
-        assert row["llr"] == pytest.approx(naive_llr(model, pairs), abs=1e-9)
+    for place in range(begin, stop):
+        rows = [row for row in found if row["position"] == place]
+        assert [row["alt"] for row in rows] == [base for base in "ACGT" if base != text[place]]
+        for row in rows[:2]:
+            mutant = text[:place] + row["alt"] + text[place + 1 :]
+            pairs = [
+                (text[left : place + 5], mutant[left : place + 5]),
+                (turned(text[max(0, place - 4) : right]), turned(mutant[max(0, place - 4) : right])),
+            ]
+            assert row["llr"] == pytest.approx(naive_llr(model, pairs), abs=1e-9)
 
 
 def test_saturation_of_masked_models_equals_scores(make_model, genome: Genome) -> None:
