@@ -135,17 +135,21 @@ def _info(value: Any, number: int, count: int) -> Any:
     return value[number] if len(value) == count else ",".join(map(str, value))
 
 
-def as_variants(rows: Iterable[Mapping[str, Any]], where: str = "`variants`") -> Iterator[Variant]:
+def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`variants`") -> Iterator[Variant]:
     """Variants from rows with the columns `chrom`, `pos`, `ref`, `alt`, or `ref_sequence`, `alt_sequence`.
 
     Args:
         rows: Mappings, such as those of a `datasets.Dataset`; upper and lower case of the names are not distinguished.
+            A `Variant` is passed on.
         where: Name of the table, for messages.
 
     Raises:
         ValueError: A row lacks the columns, or a position is no whole number.
     """
     for number, row in enumerate(rows, start=1):
+        if isinstance(row, Variant):
+            yield row
+            continue
         names = {str(name).lower().lstrip("#"): name for name in row}
         if all(name in names for name in _PAIR):
             ref, alt = (str(row[names[name]] or "") for name in _PAIR)

@@ -42,7 +42,7 @@ _WHY_MISSING = {
 def score_variants(
     model: Any,
     tokenizer: Any,
-    variants: Iterable[Mapping[str, Any]],
+    variants: Iterable[Mapping[str, Any] | Variant],
     genome: Genome | None = None,
     *,
     scores: Sequence[str] | None = None,
@@ -95,9 +95,8 @@ def score_variants(
         both_strands=both_strands,
         share_prefixes=share_prefixes,
     )
-    rows = (row if isinstance(row, Variant) else next(as_variants([row])) for row in variants)
     with evaluating(scorer.model.model):
-        return table_of(rows, scorer.table)
+        return table_of(as_variants(variants), scorer.table)
 
 
 class VariantScorer:
@@ -179,6 +178,10 @@ class VariantScorer:
             found["masked_log_odds"] = self._masked(both, aligned)
         if "embedding_distance" in self.scores:
             found["embedding_distance"] = self._distances(encoded)
+        for name in {"llr", "embedding_distance"} & found.keys():
+            if not np.isfinite(found[name]).all():
+                where = records[2 * int(np.flatnonzero(~np.isfinite(found[name]))[0])].where
+                raise ValueError(f"{where}: the model gives NaN: its weights hold NaN, or its precision is too low.")
         return found
 
     @staticmethod

@@ -358,6 +358,10 @@ def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
         hf_ssm.score_variants(model, TOKENIZER, [{"chrom": "chr1", "pos": 3, "ref": "A"}], genome)
     with pytest.raises(ValueError, match="no whole number"):
         hf_ssm.score_variants(model, TOKENIZER, [{**snv(4), "pos": "x"}], genome)
+    broken = model_of("S4")
+    broken.lm_head.weight.data.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"variant chr1:5 .* gives NaN"):
+        hf_ssm.score_variants(broken, TOKENIZER, [snv(4)], genome)
     with pytest.raises(ValueError, match="no language model"):
         hf_ssm.saturate(make_model("S4", "ForSequenceClassification"), TOKENIZER, GENOME)
     with pytest.raises(ValueError, match="give a region of the 160 bases"):
