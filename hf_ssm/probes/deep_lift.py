@@ -111,6 +111,38 @@ class _Rules(TorchFunctionMode):
         return value * gate.sigmoid()
 
     @staticmethod
+    def _softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
+        exponentials = (x - _largest(x, dim)).to(dtype or x.dtype).exp()
+        return exponentials * exponentials.sum(dim, keepdim=True).reciprocal()
+
+    @staticmethod
+    def _log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
+        shifted = (x - _largest(x, dim)).to(dtype or x.dtype)
+        return shifted - shifted.exp().sum(dim, keepdim=True).log()
+
+    @staticmethod
+    def _scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            masked = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+        return scores.softmax(-1) @ value
+
+    @staticmethod
     def _layer_norm(
         x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
@@ -128,14 +160,21 @@ class _Rules(TorchFunctionMode):
         return output if weight is None else output * weight
 
 
+def _largest(x: Tensor, dim: int) -> Tensor:
+    """A constant that an exponential may be divided by: the largest value of both halves, which must share it."""
+    both = x.detach().amax(dim, keepdim=True).chunk(2)
+    return torch.maximum(*both).repeat(2, *[1] * (x.ndim - 1))
+
+
 @contextmanager
 def deep_lift_rules(model: nn.Module) -> Iterator[None]:
     """Within the context, gradients of `model` are DeepLIFT's multipliers between both halves of the batch.
 
     For captum's `DeepLift` and `DeepLiftShap` and tangermeme's `deep_lift_shap`, called within the context. Elementwise
     functions have the rescale rule; products of two factors that depend on the input (gates, GLU, B, C and Δ of a
-    selective scan) the derivatives at the mean of both halves; norms are composed of both. All of them add up, and so
-    do the attributions: for every family, their sum is the difference of the outputs.
+    selective scan) the derivatives at the mean of both halves; norms, softmax and attention are composed of both. All
+    of them add up, and so do the attributions: for every family, and for Transformers whose other operations have rules
+    too, their sum is the difference of the outputs.
 
     Operators run as plain functions of torch (a loop over positions for a selective scan), and parameters have no
     gradients in the meantime.
