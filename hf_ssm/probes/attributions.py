@@ -7,6 +7,7 @@ baseline, it is the sequence with all maskable tokens masked, so that the scores
 Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding, `A` letters.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ _LIBRARIES = {
 }
 ATTRIBUTIONS = tuple(_LIBRARIES)
 
+# Share of their size by which the scores of "deep_lift" may miss the change of the output, besides rounding errors.
+_MISSED = 0.01
+# Rounding errors of an output, in units of the precision.
+_ROUNDING = 100
 _BASES = "ACGT"
 # A tokenizer with more letters is not one of DNA or RNA, and one with more than `_MOST_LETTERS` not one of proteins.
 _MOST_NUCLEOTIDES, _MOST_LETTERS = 19, 32
@@ -134,7 +139,7 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
     elif method == "gradient_shap":
         found = _gradient_shap(function, inputs, baselines, settings)
     else:
-        found = deep_lift(function, inputs, baselines, evaluator.model).sum(-1)
+        found = _deep_lift(function, inputs, baselines)
     return found[0].detach().double().cpu()
 
 
@@ -196,6 +201,25 @@ def _gradient_shap(function: _Function, inputs: Tensor, baselines: Tensor, setti
             count = min(function.rows, settings.steps - first)
             total += count * method.attribute(inputs, baselines, n_samples=count, stdevs=noise)
     return total.sum(-1) / settings.steps
+
+
+def _deep_lift(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor:
+    outputs: list[Tensor] = []
+
+    def recorded(embedded: Tensor) -> Tensor:
+        outputs.append(function(embedded))
+        return outputs[-1]
+
+    # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
+    found = deep_lift(recorded, inputs, baselines, function.model, tolerance=math.inf).sum(-1)
+    values, size = outputs[0].detach(), found.abs().sum()
+    missed = (found.sum() - (values[0] - values[1])).abs()
+    if missed > _MISSED * size + _ROUNDING * torch.finfo(inputs.dtype).eps * (1 + values.abs().max()):
+        raise ValueError(
+            f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the scores miss the "
+            f"change of the output by {missed / size:.1%} of their size. Use 'integrated_gradients'."
+        )
+    return found
 
 
 @contextmanager

@@ -29,25 +29,38 @@ _ELEMENTWISE = frozenset(
         *("sigmoid", "silu", "sin", "softplus", "sqrt", "square", "tanh", "abs", "clamp"),
     ]
 )
+# Variances are small and their inverse roots steep: in single precision, a derivative in the middle is too coarse.
+_EXACT_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"rsqrt": lambda y, y0: -((y * y0) ** 2) / (y + y0)}
 _PRODUCTS = frozenset(["__matmul__", "__mul__", "__rmul__", "bmm", "matmul", "mul", "multiply"])
 _POWERS = frozenset(["__pow__", "pow"])
 _QUOTIENTS = frozenset(["__truediv__", "div", "divide", "true_divide"])
 
 
 class _Secant(torch.autograd.Function):
-    """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule)."""
+    """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule).
+
+    `exact` gives the slope from both outputs, where a formula without a difference is known.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        function: Callable[[Tensor], Tensor],
+        exact: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
         y = function(x)
         ctx.save_for_backward(x, y)
-        ctx.function = function
+        ctx.function, ctx.exact = function, exact
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         (x, x0), (y, y0) = x.chunk(2), y.chunk(2)
+        if ctx.exact is not None:
+            slope = ctx.exact(y, y0)
+            return grad * torch.cat([slope, slope]), None, None
         with torch.enable_grad():
             middle = ((x + x0) / 2).detach().requires_grad_()
             (slope,) = torch.autograd.grad(ctx.function(middle).sum(), middle)
@@ -55,7 +68,7 @@ class _Secant(torch.autograd.Function):
         # power of the precision at this distance.
         apart = (x - x0).abs() > torch.finfo(x.dtype).eps ** (1 / 3) * (1 + x.abs())
         slope = torch.where(apart, (y - y0) / torch.where(apart, x - x0, 1), slope)
-        return grad * torch.cat([slope, slope]), None
+        return grad * torch.cat([slope, slope]), None, None
 
 
 class _Product(torch.autograd.Function):
@@ -88,7 +101,7 @@ class _Rules(TorchFunctionMode):
         if name in _ELEMENTWISE or name in _POWERS:
             if name in _POWERS and (len(varying) > 1 or args[0] is not varying[0]):
                 raise ValueError("DeepLIFT's rules do not cover powers with an exponent that depends on the inputs.")
-            return _Secant.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+            return _Secant.apply(args[0], lambda x: func(x, *args[1:], **kwargs), _EXACT_SLOPES.get(name))
         if name in _PRODUCTS and len(varying) == 2:
             return _Product.apply(*args, partial(func, **kwargs))
         decomposed = getattr(self, f"_{name}", self._div if name in _QUOTIENTS else None)
