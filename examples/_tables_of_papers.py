@@ -1,4 +1,7 @@
-"""Tables of the experiments of Liu & Li 2024, Yu et al. 2025 and Honarpisheh et al. 2025; see `tables.py`."""
+"""Tables of the experiments of Liu & Li 2024, Yu et al. 2025 and Honarpisheh et al. 2025, and of attributions.
+
+See `tables.py`.
+"""
 
 import math
 import statistics
@@ -244,3 +247,37 @@ def imdb_length() -> str:
     }
     note = " and ".join(f"{gap:.2f} at T = {length:,}" for length, gap in gaps.items())
     return grid(["slope of the gap per 1,000 tokens (95 %)", "all T", "from T = 300"], rows, f"Our gap is {note}.")
+
+
+# Attributions and the masking probe of Nishikawa & Suzuki 2025.
+
+
+@table
+def attribution_scoreboard() -> str:
+    found = load("attribution_scoreboard")
+    models = list(dict.fromkeys(run["model"] for run in found["runs"]))
+    rows, notes = [], []
+    for task in dict.fromkeys(run["task"] for run in found["runs"]):
+        runs = [run for run in found["runs"] if run["task"] == task]
+        seeds = sorted({run["seed"] for run in runs})
+        for number, setting in enumerate(runs[0]["methods"]):
+            options = ", ".join(f"{key}={value}" for key, value in setting["options"].items())
+            cells = [task, f"`{setting['strategy']}`" + (f" ({options})" if options else "")]
+            cells.append(f"{statistics.fmean(run['methods'][number]['passes'] for run in runs):.0f}")
+            for measure in ("deletion", "insertion", "precision"):
+                means = [
+                    statistics.fmean(run["methods"][number][measure] for run in runs if run["seed"] == seed)
+                    for seed in seeds
+                ]
+                cells.append(pm(means))
+            for model in models:
+                own = [run["methods"][number]["precision"] for run in runs if run["model"] == model]
+                cells.append(f"{statistics.fmean(own):.2f}")
+            rows.append(cells)
+        accuracy = [run["training"]["accuracy"] for run in runs]
+        notes.append(
+            f"{task}: {len(seeds)} seeds, {span((run['sequences'] for run in runs), 'd')} sequences of each model; "
+            f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}."
+        )
+    header = ["task", "method", "passes", "deletion", "insertion", "precision", *models]
+    return grid(header, rows, *notes)

@@ -7,10 +7,10 @@ Two tasks, in which the positions that determine the class are known:
   loses a letter becomes a decoy, so that the model needs the whole motif.
 - *smooth*: the sign of a piecewise smooth function (Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4; generator
   "smooth-function" with 2 important positions and smoothness 0). Its inputs are pairs of numbers (x, importance), and a
-  probe masks tokens, so the pairs are discretised: one of eight letters for x, a capital at the positions of the row
-  with the highest importance. The input thus determines which positions the function reads, but the models need not
-  sort. Rows with a value near 0 are left out. Truth: the capital letters. In training, half of the rows lose random
-  tokens to masks.
+  probe masks tokens, so the pairs are discretised: one of eight letters for x, in whose middle the function is
+  evaluated, and a capital at the positions of the row with the highest importance. The input thus determines which
+  positions the function reads, but the models need not sort. Rows with a value near 0 are left out. Truth: the capital
+  letters. In training, half of the rows lose random tokens to masks.
 
 Each model is trained on whole rows, and then with masks, until it reaches `--accuracy` on validation rows, or for at
 most `--steps` steps.
@@ -65,6 +65,8 @@ TASKS = ("motif", "smooth")
 MEASURES = {"deletion": "deletion AUC (lower is better)", "insertion": "insertion AUC", "precision": "precision"}
 # x of the smooth function in eight bins; capitals at important positions.
 BINS = "abcdefgh"
+# Marks of the axis of forward passes.
+TICKS = (3, 10, 30, 100, 300)
 LEAST_VALUE, LEAST_PROBABILITY = 0.25, 0.8
 
 
@@ -104,10 +106,13 @@ def smooth_rows(seed: int, args: argparse.Namespace) -> tuple[PreTrainedTokenize
     )
     splits = []
     for rows in data.values():
-        values, numbers = np.array(rows["label"]), np.array(rows["sequence"])[..., 0]
-        truth = np.zeros(numbers.shape, dtype=bool)
-        np.put_along_axis(truth, np.array(rows["important_positions"]), True, axis=1)
+        numbers, places = np.array(rows["sequence"])[..., 0], np.array(rows["important_positions"])
         bins = np.minimum(numbers * len(BINS), len(BINS) - 1).astype(int)
+        z = 2 * np.pi * (np.take_along_axis(bins, places, axis=1) + 0.5) / len(BINS)
+        # The function of the generator, up to a positive factor, in the middle of the bins.
+        values = np.sqrt(2) * np.cos(z).sum(1) + 2 * np.sin(z).prod(1)
+        truth = np.zeros(numbers.shape, dtype=bool)
+        np.put_along_axis(truth, places, True, axis=1)
         ids, clear = first + bins + len(BINS) * truth, np.abs(values) > LEAST_VALUE
         splits.append(Rows(*(torch.from_numpy(part[clear]) for part in (ids, (values > 0).astype(int), truth))))
     return tokenizer, splits
@@ -290,7 +295,7 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             draw_panel(axes, runs, task, measure, settings)
             axes.set_ylabel(MEASURES[measure])
             axes.set_xlabel("forward passes of a sequence")
-        panels[1].set_title(f"{task}")
+        panels[1].set_title(f"{task}: mean over {len({one['model'] for one in runs})} models")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     style.finish_figure(figure, path)
@@ -299,6 +304,8 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
 def draw_panel(axes: Any, runs: Sequence[dict[str, Any]], task: str, measure: str, settings: list[Any]) -> None:
     """Mean over seeds with the standard deviation as error bar; the random order as a horizontal line."""
     axes.set_xscale("log")
+    axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
+    axes.minorticks_off()
     for index, line in enumerate(dict.fromkeys(own["line"] for own in settings)):
         numbers = [number for number, own in enumerate(settings) if own["line"] == line]
         values = [averages(runs, task, number, measure) for number in numbers]
@@ -348,7 +355,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--learning-rate", type=float, default=3e-3)
     args = parser.parse_args(argv)
     if args.tiny:
-        args.seeds, args.sequences, args.rows, args.steps, args.check_every = 2, 2, [40, 16, 16], 4, 1
+        args.seeds, args.sequences, args.rows, args.steps, args.check_every = 1, 2, [40, 16, 16], 4, 1
         args.motif_row, args.motif, args.smooth_row, args.hidden_size, args.layers = 12, 4, 6, 16, 1
     return args
 
