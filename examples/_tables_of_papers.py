@@ -6,6 +6,7 @@ See `tables.py`.
 import math
 import statistics
 from itertools import chain
+from typing import Any
 
 from _tables import code, grid, load, names, percent, pm, slope, span, table
 
@@ -280,4 +281,39 @@ def attribution_scoreboard() -> str:
             f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}."
         )
     header = ["task", "method", "passes", "deletion", "insertion", "precision", *models]
-    return grid(header, rows, *notes)
+    duels = [
+        "probe against attribution with equal or fewer passes",
+        "task",
+        *(f"{name}: better, worse" for name in SIGNS),
+    ]
+    return f"{grid(header, rows, *notes)}\n{grid(duels, probe_against_attributions(found['runs']))}"
+
+
+# Sign of a better value.
+SIGNS = {"deletion": -1, "insertion": 1, "precision": 1}
+
+
+def probe_against_attributions(runs: list[Any]) -> list[list[str]]:
+    """In how many models and seeds a search is better and worse, by more than 0.005, than an attribution.
+
+    Of a method with several numbers of steps, the largest one with at most the passes of the search counts.
+    """
+    rows = []
+    for ours in ("one_shot", "exact"):
+        for theirs in ("deep_lift", "integrated_gradients", "gradient_shap"):
+            for task in dict.fromkeys(run["task"] for run in runs):
+                counts = {name: [0, 0] for name in SIGNS}
+                own = [run["methods"] for run in runs if run["task"] == task]
+                for methods in own:
+                    (search,) = (one for one in methods if one["strategy"] == ours and not one["options"])
+                    rivals = [one for one in methods if one["strategy"] == theirs]
+                    rival = max(
+                        (one for one in rivals if one["passes"] <= search["passes"]), key=lambda one: one["passes"]
+                    )
+                    for name, sign in SIGNS.items():
+                        lead = sign * (search[name] - rival[name])
+                        counts[name][0] += lead > 0.005
+                        counts[name][1] += lead < -0.005
+                cells = [f"{better}, {worse} of {len(own)}" for better, worse in counts.values()]
+                rows.append([f"`{ours}` against `{theirs}`", task, *cells])
+    return rows

@@ -29,17 +29,30 @@ _ELEMENTWISE = frozenset(
         *("sigmoid", "silu", "sin", "softplus", "sqrt", "square", "tanh", "abs", "clamp"),
     ]
 )
-# Variances are small and their inverse roots steep: in single precision, a derivative in the middle is too coarse.
-_EXACT_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"rsqrt": lambda y, y0: -((y * y0) ** 2) / (y + y0)}
 _PRODUCTS = frozenset(["__matmul__", "__mul__", "__rmul__", "bmm", "matmul", "mul", "multiply"])
 _POWERS = frozenset(["__pow__", "pow"])
 _QUOTIENTS = frozenset(["__truediv__", "div", "divide", "true_divide"])
 
 
+def _slope_of_exp(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
+    below = -(x - x0).abs()
+    return torch.maximum(y, y0) * torch.where(below < 0, below.expm1() / below, 1)
+
+
+# Slopes without a difference of close numbers. Norms and softmax consist of these functions, which are steep: in single
+# precision, neither a quotient of differences nor a derivative in the middle is precise enough.
+_EXACT_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "exp": _slope_of_exp,
+    "reciprocal": lambda x, x0, y, y0: -y * y0,
+    "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
+    "square": lambda x, x0, y, y0: x + x0,
+}
+
+
 class _Secant(torch.autograd.Function):
     """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule).
 
-    `exact` gives the slope from both outputs, where a formula without a difference is known.
+    `exact` gives the slope from both inputs and both outputs, for functions that have a formula of their own.
     """
 
     @staticmethod
@@ -47,7 +60,7 @@ class _Secant(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         function: Callable[[Tensor], Tensor],
-        exact: Callable[[Tensor, Tensor], Tensor] | None = None,
+        exact: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
         y = function(x)
         ctx.save_for_backward(x, y)
@@ -59,7 +72,7 @@ class _Secant(torch.autograd.Function):
         x, y = ctx.saved_tensors
         (x, x0), (y, y0) = x.chunk(2), y.chunk(2)
         if ctx.exact is not None:
-            slope = ctx.exact(y, y0)
+            slope = ctx.exact(x, x0, y, y0)
             return grad * torch.cat([slope, slope]), None, None
         with torch.enable_grad():
             middle = ((x + x0) / 2).detach().requires_grad_()
@@ -125,13 +138,12 @@ class _Rules(TorchFunctionMode):
 
     @staticmethod
     def _softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
-        exponentials = (x - _largest(x, dim)).to(dtype or x.dtype).exp()
-        return exponentials * exponentials.sum(dim, keepdim=True).reciprocal()
+        # A product of exponentials and the reciprocal of their sum would subtract numbers that may be huge.
+        return (x - _log_of_sum(x, dim)).exp().to(dtype or x.dtype)
 
     @staticmethod
     def _log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
-        shifted = (x - _largest(x, dim)).to(dtype or x.dtype)
-        return shifted - shifted.exp().sum(dim, keepdim=True).log()
+        return (x - _log_of_sum(x, dim)).to(dtype or x.dtype)
 
     @staticmethod
     def _scaled_dot_product_attention(
@@ -173,10 +185,14 @@ class _Rules(TorchFunctionMode):
         return output if weight is None else output * weight
 
 
-def _largest(x: Tensor, dim: int) -> Tensor:
-    """A constant that an exponential may be divided by: the largest value of both halves, which must share it."""
-    both = x.detach().amax(dim, keepdim=True).chunk(2)
-    return torch.maximum(*both).repeat(2, *[1] * (x.ndim - 1))
+def _log_of_sum(x: Tensor, dim: int) -> Tensor:
+    """The logarithm of the sum of exponentials, in double precision: those of one half may be tiny against the other.
+
+    Both halves share the constant by which the exponentials are divided.
+    """
+    largest = torch.maximum(*x.detach().amax(dim, keepdim=True).chunk(2)).repeat(2, *[1] * (x.ndim - 1))
+    double = x if x.device.type == "mps" else x.double()
+    return (double - largest).exp().sum(dim, keepdim=True).log() + largest
 
 
 @contextmanager

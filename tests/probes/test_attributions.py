@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -167,6 +168,8 @@ def test_gradient_shap_of_many_samples_is_close_to_integrated_gradients(make_mod
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(found, exact, rtol=0, atol=0.1 * exact.abs().max().item())
     few = run(model, "gradient_shap", steps=4, noise=0.0).scores
+    np.random.uniform()
+    torch.rand(1)
     torch.testing.assert_close(few, run(model, "gradient_shap", steps=4, noise=0.0).scores, equal_nan=True)
     assert not torch.allclose(few[:7], run(model, "gradient_shap", steps=4, noise=0.5).scores[:7])
 
