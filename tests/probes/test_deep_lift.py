@@ -116,6 +116,16 @@ def test_softmax_and_attention_add_up() -> None:
             )
 
 
+def test_sharp_softmax_in_single_precision() -> None:
+    """The largest logits of the halves differ by factors that a product of exponentials does not survive."""
+    x, x0 = 30 * torch.randn(2, 8, 6)
+    weights = torch.randn(6)
+    function = lambda x: x.softmax(-1) @ weights  # noqa: E731
+    found = hf_ssm.deep_lift(function, x, x0, nn.Identity())
+    torch.testing.assert_close(found.sum(1), function(x) - function(x0), rtol=1e-5, atol=1e-5)
+    assert found.abs().max() < 10
+
+
 def test_functions_without_a_rule_are_reported() -> None:
     x, x0 = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, -1.0]])
     with pytest.warns(UserWarning, match="do not cover"):
