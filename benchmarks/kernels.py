@@ -180,9 +180,9 @@ Forecast = tuple[str, str, Any, int]
 
 
 def _of_scans() -> Iterator[Forecast]:
-    from hf_ssm.ops.selective_scan import triton_backward, triton_forward
+    from hf_ssm.ops.selective_scan import triton_costs as mamba
     from hf_ssm.ops.selective_scan.triton import chunk_positions
-    from hf_ssm.ops.ssd import triton_costs
+    from hf_ssm.ops.ssd import triton_costs as mamba2
     from hf_ssm.ops.ssd.triton_tiles import Tiling, chunk_size_of
 
     states = 16
@@ -191,7 +191,7 @@ def _of_scans() -> Iterator[Forecast]:
         chunks = -(-length // chunk_positions(batch, length, _D))
         shape = batch, length, _D, states, 2, chunks
         weights = 2 * 2 * batch * length * states
-        forward, backward = triton_forward.forward_cost(*shape), triton_backward.backward_cost(*shape)
+        forward, backward = mamba.forward_cost(*shape), mamba.backward_cost(*shape)
         yield "selective scan, forward", sizes, forward, 2 * 4 * numbers + weights
         yield "selective scan, backward", sizes, backward, 2 * 7 * numbers + 2 * weights
     heads, channels, states = 32, 64, 128
@@ -201,7 +201,7 @@ def _of_scans() -> Iterator[Forecast]:
         B = torch.empty(batch, length, 1, states, dtype=torch.bfloat16, device="meta")
         tiling = Tiling.of(x, B, chunk_size_of(x, B, None))
         steps, weights = 4 * batch * length * heads, 2 * 2 * batch * length * states
-        forward, backward = triton_costs.forward_cost(tiling, 2), triton_costs.backward_cost(tiling, 2)
+        forward, backward = mamba2.forward_cost(tiling, 2), mamba2.backward_cost(tiling, 2)
         yield "Mamba-2 scan, forward", sizes, forward, 2 * 2 * numbers + steps + weights
         yield "Mamba-2 scan, backward", sizes, backward, 2 * 3 * numbers + 2 * steps + 2 * weights
 

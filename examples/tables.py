@@ -4,27 +4,30 @@
     python examples/tables.py --check    # compares only, and names the documents that differ
 
 In a document, the text between `<!-- table: NAME -->` and `<!-- end of table -->` is what the function NAME returns,
-here or in `_tables_of_papers.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
+here or in `_tables_of_*.py`. The numbers come from JSON files: `examples/results/`, `examples/lra/papers.json`,
 and `benchmarks/results/`, which hold what the scripts write with `--output`. A new table needs a function with `@table`
 (for a benchmark one line with `pivot`, or only a row of `SPEED`) and the two markers in a document.
 """
 
 import argparse
+import importlib
 import math
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import _tables_of_kernels  # noqa: F401 (registers its tables)
-import _tables_of_papers  # noqa: F401 (registers its tables)
 import yaml
 from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
+
+for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_zero_shot"):
+    importlib.import_module(module)  # Registers its tables.
 
 DOCUMENTS = (
     "README.md",
     "examples/README.md",
     "examples/lra/README.md",
+    "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
 )
@@ -69,6 +72,13 @@ def rc_equivariance() -> str:
         f"{len(runs)} seeds, {size:,} parameters each. The equivariant model is more accurate than {'; '.join(wins)} "
         "of them.",
     )
+
+
+@table
+def motif_variants() -> str:
+    found = load("motif_variants")["auroc"]
+    rows = [[name, pm(values, 4), len(values)] for name, values in found.items()]
+    return grid(["model", "AUROC of the log-likelihood ratio", "seeds"], rows)
 
 
 @table
@@ -260,6 +270,11 @@ def pivot(name: str, corner: str, row: int, column: int) -> str:
     subjects = dict.fromkeys(key[row] for key in cells)
     rows = [[name, *(found.get((name, other), "not run") for other in columns)] for name in subjects]
     return grid([corner, *columns], rows, f"Printed by {command}.")
+
+
+@table
+def saturation() -> str:
+    return pivot("score", "", 1, 2)
 
 
 @table

@@ -26,12 +26,17 @@ _LAZY = {
     "build_word_tokenizer": "hf_ssm.tokenization",
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
+    "embed": "hf_ssm.inference",
+    "log_likelihoods": "hf_ssm.inference",
+    "predict": "hf_ssm.inference",
     "rescale_init_": "hf_ssm.training",
+    "saturate": "hf_ssm.inference",
+    "score_variants": "hf_ssm.inference",
     "tau_loss": "hf_ssm.training",
     "theory_report": "hf_ssm.analysis.report",
 }
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
-_PACKAGES = ("data", "hub", "metrics", "probes", "theory")
+_PACKAGES = ("data", "hub", "inference", "metrics", "probes", "theory")
 
 _CLASSES = {
     cls.__name__: cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())

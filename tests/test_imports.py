@@ -28,8 +28,9 @@ ALLOWED = {
     **dict.fromkeys(_TOP, _MODELS | _LEAVES | {"analysis"}),
     # The Trainer pushes.
     "training": _MODELS | _LEAVES | {"analysis", "hub"},
-    "": _MODELS | _LEAVES | _TOP | {"analysis"},
-    "cli": _MODELS | _LEAVES | _TOP | {"analysis", ""},
+    "inference": _MODELS | _LEAVES | {"probes"},
+    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference"},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", ""},
 }
 
 Found = Iterator[tuple[int, str]]

@@ -38,6 +38,12 @@ def run_section(heading: str) -> dict:
     return names
 
 
+def test_predict():
+    table = run_section("Predict")["table"]
+    assert table.column_names == ["name", "prediction", "probability_LABEL_0", "probability_LABEL_1"]
+    assert len(table) == 2
+
+
 def test_packed_rows():
     assert run_section("Packed rows")["loss"].isfinite()
 
@@ -55,3 +61,16 @@ def test_generation():
     names = run_section("Generate")
     assert names["more"].shape == (2, 80)
     assert (names["more"][:, :50] == names["first"].sequences).all()
+
+
+def test_embed():
+    names = run_section("Embed")
+    assert names["table"].column_names == ["label", "embedding_0", "embedding_4"]
+    assert names["scores"]["embedding_0"]["accuracy"]["mean"] == 1
+
+
+def test_effects_of_variants():
+    names = run_section("Effects of variants")
+    assert names["scores"].column_names == ["llr", "next_token", "reason"]
+    assert len(names["heat_map"]) == 60
+    assert len(names["likelihoods"]) == 2

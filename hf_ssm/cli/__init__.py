@@ -41,6 +41,21 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "the probability of the prediction and the importance of each token.",
         "probe",
     ),
+    "embed": (
+        "hidden states of sequences as a table: of chosen layers, pooled or per token, averaged over both strands, for "
+        "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
+        "embed",
+    ),
+    "predict": (
+        "classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
+        "An interrupted command continues where it stopped.",
+        "predict",
+    ),
+    "score": (
+        "scores of variants, without labels: log-likelihood ratios of alleles under a language model, from a VCF file "
+        "or a table; with --saturate every substitution of a region, as a heat map.",
+        "score",
+    ),
     "convert": (
         "convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
@@ -72,7 +87,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 # How to continue after an interruption.
 _CONTINUATION = {
     "train": "; `hf-ssm train --resume --output DIR` continues the run",
+    "score": "; the same command continues where it stopped",
     "probe": "; the same command continues with the results in --output",
+    "embed": "; the same command continues where it stopped",
+    "predict": "; the same command continues where it stopped",
 }
 
 

@@ -45,7 +45,10 @@ def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
 def _joined(name: str, parts: list[str]) -> str:
     if not parts:
         raise ValueError(f"the record {name!r} has no sequence.")
-    return "".join(parts)
+    sequence = "".join(parts)
+    # The lines of a chromosome take twice as much memory, while its sequence is in use.
+    parts.clear()
+    return sequence
 
 
 def fasta_windows(path: Path, window: int, min_window: int) -> Columns:

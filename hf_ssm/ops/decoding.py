@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["check_weight_shapes", "normed", "step_through_blocks"]
+__all__ = ["check_inputs", "check_weight_shapes", "normed", "step_through_blocks"]
 
 
 def normed(h: Tensor, options: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -60,3 +60,28 @@ def check_weight_shapes(weights: Any, expected: Sequence[tuple[int, ...]]) -> No
     for name, tensor, shape in zip(weights._fields, weights, expected, strict=True):
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def check_inputs(
+    hidden: Tensor,
+    pasts: Tensor,
+    states: Tensor,
+    count: int,
+    shapes: tuple[int, tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """Raise `ValueError` for the first input of one position of `count` blocks that has another shape.
+
+    Args:
+        hidden: `(B, H)`, or with further axes of size 1 between.
+        pasts, states: `(count, B, ...)`.
+        count: Number of blocks.
+        shapes: Hidden size; shape of the state of a convolution and of a scan, of one row.
+    """
+    size, *of_rows = shapes
+    batch = len(hidden)
+    if hidden.shape[-1] != size or hidden.numel() != batch * size:
+        raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
+    for name, memory, of_row in zip(("pasts", "states"), (pasts, states), of_rows, strict=True):
+        expected = (count, batch, *of_row)
+        if memory.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")

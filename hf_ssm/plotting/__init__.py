@@ -8,6 +8,7 @@ to install.
 
 from hf_ssm.plotting.html import describe_target, sequence_html, write_sequence_html
 from hf_ssm.plotting.probes import plot_masking_curves
+from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
 from hf_ssm.plotting.style import INSTALL_HINT, can_plot
 from hf_ssm.plotting.theory import plot_frequency_responses, plot_parameter_change, plot_spectrum, plot_tau
@@ -21,6 +22,7 @@ __all__ = [
     "plot_frequency_responses",
     "plot_masking_curves",
     "plot_parameter_change",
+    "plot_saturation",
     "plot_sequence",
     "plot_spectrum",
     "plot_tau",

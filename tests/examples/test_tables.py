@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("README.md", "examples/README.md", "examples/lra/README.md", "benchmarks/README.md", "model_cards/README.md")
+NAMES = (
+    "README.md",
+    "examples/README.md",
+    "examples/lra/README.md",
+    "examples/zero_shot/README.md",
+    "benchmarks/README.md",
+    "model_cards/README.md",
+)
 # Settings, which may stand in the text of examples/README.md.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0"}
 

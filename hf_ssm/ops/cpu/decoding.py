@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load, load_some, mul, pointer, sigmoid, splat, store_some, total
+from hf_ssm.ops.decoding import check_inputs
 
 __all__ = [
     "LOG2_E",
@@ -146,14 +147,8 @@ class CompiledBlocks:
         return [address(t) for t in self.tensors]
 
     def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        size, *shapes = self.shapes
+        check_inputs(hidden, pasts, states, self.count, self.shapes)
         batch = len(hidden)
-        if hidden.shape[-1] != size or hidden.numel() != batch * size:
-            raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
-        for name, memory, shape in zip(("pasts", "states"), (pasts, states), shapes, strict=True):
-            if memory.shape != (self.count, batch, *shape):
-                expected = (self.count, batch, *shape)
-                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
         hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
         new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
         outputs = hidden.new_empty(self.count, *hidden.shape)

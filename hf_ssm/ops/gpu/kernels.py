@@ -45,6 +45,7 @@ class Kernel:
         configs: Launch configurations, the default first.
         key: Arguments by whose values autotuning distinguishes calls.
         examples: By label, types or constants of all arguments that the configurations leave open: see `kernel`.
+        zeroed: Arguments that are zero before a launch.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Kernel:
         configs: Sequence[triton.Config],
         key: Sequence[str],
         examples: Mapping[str, Mapping[str, Any]],
+        zeroed: Sequence[str] = (),
     ):
         self.name, self.function, self.configs, self.key, self.examples = name, function, configs, key, examples
+        self.zeroed = zeroed
         self._tuned: Any = None
 
     def launch(self, grid: tuple[int, ...] | Callable[[Mapping[str, Any]], tuple[int, ...]], **arguments: Any) -> None:
@@ -66,23 +69,33 @@ class Kernel:
             **arguments: All arguments of the function but those of the configuration. An empty grid launches nothing.
         """
         first = next(value for value in arguments.values() if isinstance(value, Tensor))
+        chosen = self.configs[0]
+        constants = {**arguments, **chosen.kwargs}
+        size = grid(constants) if callable(grid) else grid
+        if 0 in size:
+            return
         with _device_of(first):
             if _autotunes() and len(self.configs) > 1:
                 if self._tuned is None:
-                    self._tuned = triton.autotune(configs=list(self.configs), key=list(self.key))(self.function)
+                    options = {"configs": list(self.configs), "key": list(self.key), "pre_hook": self._reset}
+                    self._tuned = triton.autotune(**options)(self.function)
                 self._tuned[grid](**arguments)
                 return
-            chosen = self.configs[0]
-            constants = {**arguments, **chosen.kwargs}
-            size = grid(constants) if callable(grid) else grid
-            if 0 in size:
-                return
-            options = {} if INTERPRETED else {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-            self.function[size](**constants, **options)
+            resources = {} if INTERPRETED else {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+            self.function[size](**constants, **resources)
+
+    def _reset(self, arguments: Mapping[str, Any], reset_only: bool = False) -> None:
+        """Called by autotuning before each run that it measures and, with `reset_only`, before the final one."""
+        for name in self.zeroed:
+            if arguments[name] is not None:
+                arguments[name].zero_()
 
 
 def kernel(
-    configs: Sequence[triton.Config], examples: Mapping[str, Mapping[str, Any]], key: Sequence[str] = ()
+    configs: Sequence[triton.Config],
+    examples: Mapping[str, Mapping[str, Any]],
+    key: Sequence[str] = (),
+    zeroed: Sequence[str] = (),
 ) -> Callable[[Any], Kernel]:
     """Decorator above `triton.jit` that declares a kernel.
 
@@ -93,12 +106,14 @@ def kernel(
             are taken to be aligned to 16 bytes, and integers written as `"i32:16"` to be multiples of 16, as Triton
             finds out at a launch.
         key: Arguments by whose values autotuning distinguishes calls.
+        zeroed: Tensors that must be zero before a launch, since some configurations do not write all their elements.
+            Autotuning, which runs several configurations one after the other, sets them to zero before each.
     """
 
     def declare(function: Any) -> Kernel:
         plain = function.fn
         operation = plain.__module__.rsplit(".", 2)[-2]
-        made = Kernel(f"{operation}.{plain.__name__.strip('_')}", function, configs, key, examples)
+        made = Kernel(f"{operation}.{plain.__name__.strip('_')}", function, configs, key, examples, zeroed)
         if made.name in KERNELS and KERNELS[made.name].function.fn.__module__ == plain.__module__:
             raise ValueError(f"the kernel {made.name} is declared twice")
         KERNELS[made.name] = made

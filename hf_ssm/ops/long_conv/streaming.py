@@ -250,7 +250,7 @@ class StreamingConvolution:
 
     def _extend_at_once(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
         first = self.length
-        kernel = self._first_taps(first + u.shape[1], taps, u)
+        kernel = self.first_taps(first + u.shape[1], taps, u)
         u = self._append(u)
         self._pending = None
         # The first chunk is bit-identical to the convolution without stream.
@@ -304,14 +304,14 @@ class StreamingConvolution:
         width = max(_STREAM_BLOCK, 1 << self.length.bit_length() >> 1)
         if self.longest is not None:
             width = min(width, self.longest - self.length)
-        kernel = self._first_taps(self.length + width, taps, u)
+        kernel = self.first_taps(self.length + width, taps, u)
         if self._near is None:
             self._near = kernel[:, :_STREAM_BLOCK].T.contiguous()
         if self._history is None:
             return torch.zeros(u.shape[0], width, u.shape[2], dtype=self._dtype, device=u.device)
         return self._convolve_history(kernel, self.length).contiguous()
 
-    def _first_taps(self, count: int, taps: Taps, u: torch.Tensor) -> torch.Tensor:
+    def first_taps(self, count: int, taps: Taps, u: torch.Tensor) -> torch.Tensor:
         """The first `count` taps `(D, count)`; requests at least twice as many as before where too few are known."""
         held = 0 if self._taps is None else self._taps.shape[1]
         if self._taps is None or held < count:

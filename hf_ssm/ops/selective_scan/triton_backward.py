@@ -21,10 +21,9 @@ import math
 import triton
 import triton.language as tl
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import sigmoid, silu, silu_slope
-from hf_ssm.ops.selective_scan.triton_forward import EXAMPLES, SEGMENT, carry_cost
+from hf_ssm.ops.selective_scan.triton_forward import EXAMPLES, SEGMENT
 from hf_ssm.ops.selective_scan.triton_tiles import (
     advance,
     decay_of,
@@ -42,7 +41,7 @@ from hf_ssm.ops.selective_scan.triton_tiles import (
     sum_of_products,
 )
 
-__all__ = ["BLOCK_D", "backward_cost", "cotangent_ends", "scan_backward"]
+__all__ = ["BLOCK_D", "cotangent_ends", "scan_backward"]
 
 # With 4 warps a thread holds a quarter of the states of a channel, so that the states of a tile fit in its registers.
 BLOCK_D = 32
@@ -378,34 +377,3 @@ def scan_backward(
     tl.store(total_row + (STATES * planes + 1) * channels + d, sum_bias, mask=inside)
     if begin == 0:
         store_state(grad_state, row, g_real, g_imag, n, d, STATES, channels, COMPLEX)
-
-
-def backward_cost(
-    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, tile: int = 2
-) -> Cost:
-    """Cost of a backward with softplus, bias, D and z, real states, no gradient of the last state.
-
-    `7 B L D` numbers of `size` bytes, `B L N D / segment` float32 states and `2 B L N D / BLOCK_D` float32 sums to and
-    from the memory; through the caches `B L N D / tile` states are written and read, and inputs read up to three
-    times. `3 N + 12` operations of the special function units for each output. More than one chunk: three more inputs
-    and `N + 5` operations for each output. For lengths that are multiples of `segment`.
-    """
-    inputs, weights = size * batch * length * channels, size * batch * length * states
-    blocks, programs = -(-channels // BLOCK_D), batch * chunks
-    matrix, row, state = 4 * states * channels, 4 * channels, 4 * batch * states * channels
-    many, tiles = chunks > 1, segment // tile
-    scratch = length // tile * state
-    read = 4 * inputs + 2 * weights + matrix + 2 * row + length // segment * state + chunks * (tiles + many) * state
-    reread = 3 * inputs + (4 * blocks - 2) * weights + (programs - 1) * (matrix + 2 * row)
-    reread += scratch - chunks * tiles * state
-    sums = 4 * blocks * batch * length * 2 * states + chunks * (state + 2 * batch * row)
-    cost = Cost(read, reread, 3 * inputs + sums + scratch + state, batch * length * channels * (3 * states + 12))
-    if not many:
-        return cost
-    ends = Cost(
-        3 * inputs + weights + matrix + row,
-        (blocks - 1) * weights + (programs - 1) * (matrix + row),
-        chunks * (state + batch * row),
-        batch * length * channels * (states + 5),
-    )
-    return cost + ends + carry_cost(batch, channels, states, chunks)

@@ -18,17 +18,10 @@ from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.gpu.costs import Cost
-from hf_ssm.ops.gpu.decoding import (
-    BlocksOnGPU,
-    Projection,
-    dense,
-    held,
-    normalize_cost,
-    project_cost,
-    supports_blocks,
-)
+from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
+from hf_ssm.ops.gpu.projection import Projection, normalize_cost, project_cost
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, check_block_weights
 
@@ -293,19 +286,7 @@ class _Block:
     def __init__(self, w: BlockWeights, options: BlockOptions):
         w = BlockWeights(*map(held, w))
         (self.channels, self.states), self.rank = w.A.shape, w.dt_weight.shape[1]
-        first = options.norm_first and options.norm != "none"
-        norm: dict[str, Any] = {"norm_weight": w.norm_weight, "norm_bias": w.norm_bias} if first else {}
-        self.read = Projection(
-            w.in_weight,
-            w.in_bias,
-            options.norm if first else "none",
-            epsilon=options.epsilon,
-            conv_weight=w.conv_weight,
-            conv_bias=w.conv_bias,
-            channels=self.channels,
-            TAPS=w.conv_weight.shape[-1],
-            **norm,
-        )
+        self.read = in_projection(w, options)
         self.select = Projection(w.x_weight)
         self.write = Projection(w.out_weight, w.out_bias)
         self.residual = options.residual

@@ -10,7 +10,6 @@ Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` seg
 import triton
 import triton.language as tl
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import silu
 from hf_ssm.ops.selective_scan.triton_tiles import (
@@ -28,7 +27,7 @@ from hf_ssm.ops.selective_scan.triton_tiles import (
     store_state,
 )
 
-__all__ = ["SEGMENT", "carry", "carry_cost", "chunk_ends", "forward_cost", "scan"]
+__all__ = ["EXAMPLES", "SEGMENT", "carry", "chunk_ends", "scan"]
 
 SEGMENT = 64
 """Positions from one state that the forward keeps for the backward to the next; chunks are multiples of it."""
@@ -311,41 +310,3 @@ def scan(
                 tl.store(y_tile + i * channels + d, outputs[i].to(y.dtype.element_ty), mask=keep)
     if stop == length:
         store_state(last, row, x_real, x_imag, n, d, STATES, channels, COMPLEX)
-
-
-def carry_cost(batch: int, channels: int, states: int, chunks: int) -> Cost:
-    """Cost of `carry` for real states without an initial state: `B K N D` states are read and written."""
-    size = 4 * batch * chunks * channels
-    matrix = 4 * states * channels
-    read = size * (states + 1) + matrix
-    return Cost(read, (batch - 1) * matrix, size * states, batch * chunks * states * channels)
-
-
-def forward_cost(
-    batch: int, length: int, channels: int, states: int, size: int, chunks: int, segment: int = SEGMENT, block: int = 64
-) -> Cost:
-    """Cost of a forward with softplus, bias, D and z, real states, from a zero state.
-
-    `4 B L D` numbers of `size` bytes to and from the memory, and `B L N D / segment` float32 states for the backward; B
-    and C are read for each block of channels, from a cache. `N + 5` operations of the special function units for each
-    output: a decay per state, softplus and SiLU. More than one chunk: two more inputs and `N + 3` operations for each
-    output.
-    """
-    inputs, weights = size * batch * length * channels, size * batch * length * states
-    blocks, programs = -(-channels // block), batch * chunks
-    matrix, row, state = 4 * states * channels, 4 * channels, 4 * batch * states * channels
-    many = chunks > 1
-    read = 3 * inputs + 2 * weights + matrix + 2 * row + many * chunks * state
-    reread = 2 * (blocks - 1) * weights + (programs - 1) * (matrix + 2 * row)
-    written = inputs + -(-length // segment) * state + state
-    cost = Cost(read, reread, written, batch * length * channels * (states + 5))
-    if not many:
-        return cost
-    reread = (blocks - 1) * weights + (programs - 1) * (matrix + row)
-    ends = Cost(
-        2 * inputs + weights + matrix + row,
-        reread,
-        chunks * (state + batch * row),
-        batch * length * channels * (states + 3),
-    )
-    return cost + ends + carry_cost(batch, channels, states, chunks)

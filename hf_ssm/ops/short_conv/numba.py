@@ -4,17 +4,14 @@ Legend: `B` batch, `L` length, `D` channels, `K` taps. In kernels channels are i
 elements, tensors are given by the address of their first element (0: none), and weights are `(K, D)`.
 """
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients, in_function_transform, is_plain_call
+from hf_ssm.ops.context import in_function_transform, is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load_some, mul, pointer, sigmoid, splat, store_some, sub
-from hf_ssm.ops.short_conv.pytorch import short_conv_torch
+from hf_ssm.ops.short_conv.operators import register
 from hf_ssm.ops.short_conv.reference import taps_before
 from hf_ssm.ops.threads import run_tasks
 
@@ -213,7 +210,13 @@ def _forward(
     return y.to(u.dtype)
 
 
-def _backward(
+@torch.library.custom_op("hf_ssm::short_conv", mutates_args=())
+def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
+    return _forward(u, weight, bias, mask, None, left, silu)
+
+
+@torch.library.custom_op("hf_ssm::short_conv_backward", mutates_args=())
+def _operator_backward(
     grad: Tensor,
     u: Tensor,
     weight: Tensor,
@@ -254,69 +257,7 @@ def _backward(
     return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype)
 
 
-@torch.library.custom_op("hf_ssm::short_conv", mutates_args=())
-def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return _forward(u, weight, bias, mask, None, left, silu)
-
-
-@_operator.register_fake
-def _(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return torch.empty(u.shape, dtype=u.dtype, device=u.device)
-
-
-@torch.library.custom_op("hf_ssm::short_conv_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(grad, u, weight, bias, mask, left, silu, needs_u, needs_sums)
-
-
-@_operator_backward.register_fake
-def _(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    du = torch.empty(u.shape if needs_u else (0,), dtype=u.dtype, device=u.device)
-    if not needs_sums:
-        return du, weight.new_empty(0), weight.new_empty(0)
-    dweight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    return du, dweight, (weight if bias is None else bias).new_empty(len(weight))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, weight, bias, mask, ctx.left, ctx.silu = inputs
-    ctx.save_for_backward(u, weight, bias, mask)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    if torch.is_grad_enabled():
-        u, weight, bias, mask = ctx.saved_tensors
-        options = {"bidirectional": ctx.left < weight.shape[1] - 1, "activation": "silu" if ctx.silu else None}
-        plain = partial(short_conv_torch, mask=mask, **options)
-        return *differentiable_gradients(plain, (u, weight, bias), [grad]), None, None, None
-    needs_u, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    du, dweight, dbias = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.left, ctx.silu, needs_u, needs_weight or needs_bias
-    )
-    return du if needs_u else None, dweight if needs_weight else None, dbias if needs_bias else None, None, None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+register(_operator, _operator_backward)
 
 
 def supports_short_conv(

@@ -4,20 +4,17 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps. A program computes a 
 row of the batch; neighbouring positions come from the cache.
 """
 
-from functools import partial
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, is_plain_call
+from hf_ssm.ops.context import NAMESPACE, is_plain_call
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import silu, silu_slope
-from hf_ssm.ops.short_conv.pytorch import short_conv_torch
+from hf_ssm.ops.short_conv.operators import register
 from hf_ssm.ops.short_conv.reference import taps_before
 
 __all__ = [
@@ -123,6 +120,7 @@ def _convolve(
 @kernel(
     configs=[config(BLOCK_L=32, BLOCK_D=32), config(BLOCK_L=64, BLOCK_D=16)],
     key=("length", "channels"),
+    zeroed=("sums",),
     examples={
         dtype: {
             **example,
@@ -270,11 +268,6 @@ def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | Non
     return _forward(u, weight, bias, mask, None, left, silu)
 
 
-@_operator.register_fake
-def _(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return torch.empty(u.shape, dtype=u.dtype, device=u.device)
-
-
 @torch.library.custom_op(f"{NAMESPACE}::short_conv_triton_backward", mutates_args=())
 def _operator_backward(
     grad: Tensor,
@@ -315,45 +308,7 @@ def _operator_backward(
     return grad_u, grad_weight, total[-1].to((weight if bias is None else bias).dtype, copy=True)
 
 
-@_operator_backward.register_fake
-def _(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_u = torch.empty(u.shape if needs_u else (0,), dtype=u.dtype, device=u.device)
-    if not needs_sums:
-        return grad_u, weight.new_empty(0), weight.new_empty(0)
-    grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    return grad_u, grad_weight, (weight if bias is None else bias).new_empty(len(weight))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, weight, bias, mask, ctx.left, ctx.silu = inputs
-    ctx.save_for_backward(u, weight, bias, mask)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    if torch.is_grad_enabled():
-        u, weight, bias, mask = ctx.saved_tensors
-        options = {"bidirectional": ctx.left < weight.shape[1] - 1, "activation": "silu" if ctx.silu else None}
-        plain = partial(short_conv_torch, mask=mask, **options)
-        return *differentiable_gradients(plain, (u, weight, bias), [grad]), None, None, None
-    needs_u, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    grad_u, grad_weight, grad_bias = _operator_backward(
-        grad, *ctx.saved_tensors, ctx.left, ctx.silu, needs_u, needs_weight or needs_bias
-    )
-    grads = zip((grad_u, grad_weight, grad_bias), ctx.needs_input_grad, strict=False)
-    return *(g if needed else None for g, needed in grads), None, None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+register(_operator, _operator_backward)
 
 
 def supports_short_conv(

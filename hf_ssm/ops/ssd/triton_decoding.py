@@ -19,17 +19,10 @@ from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.gpu.costs import Cost
-from hf_ssm.ops.gpu.decoding import (
-    BlocksOnGPU,
-    Projection,
-    dense,
-    held,
-    normalize_cost,
-    project_cost,
-    supports_blocks,
-)
+from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
+from hf_ssm.ops.gpu.projection import Projection, normalize_cost, project_cost
 from hf_ssm.ops.ssd.arguments import SSDTensors
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, check_ssd_block_weights
 
@@ -225,24 +218,8 @@ class _Block:
         heads, size, groups, states = sizes
         channels, mixed = heads * size, len(w.conv_weight)
         self.parts, self.mixed_parts = (channels, mixed, heads), (channels, groups * states, groups * states)
-        first = options.norm_first and options.norm != "none"
-        norm: dict[str, Any] = {"norm_weight": w.norm_weight, "norm_bias": w.norm_bias} if first else {}
-        low, high = options.dt_limit
-        self.read = Projection(
-            w.in_weight,
-            w.in_bias,
-            options.norm if first else "none",
-            epsilon=options.epsilon,
-            conv_weight=w.conv_weight,
-            conv_bias=w.conv_bias,
-            first=channels,
-            channels=mixed,
-            TAPS=w.conv_weight.shape[-1],
-            dt_bias=w.dt_bias,
-            low=float(low),
-            high=float(high),
-            **norm,
-        )
+        low, high = map(float, options.dt_limit)
+        self.read = in_projection(w, options, first=channels, dt_bias=w.dt_bias, low=low, high=high)
         gated: dict[str, Any] = {"norm_weight": w.gate_weight, "epsilon": options.gate_epsilon, "GROUPS": groups}
         has_norm = w.gate_weight is not None
         self.gates_last = has_norm and options.norm_before_gate

@@ -11,6 +11,8 @@ import torch
 
 from hf_ssm.ops.backends import use_backend
 
+pytest.register_assert_rewrite("proofs")
+
 INTERPRETS = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 

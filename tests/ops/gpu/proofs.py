@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -165,3 +166,20 @@ def counted() -> Iterator[Counter]:
         for name in patches:
             delattr(builder, name)
         interpreter.GridExecutor.__call__ = execute
+
+
+def assert_counted(counter: Counter, cost: Cost, *, reread: float = 0.0, local: bool = False) -> None:
+    """What the launches inside `counted` load, store and compute is `cost`.
+
+    Args:
+        counter: Of the launches.
+        cost: The expected numbers.
+        reread: Relative difference that is allowed in the bytes that are read again.
+        local: Whether the cost knows which of these the same program has read before.
+    """
+    found = counter.cost
+    assert (found.read, found.written, found.exponentials) == (cost.read, cost.written, cost.exponentials)
+    # The interpreter does not distinguish the types of products.
+    assert found.products == cost.products + cost.half_products
+    assert found.reread == pytest.approx(cost.reread, rel=reread)
+    assert not local or found.local == cost.local

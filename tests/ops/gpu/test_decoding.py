@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from proofs import TOLERANCE, assert_near, assert_parity, counted
+from proofs import TOLERANCE, assert_counted, assert_near, assert_parity, counted
 
 import hf_ssm.models.selective.modeling_selective as selective
 import hf_ssm.models.ssd.modeling_ssd as duality
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.gpu import decoding as gpu_decoding
-from hf_ssm.ops.gpu.decoding import _normalize, _project
+from hf_ssm.ops.gpu import projection
+from hf_ssm.ops.gpu.projection import _normalize, _project
 from hf_ssm.ops.selective_scan import selective_scan_step
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference, find_blocks_step
 from hf_ssm.ops.selective_scan.triton_decoding import _update as scan_update
@@ -39,7 +39,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch) -> None:
     """Programs of many rows, since each program takes the interpreter long."""
-    monkeypatch.setattr(gpu_decoding, "rows_of_program", lambda rows, batch: 32)
+    monkeypatch.setattr(projection, "rows_of_program", lambda rows, batch: 32)
 
 
 class Maker:
@@ -152,7 +152,7 @@ def test_mamba_blocks(device, dtype, batch):
 
 def test_programs_of_usual_size(device, monkeypatch):
     monkeypatch.undo()
-    assert [gpu_decoding.rows_of_program(*sizes) for sizes in ((80, 4), (768, 4), (5000, 1), (80, 5))] == [2, 4, 8, 16]
+    assert [projection.rows_of_program(*sizes) for sizes in ((80, 4), (768, 4), (5000, 1), (80, 5))] == [2, 4, 8, 16]
     check_mamba(device, F32, 1, (12, 7, 3, 2, 3), "layer", count=1, positions=2)
 
 
@@ -352,13 +352,6 @@ def test_what_does_not_fit_is_refused(device, triton_kernels):
         step(torch.zeros(1, 20, device=device), memories[0][:, :1], memories[1])
 
 
-def assert_counted(counter, cost) -> None:
-    found = counter.cost
-    assert (found.read, found.written) == (cost.read, cost.written)
-    assert found.reread == pytest.approx(cost.reread, rel=0.05)
-    assert found.exponentials == pytest.approx(cost.exponentials, rel=0.05)
-
-
 def test_counted_cost_of_steps(device, triton_kernels):
     make = Maker(device, F32)
     with counted() as counter:
@@ -376,7 +369,7 @@ def test_counted_cost_of_steps(device, triton_kernels):
 
 
 def test_counted_cost_of_blocks(device, triton_kernels, monkeypatch):
-    monkeypatch.setattr(gpu_decoding, "rows_of_program", lambda rows, batch: 8)
+    monkeypatch.setattr(projection, "rows_of_program", lambda rows, batch: 8)
     make = Maker(device, F32)
     w = mamba_weights(make, (16, 32, 8, 8, 4), "rms", False, True)._replace(skip=make(32))
     step = find_blocks_step([w], BlockOptions("rms", 1e-5, True, True, True), (make(16), None))

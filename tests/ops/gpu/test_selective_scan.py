@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from proofs import assert_parity, counted
+from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
 from hf_ssm.ops.selective_scan import triton as operators
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.triton import chunk_positions
-from hf_ssm.ops.selective_scan.triton_backward import backward_cost, cotangent_ends, scan_backward
-from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, forward_cost, scan
+from hf_ssm.ops.selective_scan.triton_backward import cotangent_ends, scan_backward
+from hf_ssm.ops.selective_scan.triton_costs import backward_cost, forward_cost
+from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, scan
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 BY_POSITION = ("u", "delta", "B", "C", "z")
@@ -229,8 +230,6 @@ def test_counted_cost(device, monkeypatch, chunks):
             y = selective_scan(**values, delta_softplus=True)
         with counted() as backward:
             y.backward(torch.ones_like(y))
-    expected = forward_cost(*sizes, 4, chunks, segment=8), backward_cost(*sizes, 4, chunks, segment=8)
-    for found, cost in zip((forward.cost, backward.cost), expected, strict=True):
-        assert (found.read, found.written) == (cost.read, cost.written)
-        assert found.exponentials == pytest.approx(cost.exponentials, rel=0.05)
-        assert found.reread == pytest.approx(cost.reread, rel=0.05)
+    assert_counted(forward, forward_cost(*sizes, 4, chunks, segment=8))
+    # The blocks of channels of `cotangent_ends` are larger than those of `scan_backward`.
+    assert_counted(backward, backward_cost(*sizes, 4, chunks, segment=8), reread=0.01 if chunks > 1 else 0)

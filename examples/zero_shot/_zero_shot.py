@@ -1,0 +1,116 @@
+"""Shared by the zero-shot recipes: options, the model, statistics."""
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# The helpers of all examples.
+sys.path.append(str(Path(__file__).parents[1]))
+
+import _experiment
+from _experiment import experiment_parser, print_table
+
+from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM
+from hf_ssm.cli.sequences import add_model_options, load_sequence_model
+from hf_ssm.data.records import Record
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.tokenization import build_dna_tokenizer
+
+__all__ = [
+    "mean_and_error",
+    "print_table",
+    "random_bases",
+    "recipe_model",
+    "recipe_parser",
+    "run_recipe",
+    "sampled",
+    "share_and_error",
+    "windows",
+    "with_error",
+    "write_results",
+]
+
+
+def recipe_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the options of all recipes."""
+    parser = experiment_parser(description)
+    add_model_options(parser, required=False)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the selection and of generated data")
+    return parser
+
+
+def recipe_model(args: argparse.Namespace) -> SequenceModel:
+    """The model of the options, and with `--tiny` and without CHECKPOINT a small one with random weights."""
+    if args.checkpoint is not None:
+        return load_sequence_model(args)
+    if not args.tiny:
+        raise ValueError("CHECKPOINT is missing: give the folder or the Hub id of a model.")
+    tokenizer = build_dna_tokenizer()
+    config = SelectiveSSMConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, state_size=2)
+    return SequenceModel(SelectiveSSMForCausalLM(config).eval(), tokenizer, args.max_tokens_per_batch)
+
+
+def run_recipe(main: Callable[[], None]) -> None:
+    """Run a script; errors of its input end it with one line and exit status 2."""
+    try:
+        main()
+    except (ImportError, OSError, ValueError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def random_bases(rng: random.Random, length: int) -> str:
+    """Independent bases with equal probabilities."""
+    return "".join(rng.choices("ACGT", k=length))
+
+
+def sampled(items: Iterable[Any], count: int, rng: random.Random) -> list[Any]:
+    """A uniform sample of at most `count` items of a stream, of which no more is kept (reservoir sampling)."""
+    kept: list[Any] = []
+    for number, item in enumerate(items):
+        if len(kept) < count:
+            kept.append(item)
+        elif (place := rng.randrange(number + 1)) < count:
+            kept[place] = item
+    return kept
+
+
+def windows(records: Iterable[Record], length: int) -> Iterator[str]:
+    """Consecutive windows of each sequence that consist of A, C, G and T, in capitals."""
+    for record in records:
+        sequence = record.sequence.upper()
+        for start in range(0, len(sequence) - length + 1, length):
+            window = sequence[start : start + length]
+            if not window.strip("ACGT"):
+                yield window
+
+
+def mean_and_error(values: Sequence[float]) -> dict[str, float]:
+    """Mean and its standard error."""
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "standard_error": error}
+
+
+def share_and_error(hits: Sequence[bool]) -> dict[str, float]:
+    """Share of true values and its binomial standard error."""
+    share = float(np.mean(hits))
+    return {"mean": share, "standard_error": (share * (1 - share) / len(hits)) ** 0.5}
+
+
+def with_error(found: dict[str, float], digits: int = 3) -> str:
+    """`0.123 ± 0.004`."""
+    return f"{found['mean']:.{digits}f} ± {found['standard_error']:.{digits}f}"
+
+
+def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Write results, arguments and versions to the file of `--output`, if given."""
+    options = {
+        name: str(value) if isinstance(value, Path) and name != "output" else value
+        for name, value in vars(args).items()
+    }
+    _experiment.write_results(argparse.Namespace(**options), results)

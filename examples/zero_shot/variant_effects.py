@@ -1,0 +1,146 @@
+"""Variant effects: how well the scores of a model separate harmful from neutral variants, without training.
+
+The variants are a table (.csv, .tsv or .parquet) in TraitGym's columns `chrom`, `pos`, `ref`, `alt`, `label` and
+`consequence`; `--rename` gives columns of other names, `--label` and `--positive` the classes. Reported are AUROC and
+AUPRC of all variants, by chromosome (averages with the number of variants of each chromosome as weights, as in
+TraitGym), and of each value of `--subsets`.
+
+    python examples/zero_shot/variant_effects.py CHECKPOINT --variants VARIANTS.parquet --genome hg38.fa.gz
+
+± is the standard error of 200 bootstrap samples of the variants, or of 1,000 of the chromosomes.
+"""
+
+import argparse
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from _zero_shot import print_table, random_bases, recipe_model, recipe_parser, run_recipe, with_error, write_results
+from datasets import Dataset
+
+from hf_ssm.data.genome import Genome
+from hf_ssm.inference import evaluate_scores, score_variants
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.score import SCORES
+
+
+def read_table(path: Path, renamed: Sequence[str], label: str) -> pd.DataFrame:
+    """The rows of a table that have a label.
+
+    Args:
+        path: The table; csv and tsv also with .gz.
+        renamed: New and old names of columns, such as "pos=position (hg19)".
+        label: Column of the label, after renaming.
+    """
+    if any("=" not in pair for pair in renamed):
+        raise ValueError(f"--rename {' '.join(renamed)}: give pairs such as 'pos=position (hg19)'.")
+    names = {old: new for new, old in (pair.split("=", 1) for pair in renamed)}
+    contigs = dict.fromkeys(("chrom", *(old for old, new in names.items() if new == "chrom")), str)
+    if path.suffix == ".parquet":
+        frame = pd.read_parquet(path)
+    else:
+        frame = pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", dtype=contigs)
+    if missing := [name for name in names if name not in frame]:
+        raise ValueError(f"--rename: {path.name} has no column {missing[0]!r}; it has {', '.join(frame)}.")
+    frame = frame.rename(columns=names)
+    if label not in frame:
+        raise ValueError(f"--label {label!r} is no column of {path.name}; it has {', '.join(frame)}.")
+    return frame[frame[label].notna()]
+
+
+def generated_table(folder: Path, rng: random.Random) -> tuple[Path, Path]:
+    """A small table of variants with random labels, and its genome."""
+    contigs = {f"chr{number}": random_bases(rng, 200) for number in (1, 2)}
+    (folder / "genome.fa").write_text("".join(f">{name}\n{bases}\n" for name, bases in contigs.items()))
+    rows = []
+    for name, bases in contigs.items():
+        for number, place in enumerate(rng.sample(range(200), 8)):
+            alt = rng.choice("ACGT".replace(bases[place], ""))
+            columns = {"label": number % 2 == 0, "consequence": ("intron_variant", "missense_variant")[number // 4]}
+            rows.append({"chrom": name[3:], "pos": place + 1, "ref": bases[place], "alt": alt, **columns})
+    pd.DataFrame(rows).to_csv(folder / "variants.csv", index=False)
+    return folder / "variants.csv", folder / "genome.fa"
+
+
+def score(reader: SequenceModel, frame: pd.DataFrame, args: argparse.Namespace) -> Dataset:
+    """The columns of the variants, and their scores."""
+    rows = frame.to_dict("records")
+    with Genome(args.genome) as genome:
+        return score_variants(
+            reader.model,
+            reader.tokenizer,
+            rows,
+            genome,
+            scores=args.scores,
+            window=args.window,
+            both_strands=not args.one_strand,
+            max_tokens_per_batch=reader.max_tokens_per_batch,
+        )
+
+
+def metrics(scored: Dataset, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Areas of all variants, by chromosome, and of subsets that have both classes."""
+    frame = scored.to_pandas()
+    parts: dict[str, tuple[Dataset, str | None]] = {"all": (scored, None)}
+    if frame["chrom"].nunique() > 1:
+        parts["all, by chromosome"] = scored, "chrom"
+    if args.subsets in frame:
+        labels = frame[args.label] if args.positive is None else frame[args.label].astype(str) == args.positive
+        for name, rows in frame.groupby(args.subsets).indices.items():
+            if labels.iloc[rows].nunique() == 2:
+                parts[str(name)] = scored.select(rows), None
+    return [
+        {"subset": name, **own}
+        for name, (part, by) in parts.items()
+        for own in evaluate_scores(part, args.label, positive=args.positive, by=by, seed=args.seed)
+        if own["metric"] != "spearman"
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The scores, the metrics and the table."""
+    parser = recipe_parser(__doc__.splitlines()[0])
+    parser.add_argument("--variants", type=Path, help="table of variants (.csv, .tsv, .parquet)")
+    parser.add_argument("--genome", type=Path, help="reference genome (FASTA, also .gz)")
+    parser.add_argument("--rename", nargs="+", default=[], metavar="NEW=OLD", help="columns with other names")
+    parser.add_argument("--label", default="label", help="column of the label (default: %(default)s)")
+    parser.add_argument("--positive", help="label of the harmful variants (default: True or 1)")
+    parser.add_argument("--subsets", default="consequence", help="column of subsets (default: %(default)s)")
+    parser.add_argument("--scores", nargs="+", choices=list(SCORES), help="default: those of the likelihood")
+    parser.add_argument("--window", type=int, default=1024, help="bases around a variant (default: %(default)s)")
+    parser.add_argument("--one-strand", action="store_true", help="score the forward strand only")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.tiny and args.variants is None:
+            args.variants, args.genome = generated_table(Path(folder), random.Random(args.seed))
+            args.window = 32
+        if args.variants is None or args.genome is None:
+            raise ValueError("the variants are missing: give --variants and --genome.")
+        frame = read_table(args.variants, args.rename, args.label)
+        scored = score(recipe_model(args), frame, args)
+    reasons = Counter(reason for reason in scored["reason"] if reason)
+    for reason, count in reasons.most_common():
+        print(f"{count} variants with a missing score: {reason}")
+    found = metrics(scored, args)
+    print_table(
+        ["variants", "number", "score", "metric", "value"],
+        [
+            [
+                own["subset"],
+                own["variants"],
+                own["score"],
+                own["metric"].upper(),
+                with_error({"mean": own["value"], **own}),
+            ]
+            for own in found
+        ],
+    )
+    write_results(args, {"reasons": dict(reasons), "metrics": found})
+
+
+if __name__ == "__main__":
+    run_recipe(main)

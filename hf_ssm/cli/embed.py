@@ -1,0 +1,139 @@
+"""`hf-ssm embed`."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset
+
+from hf_ssm.cli.checkpoints import check_positive
+from hf_ssm.cli.sequences import (
+    add_model_options,
+    add_table_options,
+    checkpoint_facts,
+    load_sequence_model,
+    with_progress,
+)
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.records import INPUT_FORMATS, read_records
+from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.inference.embed import POOLINGS, Embedder
+from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
+from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
+from hf_ssm.inference.tensor_file import write_tensor_file
+from hf_ssm.utils.files import write_text_atomically
+
+_OUTPUTS = (".parquet", ".safetensors")
+
+
+def add_embed(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser)
+    add = parser.add_argument
+    add("input", metavar="INPUT", type=Path, help=f"sequences ({INPUT_FORMATS}), which may be gzipped")
+    add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
+    add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
+    add_table_options(parser, "parquet or safetensors")
+    add("--layers", metavar="N", type=int, nargs="+", default=[-1], help="0: the embedding, -1: the last (default)")
+    add("--pooling", choices=POOLINGS, default="mean", help="mean of the tokens (default), the last, or each token")
+    add("--both-strands", action="store_true", help="average over the DNA sequence and its reverse complement")
+    add("--window", metavar="LETTERS", type=int, help="cut each sequence into windows, one row each")
+    add("--stride", metavar="LETTERS", type=int, help="from the start of a window to the next (default: --window)")
+    labels = "cross-validated logistic regression on the embeddings; a column of INPUT, or a table with name and label"
+    add("--linear-probe", metavar="LABELS", help=labels)
+    add("--folds", type=int, default=5, help="folds of --linear-probe (default: %(default)s)")
+
+
+def run_embed(args: argparse.Namespace) -> None:
+    """`hf-ssm embed`: write the hidden states of each sequence, and the scores of a linear probe."""
+    if args.output.suffix not in _OUTPUTS:
+        raise ValueError(f"--output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}")
+    labels = None if args.linear_probe is None else _read_labels(args)
+    given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
+    model = load_sequence_model(args)
+    embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
+    settings = given | {
+        "checkpoint": checkpoint_facts(args, model),
+        "input": file_facts(args.input),
+        "genome": args.genome and file_facts(args.genome),
+        "sequence_column": args.sequence_column,
+        "max_tokens_per_batch": args.max_tokens_per_batch,
+    }
+    scores = args.output.with_suffix(".linear_probe.json")
+    if args.overwrite_output:
+        scores.unlink(missing_ok=True)
+    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences")
+    write_in_parts(
+        args.output,
+        embedder.groups(records),
+        embedder.table_of_groups,
+        settings,
+        part_size=1,
+        overwrite=args.overwrite_output,
+        join=_join(embedder.names, labels, args.folds, scores),
+    )
+    if labels is not None:
+        print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
+
+
+def _join(
+    names: list[str], labels: list[Any] | None, folds: int, scores: Path
+) -> Callable[[Iterator[pa.Table], Path], None]:
+    """Writes the output, and before it the scores: they exist whenever the output does."""
+
+    def join(tables: Iterator[pa.Table], path: Path) -> None:
+        if labels is not None:
+            # Mapped to memory, so that the second use costs none.
+            found = list(tables)
+            data = Dataset(pa.concat_tables(found))
+            own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
+            write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
+            tables = iter(found)
+        if path.suffix == ".parquet":
+            join_table(tables, path)
+        else:
+            write_tensor_file(tables, path, names)
+
+    return join
+
+
+def _read_labels(args: argparse.Namespace) -> list[Any]:
+    """The label of each sequence of the input, before anything is computed."""
+    check_positive(args, "folds")
+    if args.pooling == "token":
+        raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
+    records = read_records(args.input, args.sequence_column, args.genome)
+    if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
+        found = []
+        for record in records:
+            check_column("--linear-probe", args.linear_probe, list(record.columns), args.input.name)
+            found.append(record.columns[args.linear_probe])
+    else:
+        label_of = _labels_by_name(Path(args.linear_probe))
+        found, seen = [], set[str]()
+        for record in records:
+            check_column("--linear-probe", "name", list(record.columns), args.input.name)
+            name = str(record.columns["name"])
+            if name in seen:
+                raise ValueError(f"{record.where}: the name occurs twice, so that its label is not known: rename it")
+            if name not in label_of:
+                raise ValueError(f"{record.where}: {args.linear_probe!r} has no label for the name {name!r}")
+            seen.add(name)
+            found.append(label_of[name])
+    check_labels(found, args.folds)
+    return found
+
+
+def _labels_by_name(path: Path) -> dict[str, Any]:
+    table = read_table(path, ["name"])
+    for column in ("name", "label"):
+        check_column("--linear-probe", column, list(table), path.name)
+    found: dict[str, Any] = {}
+    for name, label in zip(table["name"], table["label"], strict=True):
+        if str(name) in found:
+            raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice")
+        found[str(name)] = label
+    return found

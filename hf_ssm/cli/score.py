@@ -1,0 +1,196 @@
+"""`hf-ssm score`."""
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset
+
+from hf_ssm import plotting
+from hf_ssm.cli.sequences import (
+    add_model_options,
+    add_table_options,
+    checkpoint_facts,
+    load_sequence_model,
+    with_progress,
+)
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.variants import read_variants
+from hf_ssm.inference.evaluation import evaluate_scores
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
+from hf_ssm.inference.saturation import Saturation
+from hf_ssm.inference.score import SCORES, VariantScorer
+from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.files import write_text_atomically
+
+_REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
+# Bases from a substitution on that count, by default.
+_SATURATION_HORIZON = 128
+# Variants of a part of the output.
+_PART = 256
+
+Region = tuple[str, int, int]
+
+
+def add_score(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_model_options(parser)
+    add(
+        "variants",
+        metavar="VARIANTS",
+        nargs="?",
+        type=Path,
+        help="VCF, or a table with chrom, pos, ref, alt or with "
+        "ref_sequence, alt_sequence (csv, tsv, json, jsonl, parquet)",
+    )
+    add("--genome", metavar="FASTA", type=Path, help="the reference")
+    add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
+    add("--scores", nargs="+", choices=list(SCORES), help="default: llr and next_token, or masked_log_odds")
+    add("--window", type=int, default=1024, help="bases of a window around a variant (default: %(default)s)")
+    add(
+        "--horizon",
+        type=int,
+        help="bases from the variant on that count (default: the second half of the window; "
+        f"with --saturate {_SATURATION_HORIZON})",
+    )
+    add("--one-strand", action="store_true", help="do not average with the reverse complement")
+    add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
+    add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
+    add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
+    add_table_options(parser, "csv, tsv or parquet")
+
+
+def run_score(args: argparse.Namespace) -> None:
+    """`hf-ssm score`: a table of the scores of variants, or of all substitutions of regions."""
+    if (args.variants is None) == (args.saturate is None):
+        raise ValueError("give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST")
+    if args.saturate is not None and args.genome is None:
+        raise ValueError("--saturate needs the sequence: give --genome FASTA")
+    if args.label_column is None and (args.positive is not None or args.by is not None):
+        raise ValueError("--positive and --by need the labels: give --label-column")
+    check_table_output(args.output)
+    with ExitStack() as stack:
+        genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
+        regions = None if args.saturate is None else _regions(args.saturate, genome)
+        model = load_sequence_model(args)
+        stack.enter_context(evaluating(model.model))
+        settings = {
+            **{name: getattr(args, name) for name in ("scores", "window", "horizon", "one_strand", "label_column")},
+            "regions": regions,
+            "checkpoint": checkpoint_facts(args, model),
+            "files": [file_facts(path) for path in (args.variants, args.genome) if path is not None],
+        }
+        if regions is not None:
+            assert genome is not None
+            _saturate(args, model, genome, regions, settings)
+        else:
+            _score(args, model, genome, settings)
+
+
+def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
+    scorer = VariantScorer(
+        model, genome, args.scores, window=args.window, horizon=args.horizon, both_strands=not args.one_strand
+    )
+    info = [args.label_column] if args.label_column is not None else []
+    variants = with_progress(read_variants(args.variants, info), "variants")
+
+    def join(tables: Iterator[pa.Table], path: Path) -> None:
+        # Before the output: it exists only with its metrics.
+        table = Dataset(pa.concat_tables(tables))
+        _summarise(args, table)
+        join_table(iter([table.data.table]), path)
+
+    write_in_parts(
+        args.output, variants, scorer.table, settings, part_size=_PART, overwrite=args.overwrite_output, join=join
+    )
+
+
+def _summarise(args: argparse.Namespace, table: Dataset) -> None:
+    reasons = Counter(re.sub(r"'.*?'|\d+", "...", why) for why in table["reason"] if why)
+    usable = len(table) - sum(reasons.values())
+    print(f"{args.output} holds {len(table)} alleles, {usable} of them with all scores.")
+    for reason, count in reasons.most_common():
+        print(f"  {count} without: {reason}")
+    if args.label_column is not None:
+        _print_metrics(args, table)
+
+
+def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
+    try:
+        rows = evaluate_scores(table, args.label_column, args.positive, args.by).to_list()
+    except ValueError as error:
+        # The scores themselves are complete.
+        print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
+        return
+    print(f"| score | metric | value | standard error | variants |\n| {' | '.join(['---'] * 5)} |")
+    for row in rows:
+        spread = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
+        print(f"| {row['score']} | {row['metric']} | {row['value']:.4f} | {spread} | {row['variants']} |")
+    path = args.output.with_suffix(".metrics.json")
+    write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
+    print(f"{path} holds these metrics.")
+
+
+def _saturate(
+    args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region], settings: dict[str, Any]
+) -> None:
+    horizon = _SATURATION_HORIZON if args.horizon is None else args.horizon
+    saturation = Saturation(
+        model, scores=args.scores, window=args.window, horizon=horizon, both_strands=not args.one_strand
+    )
+
+    def compute(part: list[Region]) -> pa.Table:
+        ((contig, first, last),) = part
+        reach = max(args.window, horizon)
+        begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
+        found = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
+        positions = [begin + place + 1 for place in found["position"].to_pylist()]
+        place = {"chrom": pa.array([contig] * len(found), pa.string()), "pos": pa.array(positions, pa.int64())}
+        return pa.table(place | {name: found[name] for name in found.column_names if name != "position"})
+
+    def join(tables: Iterator[pa.Table], path: Path) -> None:
+        table = pa.concat_tables(tables)
+        for picture in _pictures(args.output, table, regions, saturation.columns):
+            print(f"{picture} shows the scores.")
+        join_table(iter([table]), path)
+        print(f"{args.output} holds the scores of {len(table)} substitutions.")
+
+    with_bar = with_progress(regions, "regions")
+    write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+
+
+def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:
+    if not plotting.can_plot():
+        print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
+        return
+    frame = table.to_pandas().rename(columns={"pos": "position"})
+    for number, (contig, first, last) in enumerate(regions, start=1):
+        inside = (frame["chrom"] == contig) & (frame["position"] > first) & (frame["position"] <= last)
+        for score in scores if inside.any() else ():
+            ending = f"{number}.{score}" if len(regions) > 1 else score
+            path = output.with_name(f"{output.stem}.{ending}.png")
+            plotting.plot_saturation(frame[inside], score, path, title=f"{contig}:{first + 1}-{last}")
+            yield path
+
+
+def _regions(texts: list[str], genome: Any) -> list[Region]:
+    """Contig, first base counted from 0, and the one after the last."""
+    found = []
+    for text in texts:
+        parsed = _REGION.fullmatch(text)
+        if parsed is None:
+            raise ValueError(f"--saturate {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
+        first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
+        size = genome.length(parsed["contig"])
+        if not 1 <= first <= last <= size:
+            raise ValueError(f"--saturate {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
+        found.append((parsed["contig"], first - 1, last))
+    return found

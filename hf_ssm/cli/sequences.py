@@ -1,0 +1,107 @@
+"""What the commands that turn sequences into tables share: options, the model, progress."""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.utils import logging
+
+from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.parts import file_facts
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.training.loading import read_tokenizer, reading
+
+T = TypeVar("T")
+
+_TOKENIZERS = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
+# Suffixes of class names, and the Auto class that loads them.
+_AUTO_CLASSES = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+}
+
+
+_OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
+
+
+def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The checkpoint, which may be left out if it is not `required`, and how it is run."""
+    add = parser.add_argument
+    nargs = None if required else "?"
+    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help="folder or Hub id of a model of hf_ssm or transformers")
+    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
+    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
+
+
+def add_table_options(parser: argparse.ArgumentParser, formats: str) -> None:
+    """The output file."""
+    add = parser.add_argument
+    what = f"file for the result ({formats}); an interrupted command continues where it stopped"
+    add("--output", metavar="FILE", type=Path, required=True, help=what)
+    add("--overwrite-output", action="store_true", help="replace --output and the parts of an interrupted command")
+
+
+def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
+    """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer."""
+    check_positive(args, "max_tokens_per_batch")
+    with reading(f"the config.json of {args.checkpoint!r}"):
+        is_own = _model_type(args.checkpoint) in _OWN_TYPES
+    if is_own:
+        model: Any = load_model(args.checkpoint, load_config(args.checkpoint))
+    else:
+        model = _load_foreign(args.checkpoint, args.trust_remote_code)
+    return SequenceModel(model.eval(), _load_tokenizer(args), args.max_tokens_per_batch)
+
+
+def _model_type(checkpoint: str) -> str | None:
+    if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
+        # The errors of hf_ssm's own checkpoints name adapters and other folders.
+        load_config(checkpoint)
+    found: str | None = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+    return found
+
+
+def _load_foreign(checkpoint: str, trust_remote_code: bool) -> Any:
+    """A model of transformers with the head that its configuration names."""
+    with reading(f"the model of {checkpoint!r}"):
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
+        architecture = (config.architectures or [""])[0]
+        name = next((auto for suffix, auto in _AUTO_CLASSES.items() if architecture.endswith(suffix)), "AutoModel")
+        model, info = getattr(transformers, name).from_pretrained(
+            checkpoint, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{checkpoint!r} is not a complete {architecture or name}: it lacks {', '.join(missing[:3])}")
+    return model
+
+
+def _load_tokenizer(args: argparse.Namespace) -> Any:
+    name = args.tokenizer or args.checkpoint
+    if name in _TOKENIZERS:
+        return _TOKENIZERS[name]()
+    if args.tokenizer is None and not any(file_of(name, file) for file in ("tokenizer.json", "tokenizer_config.json")):
+        raise ValueError(f"{name!r} has no tokenizer: give --tokenizer (dna, byte, a folder or a Hub id)")
+    if args.trust_remote_code:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+    return read_tokenizer(name)
+
+
+def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any]:
+    """What identifies the model and the tokenizer of a command that continues: files of folders, commit of the Hub."""
+    names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
+    files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
+    return [*names, getattr(model.model.config, "_commit_hash", None), *map(file_facts, files)]
+
+
+def with_progress(items: Iterable[T], unit: str, total: int | None = None) -> Iterator[T]:
+    """The items, with a progress bar on stderr."""
+    yield from logging.tqdm(items, unit=unit, total=total)

@@ -1,0 +1,274 @@
+"""A reference genome by pysam (htslib): random access to a FASTA file, and intervals of BED files."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import copyfileobj
+from types import ModuleType
+from typing import Any
+
+from hf_ssm.data.checks import did_you_mean
+from hf_ssm.data.files import opened
+
+__all__ = ["Genome", "Interval", "import_pysam", "read_bed"]
+
+# The last block of a complete bgzip file (SAM specification, section 4.1.2).
+_LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+# The log of htslib bypasses Python's stderr; in a process of its own it can be read.
+_INDEX = "import sys, pysam; pysam.faidx(*sys.argv[1:])"
+
+
+def import_pysam() -> ModuleType:
+    """pysam, an optional dependency."""
+    try:
+        import pysam
+    except ImportError as error:
+        raise ImportError('genomes, BED and VCF files need pysam: pip install "hf_ssm[genomics]"') from error
+    return pysam
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log of htslib on stderr: exceptions carry the errors."""
+    pysam = import_pysam()
+    verbosity = pysam.set_verbosity(0)
+    try:
+        yield
+    finally:
+        pysam.set_verbosity(verbosity)
+
+
+class Genome:
+    """Random access to the sequences of a FASTA file; a context manager.
+
+    An index beside the file (`.fai`, and `.gzi` of a bgzip file) is used if it is not older than the file. Otherwise
+    one is built in a temporary folder, where a gzip file that is not of bgzip is also decompressed.
+
+    Args:
+        path: FASTA file, plain or compressed by bgzip or gzip.
+
+    Attributes:
+        contigs: Length of each contig in letters, in the order of the file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is no FASTA, is truncated, has two contigs of one name, contigs without a name or a
+            sequence, or (a condition of the index) lines of different lengths in a contig.
+        ImportError: pysam is not installed.
+    """
+
+    def __init__(self, path: Path):
+        pysam = import_pysam()
+        self.path = path
+        self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
+        try:
+            self._open(pysam)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def _open(self, pysam: ModuleType) -> None:
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
+        file, indices = _prepared(self.path, Path(self._folder.name))
+        try:
+            with _quiet():
+                self._file: Any = pysam.FastaFile(str(file), **indices)
+        except (OSError, ValueError) as error:
+            index = indices["filepath_index"]
+            raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
+        self.contigs: dict[str, int] = dict(zip(self._file.references, self._file.lengths, strict=True))
+
+    def __contains__(self, contig: str) -> bool:
+        return contig in self.contigs
+
+    def length(self, contig: str) -> int:
+        """Length of a contig in letters.
+
+        Raises:
+            ValueError: There is no such contig.
+        """
+        if contig not in self.contigs:
+            raise ValueError(f"{self.path.name} has no contig {contig!r}{did_you_mean(contig, self.contigs)}.")
+        return self.contigs[contig]
+
+    def fetch(self, contig: str, start: int, stop: int) -> str:
+        """The letters of an interval, as they stand in the file.
+
+        Args:
+            contig: Name of the contig.
+            start: First letter, counted from 0.
+            stop: The one after the last letter.
+
+        Raises:
+            ValueError: There is no such contig, the interval is empty or not within the contig, or the file is damaged.
+        """
+        self.check(contig, start, stop)
+        try:
+            with _quiet():
+                found: str = self._file.fetch(contig, start, stop)
+        except (OSError, ValueError):
+            found = ""
+        if len(found) != stop - start:
+            raise ValueError(
+                f"{str(self.path)!r}: {contig}:{start}-{stop} cannot be read: the file is damaged, or its index (.fai) "
+                "is of another file."
+            )
+        return found
+
+    def check(self, contig: str, start: int, stop: int) -> None:
+        """Raise `ValueError` if there is no such contig, or the interval is empty or not within the contig."""
+        length = self.length(contig)
+        if not 0 <= start < stop <= length:
+            raise ValueError(
+                f"{contig}:{start}-{stop} is not an interval of {self.path.name}, whose contig {contig!r} has {length} "
+                "letters (0-based, the end excluded)."
+            )
+
+    def close(self) -> None:
+        """Close the file and remove what was stored temporarily."""
+        self._file.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "Genome":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A line of a BED file.
+
+    Attributes:
+        chrom: Name of the contig.
+        start: First letter, counted from 0.
+        stop: The one after the last letter.
+        strand: "+", "-" or "." (none).
+        columns: The fields of the line: `chrom`, `chrom_start`, `chrom_end`, `name`, `score` and `strand`, as far as
+            a line of the file has them.
+    """
+
+    chrom: str
+    start: int
+    stop: int
+    strand: str
+    columns: dict[str, Any]
+
+
+def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
+    """The intervals of a BED file of 3 to 6 fields, optionally gzipped, each with the number of its line.
+
+    Empty lines, comments ("#") and lines "track" and "browser" are left out, and so are fields after the sixth.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: A line is malformed, an interval is not in the genome, or there is none.
+    """
+    parse = import_pysam().asBed(encoding="utf-8")
+    found = list[tuple[int, Interval]]()
+    with opened(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.rstrip(b"\r\n")
+            if not text.strip() or text.startswith(b"#") or text.split()[0] in (b"track", b"browser"):
+                continue
+            try:
+                fields = parse(text, len(text))
+                interval = _interval(fields)
+                genome.check(interval.chrom, interval.start, interval.stop)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            found.append((number, interval))
+        if not found:
+            raise ValueError("the file has no interval.")
+    names = max((interval.columns for _, interval in found), key=len)
+    return [
+        (number, replace(interval, columns={name: interval.columns.get(name) for name in names}))
+        for number, interval in found
+    ]
+
+
+def _interval(fields: Any) -> Interval:
+    columns: dict[str, Any] = {"chrom": fields.contig, "chrom_start": fields.start, "chrom_end": fields.end}
+    for name, value in zip(("name", "score", "strand"), list(fields)[3:], strict=False):
+        columns[name] = (None if value == "." else float(value)) if name == "score" else value
+    strand = columns.get("strand", ".")
+    if strand not in ("+", "-", "."):
+        raise ValueError(f"the strand {strand!r} is none of '+', '-' and '.'.")
+    return Interval(fields.contig, fields.start, fields.end, strand, columns)
+
+
+def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+    """A file with an index, and the arguments of `FastaFile` for the index."""
+    with path.open("rb") as binary:
+        head = binary.read(14)
+        is_gzip = head[:2] == b"\x1f\x8b"
+        is_bgzip = is_gzip and head[12:] == b"BC"
+        binary.seek(-min(len(_LAST_BLOCK), path.stat().st_size), os.SEEK_END)
+        if is_bgzip and binary.read() != _LAST_BLOCK:
+            raise ValueError(f"{str(path)!r} is truncated: the last block of bgzip is missing.")
+    indices = {"filepath_index": Path(f"{path}.fai")}
+    if is_bgzip:
+        indices["filepath_index_compressed"] = Path(f"{path}.gzi")
+    if is_bgzip == is_gzip and all(_is_current(index, path) for index in indices.values()):
+        return path, {name: str(index) for name, index in indices.items()}
+    file = path
+    if is_gzip and not is_bgzip:
+        file = folder / "genome.fa"
+        with opened(path, "rb") as source, file.open("wb") as target:
+            copyfileobj(source, target, 1 << 20)
+    with gzip.open(file) if is_bgzip else file.open("rb") as lines:
+        _check_headers(lines, path)
+    own = {name: str(folder / index.name) for name, index in indices.items()}
+    _build_index(file, path, list(own.values()))
+    return file, own
+
+
+def _is_current(index: Path, path: Path) -> bool:
+    return index.is_file() and index.stat().st_mtime >= path.stat().st_mtime
+
+
+def _check_headers(lines: Iterable[bytes], path: Path) -> None:
+    """Refuse what faidx takes without an error: it omits repeated names and empty contigs, and reads FASTQ."""
+    names, name, awaits_letters = set[str](), "", False
+    for number, line in enumerate(lines, start=1):
+        is_header = line.startswith(b">")
+        if is_header:
+            _check_letters(awaits_letters, path, name)
+            name = line[1:].split()[0].decode(errors="replace") if line[1:].split() else ""
+            if not name or line[1:2].isspace():
+                raise ValueError(f"{str(path)!r}, line {number}: the header has no name.")
+            if name in names:
+                raise ValueError(f"{str(path)!r}, line {number}: a second contig {name!r}: rename or remove it.")
+            names.add(name)
+        elif number == 1:
+            raise ValueError(f"{str(path)!r}, line 1: {line[:40]!r} is not a header of FASTA, '>' and a name.")
+        awaits_letters = is_header or (awaits_letters and not line.strip())
+    _check_letters(awaits_letters, path, name)
+    if not names:
+        raise ValueError(f"{str(path)!r} has no FASTA record.")
+
+
+def _check_letters(missing: bool, path: Path, name: str) -> None:
+    if missing:
+        raise ValueError(f"{str(path)!r}: the contig {name!r} has no sequence: remove it.")
+
+
+def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:
+    options = [part for pair in zip(("--fai-idx", "--gzi-idx"), indices, strict=False) for part in pair]
+    done = subprocess.run(
+        [sys.executable, "-c", _INDEX, str(file), *options], capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        # The first line of the log is the cause, as in "[E::fai_build_core] Different line length in ...".
+        cause = next((line for line in done.stderr.splitlines() if line.startswith("[E::")), done.stderr[-200:])
+        text = re.sub(r"^\[E::\w*\] ", "", " ".join(cause.split()))
+        raise ValueError(f"{str(path)!r} cannot be indexed: {text} (faidx of htslib).")

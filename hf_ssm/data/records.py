@@ -1,0 +1,163 @@
+"""Sequences as the functions for inference read them: from files, one after the other, or from Python."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, read_bed
+from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+
+__all__ = [
+    "AMBIGUOUS_LETTERS",
+    "INPUT_FORMATS",
+    "Record",
+    "as_records",
+    "check_dna",
+    "is_dna",
+    "read_records",
+    "reverse_complement",
+]
+
+INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
+
+# Letters of the International Union of Pure and Applied Chemistry, and their complements.
+_COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
+AMBIGUOUS_LETTERS = "RYSWKMBDHVN"
+_DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A sequence.
+
+    Attributes:
+        sequence: The letters.
+        where: File and record, for messages.
+        columns: What identifies the sequence in a table of results, such as its name; other columns of its row.
+    """
+
+    sequence: str
+    where: str
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def reverse_complement(sequence: str) -> str:
+    """The other strand of a DNA sequence, with IUPAC letters; case is kept, U becomes A, other letters stay."""
+    return sequence.translate(_COMPLEMENT)[::-1]
+
+
+def is_dna(sequence: str) -> bool:
+    """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
+    return _DNA.issuperset(sequence)
+
+
+def check_dna(record: Record) -> None:
+    """Raise `ValueError` if a sequence that is to be read on both strands has other letters than those of DNA."""
+    if not is_dna(record.sequence):
+        raise ValueError(
+            f"{record.where}: {min({*record.sequence} - _DNA)!r} is no letter of DNA, so that "
+            f"{record.sequence[:40]!r} has no reverse complement: remove the row, or read one strand only."
+        )
+
+
+def read_records(path: Path, sequence_column: str = "sequence", genome: Path | None = None) -> Iterator[Record]:
+    """The sequences of a file: FASTA, a table (csv, tsv, json, jsonl, parquet), or intervals (BED) of a genome.
+
+    All but parquet may be gzipped. FASTA and parquet are read bit by bit, other files at once.
+
+    Args:
+        path: The file; the suffix determines the format.
+        sequence_column: The column of the sequences in a table. All other columns are kept.
+        genome: FASTA file in which BED intervals are looked up; on strand "-" the reverse complement is taken.
+
+    Raises:
+        FileNotFoundError: A file does not exist.
+        ValueError: The suffix is unknown, a file cannot be read, a table lacks the column, a row has no sequence, an
+            interval is not in the genome, or a genome is given without BED or BED without a genome.
+    """
+    suffix = bare_suffix(path)
+    if (suffix == ".bed") != (genome is not None):
+        need = "a BED file needs a genome: give its FASTA file" if genome is None else "only a BED file takes a genome"
+        raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
+    if genome is not None:
+        yield from _bed_records(path, genome)
+    elif suffix in FASTA_SUFFIXES:
+        for name, sequence in read_fasta(path):
+            yield Record(sequence, f"{path.name}, record {name!r}", {"name": name})
+    elif suffix in (*TABLE_SUFFIXES, ".parquet"):
+        for row, cells in enumerate(_rows(path, suffix, sequence_column), start=1):
+            yield _checked(Record(cells.pop(sequence_column), f"{path.name}, row {row}", cells))
+    else:
+        known = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
+
+
+def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table."""
+    if suffix == ".parquet":
+        with opened(path, "rb") as file:
+            table = pyarrow.parquet.ParquetFile(file)
+            check_column("sequence_column", sequence_column, table.schema_arrow.names, path.name)
+            for batch in table.iter_batches(1024):
+                yield from batch.to_pylist()
+        return
+    columns = read_table(path, [sequence_column])
+    check_column("sequence_column", sequence_column, list(columns), path.name)
+    for name, values in columns.items():
+        try:
+            pa.array(values)
+        except pa.ArrowException as error:
+            raise ValueError(f"{path.name}: the values of the column {name!r} differ in type: {error}.") from error
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _bed_records(path: Path, fasta: Path) -> Iterator[Record]:
+    with Genome(fasta) as genome:
+        for line, interval in read_bed(path, genome):
+            sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
+            if interval.strand == "-":
+                sequence = reverse_complement(sequence)
+            yield Record(sequence, f"{path.name}, line {line}", interval.columns)
+
+
+def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iterator[Record]:
+    """Sequences given in Python.
+
+    Args:
+        inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
+        sequence_column: The column of the sequences; all other columns are kept.
+
+    Raises:
+        TypeError: The inputs are one text, or no iterable.
+        ValueError: A row is of another type, lacks the column, or has no sequence.
+    """
+    if isinstance(inputs, (str, Mapping)) or not isinstance(inputs, Iterable):
+        raise TypeError(
+            f"`inputs` must be a list of sequences, or a Dataset (one split of it), got a {type(inputs).__name__}."
+        )
+    for row, item in enumerate(inputs):
+        where = f"`inputs`, row {row}"
+        if isinstance(item, Record):
+            yield item
+        elif isinstance(item, str):
+            yield _checked(Record(item, where))
+        elif isinstance(item, Mapping):
+            check_column("sequence_column", sequence_column, list(item), where)
+            rest = {name: value for name, value in item.items() if name != sequence_column}
+            yield _checked(Record(item[sequence_column], where, rest))
+        else:
+            raise ValueError(f"{where} is a {type(item).__name__}: give a text or a mapping with {sequence_column!r}.")
+
+
+def _checked(record: Record) -> Record:
+    if not isinstance(record.sequence, str) or not record.sequence.strip():
+        raise ValueError(f"{record.where} has no sequence (found {record.sequence!r}): remove the row.")
+    return record

@@ -1,0 +1,241 @@
+"""Variants, from VCF files and tables, and the windows of sequence around their alleles."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, import_pysam
+from hf_ssm.data.records import reverse_complement
+from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+
+__all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
+
+_PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
+_LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
+# Columns that are never read as numbers, such as the contig "1".
+_TEXTS = tuple(form for name in (*_PLACE, *_PAIR, "#chrom") if name != "pos" for form in (name, name.upper()))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A reference allele and one alternative allele.
+
+    Attributes:
+        columns: The columns of its row, for the table of scores.
+        chrom, start: Contig and 0-based first base of the reference allele; without a place, "" and 0.
+        ref, alt: The alleles; without a place, two sequences.
+        has_place: Whether the alleles are at a place of a genome.
+        reason: Why it cannot be scored; "" if it can.
+    """
+
+    columns: dict[str, Any]
+    chrom: str
+    start: int
+    ref: str
+    alt: str
+    has_place: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Sequences of equal length around a variant, `(reference, alternative)`.
+
+    Attributes:
+        forward: Both begin with the bases left of the variant.
+        reverse: Of the other strand: both begin with the complement of the bases right of it.
+        is_substitution: Whether both alleles have one length, so that the bases around them are at equal places.
+    """
+
+    forward: tuple[str, str]
+    reverse: tuple[str, str]
+    is_substitution: bool
+
+
+def read_variants(path: Path, info: Iterable[str] = ()) -> Iterator[Variant]:
+    """The variants of a VCF file or a table, each optionally gzipped; one for each alternative allele.
+
+    Args:
+        path: `.vcf`; or `.csv`, `.tsv`, `.json`, `.jsonl` or `.parquet` with the columns of `as_variants`.
+        info: For VCF: INFO fields that become columns.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The suffix is unknown, the file cannot be read, or a column is missing.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r}: there is no such file; check the path.")
+    suffix = bare_suffix(path)
+    if suffix == ".vcf":
+        yield from _read_vcf(path, tuple(info))
+    elif suffix == ".parquet":
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        yield from as_variants((row for batch in batches for row in batch.to_pylist()), path.name)
+    elif suffix in TABLE_SUFFIXES:
+        columns = read_table(path, _TEXTS)
+        rows = zip(*columns.values(), strict=True)
+        yield from as_variants((dict(zip(columns, row, strict=True)) for row in rows), path.name)
+    else:
+        known = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, all but .parquet also with .gz.")
+
+
+def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
+    pysam = import_pysam()
+    verbosity = pysam.set_verbosity(0)
+    count = 0
+    try:
+        with tempfile.TemporaryDirectory() as folder, pysam.VariantFile(str(_seekable(path, Path(folder)))) as file:
+            if unknown := [name for name in info if name not in file.header.info]:
+                known = ", ".join(file.header.info) or "none"
+                raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {known}.")
+            for record in file:
+                yield from _alleles(record, info)
+                count += 1
+    except (OSError, NotImplementedError) as error:
+        raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
+    except ValueError as error:
+        if "is it VCF/BCF format" not in str(error):
+            raise
+        raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
+    finally:
+        pysam.set_verbosity(verbosity)
+
+
+def _seekable(path: Path, folder: Path) -> Path:
+    """The file itself, or for gzip, which pysam cannot read unless it is of bgzip, a decompressed copy."""
+    with path.open("rb") as file:
+        head = file.read(14)
+    if head[:2] != b"\x1f\x8b" or head[12:] == b"BC":
+        return path
+    with opened(path, "rb") as source, (folder / "variants.vcf").open("wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return folder / "variants.vcf"
+
+
+def _alleles(record: Any, info: tuple[str, ...]) -> Iterator[Variant]:
+    shared = {"chrom": record.chrom, "pos": record.pos, "id": record.id, "ref": record.ref}
+    alts = record.alts or (None,)
+    for number, alt in enumerate(alts):
+        own = {name: _info(record.info.get(name), number, len(alts)) for name in info}
+        yield _placed({**shared, "alt": alt, **own}, record.chrom, record.pos, record.ref or "", alt or "")
+
+
+def _info(value: Any, number: int, count: int) -> Any:
+    """An INFO field of alternative allele `number` of `count`: its own value, or all values as text."""
+    if not isinstance(value, tuple):
+        return value
+    return value[number] if len(value) == count else ",".join(map(str, value))
+
+
+def as_variants(rows: Iterable[Mapping[str, Any]], where: str = "`variants`") -> Iterator[Variant]:
+    """Variants from rows with the columns `chrom`, `pos`, `ref`, `alt`, or `ref_sequence`, `alt_sequence`.
+
+    Args:
+        rows: Mappings, such as those of a `datasets.Dataset`; upper and lower case of the names are not distinguished.
+        where: Name of the table, for messages.
+
+    Raises:
+        ValueError: A row lacks the columns, or a position is no whole number.
+    """
+    for number, row in enumerate(rows, start=1):
+        names = {str(name).lower().lstrip("#"): name for name in row}
+        if all(name in names for name in _PAIR):
+            ref, alt = (str(row[names[name]] or "") for name in _PAIR)
+            columns = {name: value for name, value in row.items() if name not in {names[pair] for pair in _PAIR}}
+            yield Variant(columns, "", 0, ref, alt, has_place=False, reason=_fault(ref, alt))
+            continue
+        if missing := [name for name in _PLACE if name not in names]:
+            raise ValueError(
+                f"{where} has no column {missing[0]!r}: it needs {', '.join(_PLACE)}, or {' and '.join(_PAIR)}; found "
+                f"{', '.join(map(str, row))}."
+            )
+        chrom, pos, ref, alt = (row[names[name]] for name in _PLACE)
+        if not isinstance(pos, int) or isinstance(pos, bool):
+            raise ValueError(f"{where}, row {number}: pos={pos!r} is no whole number (1-based position).")
+        yield _placed(dict(row), str(chrom), pos, str(ref or ""), str(alt or ""))
+
+
+def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
+    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt))
+
+
+def _fault(ref: str, alt: str) -> str:
+    """Why alleles cannot be scored; "" if they can."""
+    if not ref or ref == ".":
+        return "no reference allele"
+    if not alt or alt == ".":
+        return "no alternative allele"
+    if alt == "*":
+        return "allele * (deleted by another variant)"
+    if alt.startswith("<"):
+        return f"symbolic allele {alt}"
+    if "[" in alt or "]" in alt:
+        return "breakend"
+    for allele in (ref, alt):
+        if not _LETTERS.fullmatch(allele):
+            return f"allele {allele[:20]!r} is no DNA sequence"
+    return "both alleles are equal" if ref.upper() == alt.upper() else ""
+
+
+def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -> Windows | str:
+    """The windows of a variant, or why there are none.
+
+    The windows of a strand begin with the same `left` bases. The alleles and the bases behind them fill `right` more,
+    so that both windows have equal lengths, also for insertions and deletions. At the end of a contig both are shorter
+    by the same number.
+
+    Args:
+        variant: The variant; sequences without a place are cut to the length of the shorter one.
+        genome: The reference genome.
+        left: Bases before the variant, in the direction of the strand.
+        right: Bases from the variant on.
+    """
+    if variant.reason:
+        return variant.reason
+    is_substitution = len(variant.ref) == len(variant.alt)
+    if not variant.has_place:
+        count = min(len(variant.ref), len(variant.alt))
+        strands = [(variant.ref, variant.alt), (reverse_complement(variant.ref), reverse_complement(variant.alt))]
+        cut = [(ref[:count], alt[:count]) for ref, alt in strands]
+        return Windows(cut[0], cut[1], is_substitution)
+    assert genome is not None
+    chrom = _contig(variant.chrom, genome)
+    if chrom is None:
+        return f"contig {variant.chrom!r} is not in {genome.path.name}"
+    size, stop = genome.length(chrom), variant.start + len(variant.ref)
+    if variant.start < 0 or stop > size:
+        return f"position is outside of the contig, which has {size} bases"
+    found = genome.fetch(chrom, variant.start, stop)
+    if found.upper() != variant.ref.upper():
+        return f"reference is {found[:20]!r} in {genome.path.name}"
+    if max(len(variant.ref), len(variant.alt)) > right:
+        return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
+    # In the case of the genome, which marks repeats.
+    ref, alt = found, variant.alt.lower() if found.islower() else variant.alt.upper()
+    reach = max(left, right)
+    before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
+    after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
+    forward = _pair(before, ref, alt, after, left, right)
+    other = [reverse_complement(part) for part in (after, ref, alt, before)]
+    return Windows(forward, _pair(other[0], other[1], other[2], other[3], left, right), is_substitution)
+
+
+def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) -> tuple[str, str]:
+    context = before[max(0, len(before) - left) :]
+    # Of the alleles and the bases behind them.
+    count = min(right, len(ref) + len(after), len(alt) + len(after))
+    return context + (ref + after)[:count], context + (alt + after)[:count]
+
+
+def _contig(name: str, genome: Genome) -> str | None:
+    """The contig of that name, with or without the prefix "chr"."""
+    names = (name, f"chr{name}", name.removeprefix("chr"))
+    return next((own for own in names if own in genome), None)

@@ -1,0 +1,19 @@
+"""Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
+
+from hf_ssm.inference.embed import embed
+from hf_ssm.inference.evaluation import evaluate_scores
+from hf_ssm.inference.likelihoods import log_likelihoods
+from hf_ssm.inference.linear_probe import linear_probe
+from hf_ssm.inference.predict import predict
+from hf_ssm.inference.saturation import saturate
+from hf_ssm.inference.score import score_variants
+
+__all__ = [
+    "embed",
+    "evaluate_scores",
+    "linear_probe",
+    "log_likelihoods",
+    "predict",
+    "saturate",
+    "score_variants",
+]

@@ -1,0 +1,266 @@
+"""Hidden states of sequences as a table, for any model of hf_ssm or transformers.
+
+Legend: `B` texts of a batch, `L` tokens of a text, `T` those without special tokens, `K` chosen layers, `D` width of
+the hidden states (twice the hidden size for models that are equivariant to the reverse complement).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
+from hf_ssm.inference.model import Batch, Encoded, SequenceModel
+from hf_ssm.inference.parts import table_of
+from hf_ssm.inference.windows import Window, groups_of, spans
+from hf_ssm.probes.reading import check_choice
+from hf_ssm.utils.evaluation import evaluating, unwrapped
+
+__all__ = ["POOLINGS", "Embedder", "embed"]
+
+POOLINGS = ("mean", "last", "token")
+# Bytes of the vectors of a letter above which fewer letters form a part of the output.
+_BYTES_PER_LETTER = 256
+
+
+def embed(
+    model: Any,
+    tokenizer: Any,
+    inputs: Iterable[Any],
+    *,
+    layers: int | Sequence[int] = -1,
+    pooling: str = "mean",
+    both_strands: bool = False,
+    window: int | None = None,
+    stride: int | None = None,
+    sequence_column: str = "sequence",
+    max_tokens_per_batch: int = 16384,
+) -> Dataset:
+    """Hidden states of sequences.
+
+    Args:
+        model: A model of hf_ssm or transformers that reads token ids, with or without a head.
+        tokenizer: Its tokenizer, a fast one of transformers.
+        inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
+        layers: Numbers in the `hidden_states` of the model: 0 is the embedding, -1 (default) the last layer.
+        pooling: "mean" over the tokens of a sequence, its "last" token, or one row for each "token"; special tokens
+            that the tokenizer adds are left out.
+        both_strands: Average the vectors of the DNA sequence and of its reverse complement; with "token", the two
+            vectors of the same letters.
+        window: Cut each sequence into windows of that many letters, one row each; the last may be shorter.
+        stride: Letters from the start of a window to that of the next, default `window`.
+        sequence_column: The column of the sequences.
+        max_tokens_per_batch: Largest number of tokens in a batch, default 16384. Only sequences with the same number of
+            tokens are read together, so that a result does not depend on the other sequences.
+
+    Returns:
+        The columns of the inputs without the sequences, and `embedding`, a list of D numbers (float32; float64 for a
+        model in float64), or `embedding_<layer>` for each of several layers. Where one sequence gives several rows:
+        also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one after
+        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence.
+
+    Raises:
+        TypeError: `inputs` is no iterable of sequences.
+        ValueError: A wrong argument or input, a sequence that is longer than the model takes, hidden states that are
+            not finite, tokens of both strands that have different letters.
+    """
+    embedder = Embedder(
+        model,
+        tokenizer,
+        layers=layers,
+        pooling=pooling,
+        both_strands=both_strands,
+        window=window,
+        stride=stride,
+        max_tokens_per_batch=max_tokens_per_batch,
+    )
+    return table_of(embedder.groups(as_records(inputs, sequence_column)), embedder.table_of_groups, part_size=1)
+
+
+class Embedder:
+    """Computes tables of embeddings.
+
+    Args:
+        model, tokenizer, layers, pooling, both_strands, window, stride, max_tokens_per_batch: As for `embed`.
+
+    Attributes:
+        names: Columns of the vectors, one for each layer.
+
+    Raises:
+        ValueError: As for `embed`, as far as it concerns the arguments.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        layers: int | Sequence[int] = -1,
+        pooling: str = "mean",
+        both_strands: bool = False,
+        window: int | None = None,
+        stride: int | None = None,
+        max_tokens_per_batch: int = 16384,
+    ):
+        check_choice("pooling", pooling, POOLINGS)
+        if window is None and stride is not None:
+            raise ValueError(f"`stride`={stride} needs `window` (--window).")
+        if window is not None and not 1 <= (window if stride is None else stride) <= window:
+            raise ValueError(
+                f"`window`={window}, `stride`={stride}: give positive numbers, the stride at most the window."
+            )
+        self._window, self._stride = window, window if stride is None else stride
+        # The head, such as the logits of a large vocabulary, is not computed.
+        whole = unwrapped(model)
+        self._reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
+        self._pooling, self._of_tokens, self._both_strands = pooling, pooling == "token", both_strands
+        asked = [layers] if isinstance(layers, int) else list(layers)
+        self._layers, width = self._resolved(asked)
+        self.names = ["embedding"] if len(asked) == 1 else [f"embedding_{layer}" for layer in self._layers]
+        self._weight = math.ceil(4 * width * len(asked) / _BYTES_PER_LETTER) if self._of_tokens else 1
+
+    def _resolved(self, asked: list[int]) -> tuple[list[int], int]:
+        """Numbers of the layers from 0, and width of the hidden states, from a sequence of one token."""
+        with evaluating(self._reader.model):
+            outputs = self._reader.forward(
+                torch.zeros(1, 1, dtype=torch.long, device=self._reader.device), output_hidden_states=True
+            )
+        states = getattr(outputs, "hidden_states", None)
+        if not states:
+            raise ValueError(f"{type(self._reader.model).__name__} returns no hidden states: give another model.")
+        count = len(states)
+        wrong = [layer for layer in asked if not -count <= layer < count]
+        if wrong or not asked:
+            raise ValueError(
+                f"`layers`={asked}: the model has {count} hidden states: give numbers from {-count} to {count - 1} "
+                "(0: the embedding, -1: the last layer)."
+            )
+        resolved = [layer % count for layer in asked]
+        if len(set(resolved)) < len(resolved):
+            raise ValueError(f"`layers`={asked} names a layer twice: the model has {count} hidden states.")
+        return resolved, states[0].shape[-1]
+
+    def groups(self, records: Iterable[Record]) -> Iterator[list[Record]]:
+        """Consecutive sequences or windows that are embedded together and form a part of the output."""
+        return groups_of(self._cut(records), lambda record: len(record.sequence) * self._weight)
+
+    def _cut(self, records: Iterable[Record]) -> Iterator[Record]:
+        for number, record in enumerate(records):
+            if self._window is None or self._stride is None:
+                yield _extended(record, {"record": number}) if self._of_tokens else record
+                continue
+            for start, end in spans(len(record.sequence), self._window, self._stride):
+                part = Window(record, number, start, end).cut()
+                yield _extended(part, {"record": number, "start": start, "end": end})
+
+    def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
+        """The table of the sequences of several groups."""
+        return pa.concat_tables([self.table(group) for group in groups], promote_options="permissive")
+
+    def table(self, records: Sequence[Record]) -> pa.Table:
+        """The table of some sequences."""
+        encoded, vectors = self.vectors(records)
+        rows = [record.columns for record in records]
+        own: dict[str, Tensor] = {}
+        if self._of_tokens:
+            rows = [row for row, found in zip(rows, vectors, strict=True) for _ in found]
+            letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
+            own |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
+        own |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
+        names = dict.fromkeys(name for record in records for name in record.columns)
+        if taken := sorted(names.keys() & own.keys()):
+            raise ValueError(_taken(records[0], taken[0]))
+        columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
+        return pa.table(columns | {name: _column(values) for name, values in own.items()})
+
+    def _letters(self, record: Record, encoded: Encoded) -> Tensor:
+        """Letters of each token in the whole sequence, `(T, 2)`."""
+        return encoded.letters[~encoded.special] + (0 if self._window is None else record.columns["start"])
+
+    def vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
+        """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""
+        for record in records if self._both_strands else ():
+            check_dna(record)
+        with evaluating(self._reader.model):
+            encoded, vectors = self._strand(records)
+            if not self._both_strands:
+                return encoded, vectors
+            turned = [
+                replace(
+                    record,
+                    sequence=reverse_complement(record.sequence),
+                    where=f"{record.where}, reverse complement",
+                )
+                for record in records
+            ]
+            other_encoded, other_vectors = self._strand(turned)
+        if self._of_tokens:
+            for record, one, other in zip(records, encoded, other_encoded, strict=True):
+                _check_letters(record, one, other)
+            other_vectors = [own.flip(0) for own in other_vectors]
+        return encoded, [(one + other) / 2 for one, other in zip(vectors, other_vectors, strict=True)]
+
+    def _strand(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
+        encoded = self._reader.encode(records)
+        found: list[Tensor] = [torch.empty(0)] * len(records)
+        for batch in self._batches(encoded):
+            states = [batch.outputs.hidden_states[layer] for layer in self._layers]
+            for place, row in enumerate(batch.rows):
+                own = encoded[row]
+                kept = (~own.special).to(states[0].device)
+                picked = torch.stack([state[place][kept] for state in states], 1)
+                picked = picked if picked.dtype == torch.float64 else picked.float()
+                found[row] = self._pooled(picked).cpu()
+                if not found[row].isfinite().all():
+                    raise ValueError(
+                        f"{records[row].where}: the hidden states are not finite: the weights hold NaN, or the "
+                        f"precision of the model ({states[0].dtype}) is too low."
+                    )
+        return encoded, found
+
+    def _pooled(self, states: Tensor) -> Tensor:
+        if self._pooling == "mean":
+            return states.mean(0, keepdim=True)
+        return states[-1:] if self._pooling == "last" else states
+
+    def _batches(self, encoded: Sequence[Encoded]) -> Iterator[Batch]:
+        # Texts of a batch have one length: in float32, padding changes the rounding of FFTs and of attention by several
+        # units in the sixth digit, and models without a mask would read it.
+        by_length: dict[int, list[int]] = {}
+        for row, text in enumerate(encoded):
+            by_length.setdefault(len(text.ids), []).append(row)
+        for rows in by_length.values():
+            for batch in self._reader.run([encoded[row] for row in rows], output_hidden_states=True):
+                yield replace(batch, rows=[rows[row] for row in batch.rows])
+
+
+def _extended(record: Record, columns: dict[str, Any]) -> Record:
+    for name in columns:
+        if name in record.columns:
+            raise ValueError(_taken(record, name))
+    return replace(record, columns=record.columns | columns)
+
+
+def _taken(record: Record, name: str) -> str:
+    return f"{record.where}: the input has a column {name!r}, which the output needs: rename it."
+
+
+def _check_letters(record: Record, one: Encoded, other: Encoded) -> None:
+    letters, turned = one.letters[~one.special], len(record.sequence) - other.letters[~other.special]
+    if not torch.equal(letters, turned.flip(0, 1)):
+        raise ValueError(
+            f"{record.where}: the tokens of the two strands have different letters, so that they have no average per "
+            "token: use the pooling 'mean', or a tokenizer of single nucleotides."
+        )
+
+
+def _column(values: Tensor) -> pa.Array:
+    """Numbers, or lists of one length."""
+    if values.dim() == 1:
+        return pa.array(values.numpy())
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.flatten().numpy()), values.shape[1])

@@ -1,0 +1,113 @@
+"""How well scores of variants separate labels."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset
+
+from hf_ssm.inference.score import SCORES
+
+__all__ = ["evaluate_scores"]
+
+# Samples of variants, and of groups, for the standard error.
+_BOOTSTRAPS, _GROUP_BOOTSTRAPS = 200, 1000
+
+
+def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str | None = None, seed: int = 0) -> Dataset:
+    """Area under the ROC curve, average precision and rank correlation of each score with a label.
+
+    An alternative allele is taken for the more harmful the lower its likelihood: the areas are those of the negative
+    score, or of the distance itself. Spearman's ρ is that of the score as it is.
+
+    Args:
+        scored: The result of `score_variants`, with the column of the label. Rows without a score are left out.
+        label: Column of the label: two classes, or numbers, for which there is only a rank correlation.
+        positive: The label of the positive class; default: 1 or true. All other labels are negative.
+        by: Column of groups, such as "chrom": the metrics of each group, averaged with the number of their variants as
+            weights, as in TraitGym (Benegas et al. 2025). Groups with one class only are left out.
+        seed: Of the bootstrap.
+
+    Returns:
+        A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
+        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `variants`, and `groups`.
+
+    Raises:
+        ValueError: A column is missing, or there are not two classes.
+        ImportError: scikit-learn is not installed.
+    """
+    for name, column in (("label", label), ("by", by)):
+        if column is not None and column not in scored.column_names:
+            raise ValueError(f"`{name}`={column!r} is no column; the table has {', '.join(scored.column_names)}.")
+    frame = scored.to_pandas()
+    labels = _labels(frame[label], positive, label)
+    is_binary = labels.dropna().isin((0, 1)).all()
+    if is_binary and labels.nunique() < 2:
+        raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
+    rows = []
+    for score in (name for name in SCORES if name in frame):
+        known = frame[score].notna() & labels.notna()
+        values, own = frame[score][known].to_numpy(), labels[known].to_numpy(dtype=float)
+        groups = np.zeros(len(own), dtype=int) if by is None else frame[by][known].astype(str).to_numpy()
+        for metric in ("auroc", "auprc", "spearman") if is_binary else ("spearman",):
+            rows.append({"score": score, "metric": metric} | _metric(metric, score, own, values, groups, by, seed))
+    return Dataset.from_list(rows)
+
+
+def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
+    if positive is not None:
+        found = column.astype(str) == str(positive)
+        if not found.any():
+            raise ValueError(f"`positive`={positive!r} is no label of {name!r}; it has {_some(column)}.")
+        return found.astype(float).where(column.notna())
+    # In csv files they are texts.
+    flags = {"true": 1, "false": 0}
+    numbers = pd.to_numeric(column.map(lambda value: flags.get(str(value).lower(), value)), errors="coerce")
+    if numbers.isna().any() and column[numbers.isna()].notna().any():
+        raise ValueError(f"`label`={name!r} has labels such as {_some(column)}: name the class of 1 by `positive`.")
+    return numbers.astype(float)
+
+
+def _some(column: pd.Series) -> str:
+    return ", ".join(repr(value) for value in column.dropna().unique()[:5])
+
+
+def _metric(
+    metric: str, score: str, labels: np.ndarray, values: np.ndarray, groups: np.ndarray, by: str | None, seed: int
+) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    if by is None:
+        value = _value(metric, score, labels, values)
+        draws = (rng.integers(0, len(labels), len(labels)) for _ in range(_BOOTSTRAPS))
+        samples = [_value(metric, score, labels[draw], values[draw]) for draw in draws if np.ptp(labels[draw]) > 0]
+        return {"value": value, "standard_error": _deviation(samples), "variants": len(labels), "groups": None}
+    parts = [groups == name for name in np.unique(groups)]
+    parts = [part for part in parts if np.ptp(labels[part]) > 0]
+    if not parts:
+        raise ValueError(f"`by`={by!r}: no group has variants of both classes.")
+    counts = np.array([part.sum() for part in parts])
+    found = np.array([_value(metric, score, labels[part], values[part]) for part in parts])
+    draws = (rng.integers(0, len(parts), len(parts)) for _ in range(_GROUP_BOOTSTRAPS))
+    samples = [np.average(found[draw], weights=counts[draw]) for draw in draws]
+    return {
+        "value": float(np.average(found, weights=counts)),
+        "standard_error": _deviation(samples),
+        "variants": int(counts.sum()),
+        "groups": len(parts),
+    }
+
+
+def _deviation(samples: list[Any]) -> float | None:
+    return float(np.std(samples, ddof=1)) if len(samples) > 1 else None
+
+
+def _value(metric: str, score: str, labels: np.ndarray, values: np.ndarray) -> float:
+    if metric == "spearman":
+        ranks = pd.DataFrame({"score": values, "label": labels}).rank()
+        return float(ranks["score"].corr(ranks["label"]))
+    try:
+        from sklearn.metrics import average_precision_score, roc_auc_score
+    except ImportError as error:
+        raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"') from error
+    impact = values if score == "embedding_distance" else -values
+    return float((roc_auc_score if metric == "auroc" else average_precision_score)(labels, impact))

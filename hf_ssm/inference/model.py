@@ -1,0 +1,204 @@
+"""A model and its tokenizer as one object that reads texts, for any model of hf_ssm or transformers.
+
+Legend: `L` tokens of a text, `B` texts of a batch.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, is_dna
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.probes.reading import longest_input
+from hf_ssm.probes.targets import head_of
+from hf_ssm.utils.evaluation import unwrapped
+
+__all__ = ["Batch", "Encoded", "SequenceModel"]
+
+# A text with a larger share of unknown tokens is of another alphabet.
+_MOST_UNKNOWN = 0.5
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of a text.
+
+    Attributes:
+        ids: `(L,)`, with the special tokens that the tokenizer adds.
+        special: `(L,)`, true at these.
+        letters: `(L, 2)`, first letter of the text in each token and the one after its last; 0 and 0 at special tokens.
+    """
+
+    ids: Tensor
+    special: Tensor
+    letters: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts that a model has read together.
+
+    Attributes:
+        rows: Number of each text in the list that was given, `B`.
+        mask: `(B, L)`, true at tokens and false at padding, which is at the right.
+        outputs: What the model returned.
+    """
+
+    rows: list[int]
+    mask: Tensor
+    outputs: Any
+
+
+class SequenceModel:
+    """Reads texts in batches of similar length.
+
+    Use it within `evaluating(model.model)`.
+
+    Args:
+        model: A model of hf_ssm or transformers that reads token ids.
+        tokenizer: Its tokenizer, a fast one of transformers.
+        max_tokens_per_batch: Largest number of tokens in a batch, padding included, default 16384. A batch has at least
+            one text.
+
+    Attributes:
+        head: Kind of prediction: "class", "tokens", "causal", "masked", or `None` for a model without a head.
+        longest: Longest input in tokens; `None` without a limit.
+        tokens: Number of tokens that the model has read so far, padding included.
+
+    Raises:
+        ValueError: The tokenizer is not a fast one, `max_tokens_per_batch` is not positive, or the model has an encoder
+            and a decoder.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384):
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(
+                f"`tokenizer` is a {type(tokenizer).__name__}: give a fast tokenizer of transformers "
+                "(PreTrainedTokenizerFast), which knows the letters of each token."
+            )
+        if max_tokens_per_batch < 1:
+            raise ValueError(f"`max_tokens_per_batch`={max_tokens_per_batch}: give a positive number.")
+        self.model, self.tokenizer = unwrapped(model), tokenizer
+        self.head = head_of(self.model)
+        self.longest = longest_input(self.model)
+        try:
+            self.device = self.model.get_input_embeddings().weight.device
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{type(self.model).__name__} has no embedding of tokens: give one of texts, not of signals or videos."
+            ) from error
+        self.max_tokens_per_batch = max_tokens_per_batch
+        self.tokens = 0
+        self._known = inspect.signature(self.model.forward).parameters
+
+    def encode(self, records: Sequence[Record]) -> list[Encoded]:
+        """The tokens of each sequence, special tokens included.
+
+        Raises:
+            ValueError: A sequence has no token, more than the model takes, or mostly unknown ones.
+        """
+        found = self.tokenizer(
+            [record.sequence for record in records],
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,
+        )
+        columns = (found[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
+        encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
+        for record, own in zip(records, encoded, strict=True):
+            self._check(record, own)
+        return encoded
+
+    @staticmethod
+    def _encoded(ids: list[int], special: list[int], offsets: list[tuple[int, int]]) -> Encoded:
+        # NumPy reads lists several times faster than torch.
+        letters = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+        # Some tokenizers mark unknown letters as special, too.
+        added = np.array(special, dtype=bool) & (letters[:, 0] >= letters[:, 1])
+        return Encoded(*map(torch.from_numpy, (np.array(ids, dtype=np.int64), added, letters)))
+
+    def _check(self, record: Record, encoded: Encoded) -> None:
+        count = len(encoded.ids)
+        if bool(encoded.special.all()):
+            raise ValueError(f"{record.where}: the tokenizer makes no token of {record.sequence[:40]!r}.")
+        if self.longest is not None and count > self.longest:
+            raise ValueError(
+                f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows "
+                "(`window`, --window)."
+            )
+        unknown = self.tokenizer.unk_token_id
+        if unknown is None:
+            return
+        share = float((encoded.ids[~encoded.special] == unknown).double().mean())
+        # Regions of DNA may consist of ambiguous letters; proteins hold most of these, too.
+        letters = AMBIGUOUS_LETTERS if is_dna(record.sequence) else "N"
+        ambiguous = sum(map(record.sequence.upper().count, letters)) / len(record.sequence)
+        if share - ambiguous > _MOST_UNKNOWN:
+            raise ValueError(
+                f"{record.where}: {share:.0%} of {record.sequence[:40]!r}... is unknown to the tokenizer: is it of "
+                "another alphabet (a protein, RNA) or in the other case?"
+            )
+
+    def run(self, encoded: Sequence[Encoded], **options: Any) -> Iterator[Batch]:
+        """Read the texts in batches of similar length, the longest first.
+
+        Args:
+            encoded: The texts.
+            **options: Further arguments of `forward`, such as `output_hidden_states=True`.
+        """
+        for rows in self._groups([len(text.ids) for text in encoded]):
+            ids = pad_sequence([encoded[row].ids for row in rows], batch_first=True, padding_value=self._pad_id)
+            lengths = torch.tensor([len(encoded[row].ids) for row in rows])
+            mask = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).to(self.device)
+            yield Batch(rows, mask, self.forward(ids.to(self.device), mask, **options))
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
+        """Call the model.
+
+        Args:
+            ids: `(B, L)`.
+            mask: `(B, L)`, true at tokens; `None` if all are.
+            **options: Further arguments of `forward`.
+        """
+        self.tokens += ids.numel()
+        if self.takes("use_cache"):
+            options.setdefault("use_cache", False)
+        if self.takes("attention_mask") and "past_key_values" not in options:
+            options["attention_mask"] = (torch.ones_like(ids) if mask is None else mask).long()
+        return self.model(input_ids=ids, return_dict=True, **options)
+
+    def takes(self, argument: str) -> bool:
+        """Whether `forward` has an argument of that name."""
+        return argument in self._known
+
+    @property
+    def _pad_id(self) -> int:
+        # Decoders of transformers that classify find the last token by the padding token of their configuration. For
+        # others any will do: positions of padding are masked.
+        own = getattr(self.model.config, "pad_token_id", None)
+        own = self.tokenizer.pad_token_id if own is None else own
+        return 0 if own is None else max(own, 0)
+
+    def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Numbers of texts that are read together."""
+        # Decoders of transformers that classify need a padding token in their configuration: without one they refuse
+        # several texts. Models without a mask read the padding.
+        pad = getattr(self.model.config, "pad_token_id", None)
+        needs_pad = self.head == "class" and not isinstance(self.model, SSMPreTrainedModel)
+        is_single = needs_pad and pad is None
+        needs_equal = not self.takes("attention_mask") or (needs_pad and (pad is None or pad < 0))
+        group: list[int] = []
+        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+            is_full = bool(group) and (len(group) + 1) * lengths[group[0]] > self.max_tokens_per_batch
+            if group and (is_full or is_single or (needs_equal and lengths[row] != lengths[group[0]])):
+                yield group
+                group = []
+            group.append(row)
+        if group:
+            yield group

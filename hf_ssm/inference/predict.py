@@ -1,0 +1,305 @@
+"""Predictions of classifiers for sequences, windows of them, and tokens, for models of hf_ssm and transformers.
+
+Legend: `B` texts of a batch, `L` tokens of a text, `T` those without special tokens, `K` classes or values.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from torch import Tensor
+
+from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.parts import table_of
+from hf_ssm.inference.windows import Window, Windows, groups_of
+from hf_ssm.probes.reading import check_choice
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["AGGREGATIONS", "Predictor", "letters_of", "predict"]
+
+AGGREGATIONS = ("mean", "max")
+# Columns that tell the windows of a sequence apart.
+_SPAN = ("record", "start", "end")
+# Kinds of scores: softmax, sigmoid, none.
+_CLASSES, _LABELS, _VALUES = "classes", "labels", "values"
+_OTHER_COMMANDS = {
+    "causal": "a causal language model: use hf-ssm score for likelihoods, hf-ssm embed for hidden states",
+    "masked": "a masked language model: use hf-ssm score for log-odds, hf-ssm embed for hidden states",
+    None: "no classifier of sequences or tokens: use hf-ssm embed for hidden states",
+}
+
+Unit = list[Window]
+"""The windows whose scores are combined."""
+
+
+def predict(
+    model: Any,
+    tokenizer: Any,
+    inputs: Iterable[Any],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    aggregate: str | None = None,
+    both_strands: bool = False,
+    sequence_column: str = "sequence",
+    max_tokens_per_batch: int = 16384,
+) -> Dataset:
+    """Predictions of a classifier.
+
+    Args:
+        model: A sequence or token classifier of hf_ssm or transformers that reads token ids.
+        tokenizer: Its tokenizer, a fast one of transformers.
+        inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
+        window: Cut each sequence into windows of that many letters. By default only sequences that are longer than the
+            model takes are cut, into the longest windows that it takes.
+        stride: Letters from the start of a window to that of the next, default `window`. The last window of a sequence
+            may be shorter.
+        aggregate: Combine the scores of the windows of a sequence: "mean" or "max" of each column. By default each
+            window has a row. Tokens that lie in several windows always get the mean.
+        both_strands: Average the scores of each DNA sequence, or window, and of its reverse complement; for token
+            classifiers those of the same letters.
+        sequence_column: The column of the sequences.
+        max_tokens_per_batch: Largest number of tokens in a batch, padding included, default 16384.
+
+    Returns:
+        The columns of the inputs without the sequences, followed by
+
+        * where a sequence has several rows: `record`, its number from 0, `start` and `end`, the letters of the window
+          or token (0-based, `end` is the one after the last), and for tokens `letters`;
+        * for classes: `prediction`, the name of the class with the highest probability, and `probability_<name>` of
+          each class (softmax);
+        * for classes that do not exclude each other (`problem_type="multi_label_classification"`): `prediction`, the
+          names of those of probability 0.5 and more, joined by ";", and `probability_<name>` (sigmoid);
+        * for values (`problem_type="regression"`, or one label): `prediction`, or `value_0`, `value_1`, ...
+
+        Probabilities and values are float64.
+
+    Raises:
+        TypeError: `inputs` is no iterable of sequences.
+        ValueError: A wrong argument or input, or a model that is no classifier.
+    """
+    predictor = Predictor(
+        SequenceModel(model, tokenizer, max_tokens_per_batch),
+        window=window,
+        stride=stride,
+        aggregate=aggregate,
+        both_strands=both_strands,
+    )
+    # The sequences are read twice.
+    inputs = list(inputs) if isinstance(inputs, Iterator) else inputs
+    predictor.survey(as_records(inputs, sequence_column))
+    return table_of(predictor.groups(as_records(inputs, sequence_column)), predictor.table_of_groups, part_size=1)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores of a text.
+
+    Attributes:
+        values: `(1, K)` of the whole text, or `(T, K)` of its tokens; float64.
+        letters: `(T, 2)`, first letter of each token and the one after its last; `(0, 2)` for the whole text.
+    """
+
+    values: np.ndarray
+    letters: np.ndarray
+
+
+class Predictor:
+    """Computes tables of predictions.
+
+    Args:
+        reader: The model and its tokenizer.
+        window, stride, aggregate, both_strands: As for `predict`.
+
+    `survey` reads all sequences before `table_of_groups` computes the tables of the groups of `groups`.
+
+    Raises:
+        ValueError: As for `predict`, as far as it concerns the arguments.
+    """
+
+    def __init__(
+        self,
+        reader: SequenceModel,
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        aggregate: str | None = None,
+        both_strands: bool = False,
+    ):
+        if reader.head not in ("class", "tokens"):
+            raise ValueError(f"{type(reader.model).__name__} is {_OTHER_COMMANDS[reader.head]}.")
+        self._of_tokens = reader.head == "tokens"
+        if aggregate is not None:
+            check_choice("aggregate", aggregate, AGGREGATIONS)
+            if self._of_tokens:
+                raise ValueError(
+                    f"`aggregate`={aggregate!r}: {type(reader.model).__name__} classifies tokens, of which each has a "
+                    "row: leave it out."
+                )
+        self._reader, self._windows = reader, Windows(reader, window, stride)
+        self._aggregate, self._both_strands = aggregate, both_strands
+        # Whether the table tells several rows of a sequence apart.
+        self._has_spans = self._of_tokens or (aggregate is None and window is not None)
+        config = reader.model.config
+        self._kind = _kind_of(config)
+        names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+        # Names that are not unique could not be columns.
+        self._names = names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
+
+    def survey(self, records: Iterable[Record]) -> int:
+        """The number of letters to read, on one strand; those of overlapping windows count repeatedly.
+
+        Raises:
+            ValueError: A sequence that is to be read on both strands is no DNA.
+        """
+        total = 0
+        for number, record in enumerate(records):
+            if self._both_strands:
+                check_dna(record)
+            windows = self._windows.of(number, record)
+            self._has_spans |= len(windows) > 1 and self._aggregate is None
+            total += letters_of(windows)
+        return total
+
+    def groups(self, records: Iterable[Record]) -> Iterator[list[Unit]]:
+        """Consecutive units that are computed together and form a part of the output."""
+        return groups_of(self._units(records), letters_of)
+
+    def _units(self, records: Iterable[Record]) -> Iterator[Unit]:
+        for number, record in enumerate(records):
+            windows = self._windows.of(number, record)
+            if self._of_tokens or self._aggregate is not None:
+                yield windows
+            else:
+                yield from ([window] for window in windows)
+
+    def table_of_groups(self, groups: Iterable[list[Unit]]) -> pa.Table:
+        """The table of several groups."""
+        units = [unit for group in groups for unit in group]
+        with evaluating(self._reader.model):
+            scores = self._scores([window for unit in units for window in unit])
+            combined = [self._combined(unit, [next(scores) for _ in unit]) for unit in units]
+        own = self._spans(units, combined) if self._has_spans else {}
+        own |= self._columns(np.concatenate([found.values for found in combined]))
+        counts = [len(found.values) for found in combined]
+        return pa.table(_input_columns([unit[0].record for unit in units], counts, own) | own)
+
+    def _spans(self, units: Sequence[Unit], combined: Sequence[_Scores]) -> dict[str, Any]:
+        """Number of the sequence and letters of each row."""
+        rows: list[tuple[Any, ...]]
+        if not self._of_tokens:
+            rows = [(unit[0].number, unit[0].start, unit[0].stop) for unit in units]
+            return dict(zip(_SPAN, zip(*rows, strict=True), strict=True))
+        rows = [
+            (unit[0].number, start, stop, unit[0].record.sequence[start:stop])
+            for unit, found in zip(units, combined, strict=True)
+            for start, stop in found.letters.tolist()
+        ]
+        return dict(zip((*_SPAN, "letters"), zip(*rows, strict=True), strict=True))
+
+    def _columns(self, values: np.ndarray) -> dict[str, Any]:
+        """The scores `(rows, K)` as columns."""
+        if self._kind == _VALUES:
+            names = ["prediction"] if values.shape[1] == 1 else [f"value_{index}" for index in range(values.shape[1])]
+            return dict(zip(names, values.T, strict=True))
+        if self._kind == _LABELS:
+            chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
+        else:
+            chosen = [self._names[best] for best in values.argmax(1)]
+        names = [f"probability_{name}" for name in self._names]
+        return {"prediction": chosen, **dict(zip(names, values.T, strict=True))}
+
+    def _combined(self, unit: Unit, scores: Sequence[_Scores]) -> _Scores:
+        """The scores of the windows of a unit as one."""
+        values = np.concatenate([found.values for found in scores])
+        if not self._of_tokens:
+            combined = values.max(0) if self._aggregate == "max" else values.mean(0)
+            return _Scores(combined[None], scores[0].letters)
+        letters = np.concatenate([found.letters + window.start for window, found in zip(unit, scores, strict=True)])
+        if len(unit) == 1:
+            return _Scores(values, letters)
+        ranks = np.concatenate([_ranks(found.letters) for found in scores])
+        tokens, row = np.unique(np.column_stack([letters, ranks]), axis=0, return_inverse=True)
+        row = row.reshape(-1)
+        sums = np.zeros((len(tokens), values.shape[1]))
+        np.add.at(sums, row, values)
+        return _Scores(sums / np.bincount(row)[:, None], tokens[:, :2])
+
+    def _scores(self, windows: Sequence[Window]) -> Iterator[_Scores]:
+        """The scores of each window, of both strands if asked."""
+        for group in groups_of(windows, lambda window: window.stop - window.start):
+            records = [window.cut() for window in group]
+            scores = self._strand(records)
+            if self._both_strands:
+                other = self._strand([replace(own, sequence=reverse_complement(own.sequence)) for own in records])
+                scores = [_averaged(*each) for each in zip(records, scores, other, strict=True)]
+            yield from scores
+
+    def _strand(self, records: Sequence[Record]) -> list[_Scores]:
+        encoded = self._reader.encode(records)
+        found: list[Any] = [None] * len(records)
+        for batch in self._reader.run(encoded):
+            logits = batch.outputs.logits.cpu().double()
+            for row, own in zip(batch.rows, logits, strict=True):
+                text = encoded[row]
+                kept = ~text.special
+                values = self._activated(own[: len(kept)][kept] if self._of_tokens else own[None])
+                if not values.isfinite().all():
+                    raise ValueError(
+                        f"{records[row].where}: the model gives NaN: its weights hold NaN, or its precision is too low."
+                    )
+                letters = text.letters[kept] if self._of_tokens else text.letters[:0]
+                found[row] = _Scores(values.numpy(), letters.numpy())
+        return found
+
+    def _activated(self, logits: Tensor) -> Tensor:
+        if self._kind == _VALUES:
+            return logits
+        return logits.sigmoid() if self._kind == _LABELS else logits.softmax(-1)
+
+
+def letters_of(unit: Unit) -> int:
+    """Number of letters of some windows."""
+    return sum(window.stop - window.start for window in unit)
+
+
+def _kind_of(config: Any) -> str:
+    if config.problem_type == "multi_label_classification":
+        return _LABELS
+    is_value = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
+    return _VALUES if is_value else _CLASSES
+
+
+def _ranks(letters: np.ndarray) -> np.ndarray:
+    """Numbers, from 0, of the tokens with the same letters `(T, 2)`, such as the bytes of one letter."""
+    _, first, same = np.unique(letters, axis=0, return_index=True, return_inverse=True)
+    ranks: np.ndarray = np.arange(len(letters)) - first[same.reshape(-1)]
+    return ranks
+
+
+def _averaged(record: Record, own: _Scores, other: _Scores) -> _Scores:
+    """The mean of the scores of a sequence and of its reverse complement."""
+    letters = len(record.sequence) - other.letters[::-1, ::-1]
+    if not np.array_equal(own.letters, letters):
+        raise ValueError(
+            f"{record.where}: the tokens of the two strands of {record.sequence[:40]!r} hold different letters: their "
+            "scores cannot be averaged; read one strand only."
+        )
+    return _Scores((own.values + other.values[::-1]) / 2, own.letters)
+
+
+def _input_columns(records: Sequence[Record], counts: Sequence[int], own: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the inputs, with each value as often as its sequence has rows."""
+    names = dict.fromkeys(name for record in records for name in record.columns)
+    if taken := [name for name in names if name in own]:
+        raise ValueError(
+            f"{records[0].where}: the input has a column {taken[0]!r}, as the table of results has: rename it."
+        )
+    return {
+        name: [record.columns.get(name) for record, count in zip(records, counts, strict=True) for _ in range(count)]
+        for name in names
+    }

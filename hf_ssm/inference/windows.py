@@ -1,0 +1,101 @@
+"""Long sequences in windows, and their division into parts of bounded size."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from hf_ssm.data.records import Record
+from hf_ssm.inference.model import SequenceModel
+
+__all__ = ["Window", "Windows", "groups_of", "spans"]
+
+T = TypeVar("T")
+
+# A text with more letters than this for each token that the model takes is too long without counting its tokens.
+_MOST_LETTERS_PER_TOKEN = 64
+# Limits of a group: items, and letters.
+_MOST_ITEMS, _MOST_LETTERS = 4096, 2**19
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a sequence, or all of it.
+
+    Attributes:
+        record: The sequence.
+        number: Its number in the input, from 0.
+        start: First letter, counted from 0.
+        stop: The one after the last letter.
+    """
+
+    record: Record
+    number: int
+    start: int
+    stop: int
+
+    def cut(self) -> Record:
+        """The letters of the window as a sequence."""
+        if self.stop - self.start == len(self.record.sequence):
+            return self.record
+        place = f"{self.record.where}, letters {self.start} to {self.stop}"
+        return replace(self.record, sequence=self.record.sequence[self.start : self.stop], where=place)
+
+
+class Windows:
+    """Cuts sequences into windows.
+
+    Args:
+        reader: The model.
+        window: Letters of a window; by default a sequence that is longer than the model takes is cut into windows of as
+            many letters as the model takes tokens, and others are not cut.
+        stride: Letters from the start of a window to that of the next, default `window`. The last window of a sequence
+            may be shorter than the others.
+
+    Raises:
+        ValueError: A number is not positive, the stride is given without the window or exceeds it.
+    """
+
+    def __init__(self, reader: SequenceModel, window: int | None = None, stride: int | None = None):
+        if window is None and stride is not None:
+            raise ValueError(f"`stride`={stride} needs `window` (--window).")
+        if window is not None and not 1 <= (window if stride is None else stride) <= window:
+            raise ValueError(
+                f"`window`={window}, `stride`={stride}: give positive numbers, the stride at most the window."
+            )
+        self._window, self._stride = window, stride
+        self._tokenizer, self._longest = reader.tokenizer, reader.longest
+        self._added = reader.tokenizer.num_special_tokens_to_add()
+
+    def of(self, number: int, record: Record) -> list[Window]:
+        """The windows of a sequence, with its number in the input."""
+        length = len(record.sequence)
+        window = self._window or self._longest_window(record.sequence)
+        return [Window(record, number, *span) for span in spans(length, window, self._stride or window)]
+
+    def _longest_window(self, text: str) -> int:
+        """Letters of a window that the model takes: all of the text, or one for each token."""
+        if self._longest is None or len(text.encode()) + self._added <= self._longest:
+            return len(text)
+        is_longer = len(text) > _MOST_LETTERS_PER_TOKEN * self._longest
+        if not is_longer and len(self._tokenizer(text, verbose=False)["input_ids"]) <= self._longest:
+            return len(text)
+        return max(self._longest - self._added, 1)
+
+
+def spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    """First letters and the ones after the last of the windows of a sequence, which cover all of it."""
+    return [(start, min(start + window, length)) for start in range(0, max(length - window + stride, 1), stride)]
+
+
+def groups_of(items: Iterable[T], letters: Callable[[T], int]) -> Iterator[list[T]]:
+    """Consecutive items in groups of at most 4096 items and, unless it is a single item, 2**19 letters."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        if group and (len(group) == _MOST_ITEMS or total + letters(item) > _MOST_LETTERS):
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += letters(item)
+    if group:
+        yield group

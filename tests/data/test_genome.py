@@ -1,0 +1,142 @@
+"""Random access to reference genomes: compression, indices, and malformed files."""
+
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pysam = pytest.importorskip("pysam")
+
+from hf_ssm.data import genome as module  # noqa: E402
+from hf_ssm.data.genome import Genome  # noqa: E402
+
+TEXT = ">chr1 first\nACGTACGTAC\nGTnnNRacgt\nACG\n>chr2\r\nTTTT\r\n"
+
+
+@pytest.fixture
+def reference(tmp_path):
+    """`reference(text, name)`: the path of a file, bgzipped for ".bgz", gzipped for ".gz"."""
+
+    def write(text=TEXT, name="g.fa"):
+        path = tmp_path / "ref" / name
+        path.parent.mkdir(exist_ok=True)
+        content = text.encode()
+        if name.endswith(".bgz"):
+            with pysam.BGZFile(str(path), "wb") as file:
+                file.write(content)
+        else:
+            path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.bgz", "g.fa.gz"])
+def test_intervals_of_each_compression(reference, name, capfd):
+    path = reference(name=name)
+    before = os.listdir(path.parent)
+    with Genome(path) as genome:
+        folder = Path(genome._folder.name)
+        assert genome.contigs == {"chr1": 23, "chr2": 4}
+        assert "chr1" in genome and "1" not in genome and genome.length("chr2") == 4
+        assert genome.fetch("chr1", 8, 21) == "ACGTnnNRacgtA"
+        assert genome.fetch("chr2", 0, 4) == "TTTT"
+        assert genome.fetch("chr1", 22, 23) == "G"
+        assert folder.is_dir()
+    # Neither the folder of the file nor that for temporary files keeps anything.
+    assert os.listdir(path.parent) == before and not folder.exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_current_index_is_used_and_an_old_one_is_not(reference, monkeypatch):
+    path = reference()
+    pysam.faidx(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_build_index", lambda *arguments: pytest.fail("there is an index"))
+        with Genome(path) as genome:
+            assert genome.fetch("chr2", 0, 4) == "TTTT"
+    path.write_text(">new\nACGT\n")
+    os.utime(f"{path}.fai", (1, 1))
+    index = Path(f"{path}.fai").read_bytes()
+    with Genome(path) as genome:
+        assert genome.contigs == {"new": 4}
+    assert Path(f"{path}.fai").read_bytes() == index
+
+
+@pytest.mark.parametrize(
+    ("interval", "message"),
+    [
+        (("chr1", 0, 24), "chr1:0-24 is not an interval of g.fa, whose contig 'chr1' has 23 letters"),
+        (("chr1", -1, 3), "chr1:-1-3"),
+        (("chr1", 3, 3), "chr1:3-3"),
+        (("chr1", 5, 3), "chr1:5-3"),
+        (("chr3", 0, 1), r"g.fa has no contig 'chr3' \(did you mean 'chr[12]'\?\)"),
+        (("scaffold", 0, 1), r"no contig 'scaffold'\."),
+    ],
+)
+def test_intervals_outside_are_refused(reference, interval, message):
+    with Genome(reference()) as genome:
+        with pytest.raises(ValueError, match=message):
+            genome.fetch(*interval)
+        assert genome.fetch("chr1", 0, 23) == "ACGTACGTACGTnnNRacgtACG"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (">a\nACGT\n>a x\nGG\n", "line 3: a second contig 'a'"),
+        (">a\nACGT\nACGTAC\nAC\n", "'a' at line 3.*faidx"),
+        (">a\nACGT\n\nACGT\n", "at line 4.*faidx"),
+        ("name,sequence\nx,ACGT\n", r"line 1: b'name,sequence\\n' is not a header"),
+        ("@a\nACGT\n+\nIIII\n", "line 1: b'@a"),
+        (">a\n>b\nACGT\n", "the contig 'a' has no sequence"),
+        (">a\nACGT\n>b\n\n", "the contig 'b' has no sequence"),
+        (">\nACGT\n", "line 1: the header has no name"),
+        ("> a\nACGT\n", "line 1: the header has no name"),
+        ("", "has no FASTA record"),
+    ],
+)
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.bgz", "g.fa.gz"])
+def test_malformed_files_are_refused(reference, text, message, name, capfd):
+    with pytest.raises(ValueError, match=message) as error:
+        Genome(reference(text, name))
+    assert name in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["g.fa.bgz", "g.fa.gz"])
+@pytest.mark.parametrize("lost", [4, 28, 60])
+def test_truncated_files_are_refused(reference, name, lost, capfd):
+    path = reference(">a\n" + "ACGTTGCAGA\n" * 50, name)
+    path.write_bytes(path.read_bytes()[:-lost])
+    with pytest.raises(ValueError, match=r"truncated|end-of-stream"):
+        Genome(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_index_of_another_file_is_recognised(reference, capfd):
+    path = reference()
+    pysam.faidx(str(path))
+    path.write_text(">chr1\nACGT\n")
+    os.utime(f"{path}.fai")
+    with Genome(path) as genome, pytest.raises(ValueError, match="its index"):
+        genome.fetch("chr1", 0, 20)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_index_is_refused(reference, capfd):
+    path = reference()
+    Path(f"{path}.fai").write_text("nonsense")
+    with pytest.raises(ValueError, match=r"index .*g.fa.fai' cannot be read"):
+        Genome(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_missing_file_and_missing_library(reference, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"g2\.fa"):
+        Genome(reference().with_name("g2.fa"))
+    monkeypatch.setitem(sys.modules, "pysam", None)
+    with pytest.raises(ImportError, match=r"hf_ssm\[genomics\]"):
+        Genome(reference())

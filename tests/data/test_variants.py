@@ -1,0 +1,96 @@
+"""Variants from VCF files and tables."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hf_ssm.data.variants import read_variants
+
+pytest.importorskip("pysam", reason="pysam is not installed")
+
+HEADER = """##fileformat=VCFv4.2
+##INFO=<ID=LABEL,Number=1,Type=Integer,Description="x">
+##INFO=<ID=AF,Number=A,Type=Float,Description="x">
+##INFO=<ID=GENES,Number=.,Type=String,Description="x">
+#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO
+"""
+RECORDS = "chr1\t5\trs1\tA\tC,G\t.\t.\tLABEL=1;AF=0.25,0.5;GENES=x,y,z\n1\t7\t.\tAC\t.\t.\t.\t.\n"
+
+
+def test_one_variant_for_each_alternative_allele(tmp_path: Path) -> None:
+    (tmp_path / "v.vcf").write_text(HEADER + RECORDS)
+    first, second, third = read_variants(tmp_path / "v.vcf", ["LABEL", "AF", "GENES"])
+    assert (first.chrom, first.start, first.ref, first.alt) == ("chr1", 4, "A", "C")
+    shared = {"chrom": "chr1", "pos": 5, "id": "rs1", "ref": "A", "LABEL": 1, "GENES": "x,y,z"}
+    assert first.columns == {**shared, "alt": "C", "AF": 0.25}
+    assert second.columns == {**shared, "alt": "G", "AF": 0.5}
+    assert third.reason == "no alternative allele"
+    assert third.columns["alt"] is None and third.columns["LABEL"] is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "bgzip", "windows"])
+def test_forms_of_vcf(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("v.vcf" if kind in ("plain", "windows") else "v.vcf.gz")
+    if kind == "gzip":
+        path.write_bytes(gzip.compress((HEADER + RECORDS).encode()))
+    elif kind == "bgzip":
+        import pysam
+
+        (tmp_path / "v.vcf").write_text(HEADER + RECORDS)
+        pysam.tabix_compress(str(tmp_path / "v.vcf"), str(path))
+    else:
+        path.write_bytes((HEADER + RECORDS).replace("\n", "\r\n" if kind == "windows" else "\n").encode())
+    assert [variant.columns["alt"] for variant in read_variants(path)] == ["C", "G", None]
+
+
+def test_damaged_vcf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "v.vcf"
+    for text, message in [
+        (HEADER + RECORDS + "chr1\tx\t.\tA\tC\t.\t.\t.\n", "after number 2 is malformed"),
+        (RECORDS, "no VCF file"),
+        ("", "no VCF file"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            list(read_variants(path))
+    whole = gzip.compress((HEADER + RECORDS * 9000).encode())
+    (tmp_path / "cut.vcf.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cut\.vcf\.gz.* ended before"):
+        list(read_variants(tmp_path / "cut.vcf.gz"))
+    path.write_text(HEADER + RECORDS)
+    with pytest.raises(ValueError, match="no INFO field 'CLASS'; its header has: LABEL, AF, GENES"):
+        list(read_variants(path, ["CLASS"]))
+    # The log of htslib bypasses Python.
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv.gz", ".jsonl", ".parquet"])
+def test_tables(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"v{suffix}"
+    rows = [{"CHROM": "1", "POS": 5, "REF": "A", "ALT": "C", "label": 1}]
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif suffix == ".jsonl":
+        path.write_text(json.dumps(rows[0]) + "\n")
+    elif suffix == ".csv":
+        path.write_text("CHROM,POS,REF,ALT,label\n1,5,A,C,1\n")
+    else:
+        path.write_bytes(gzip.compress(b"CHROM\tPOS\tREF\tALT\tlabel\n1\t5\tA\tC\t1\n"))
+    (found,) = read_variants(path)
+    assert (found.chrom, found.start, found.ref, found.alt) == ("1", 4, "A", "C")
+    assert found.columns == rows[0]
+
+
+def test_bad_tables(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        list(read_variants(tmp_path / "no.vcf"))
+    (tmp_path / "v.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"the suffix must be one of \.vcf"):
+        list(read_variants(tmp_path / "v.txt"))
+    (tmp_path / "v.csv").write_text("chrom,pos,ref\n1,5,A\n")
+    with pytest.raises(ValueError, match=r"v\.csv has no column 'alt'"):
+        list(read_variants(tmp_path / "v.csv"))

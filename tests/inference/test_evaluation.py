@@ -1,0 +1,75 @@
+"""Metrics of scores, against their definitions."""
+
+import itertools
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_ssm.inference import evaluate_scores
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+RNG = np.random.default_rng(0)
+COUNT = 40
+LABELS = RNG.integers(0, 2, COUNT)
+LLR = -LABELS + RNG.normal(size=COUNT)
+TABLE = Dataset.from_dict(
+    {"label": LABELS, "llr": [None, *LLR[1:]], "embedding_distance": -LLR, "chrom": ["1"] * 10 + ["X"] * 30}
+)
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.inference.evaluation._BOOTSTRAPS", 10)
+
+
+def auroc(labels: np.ndarray, impact: np.ndarray) -> float:
+    pairs = list(itertools.product(impact[labels == 1], impact[labels == 0]))
+    return float(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
+
+
+def value(found: Dataset, score: str, metric: str) -> float:
+    return next(row["value"] for row in found if (row["score"], row["metric"]) == (score, metric))
+
+
+def test_low_likelihoods_are_harmful() -> None:
+    found = evaluate_scores(TABLE, "label")
+    assert value(found, "llr", "auroc") == pytest.approx(auroc(LABELS[1:], -LLR[1:]))
+    assert value(found, "embedding_distance", "auroc") == pytest.approx(auroc(LABELS, -LLR))
+    assert value(found, "llr", "spearman") < 0 < value(found, "embedding_distance", "spearman")
+    assert [row["variants"] for row in found] == [39] * 3 + [40] * 3
+    assert all(0 < row["standard_error"] < 0.3 for row in found)
+
+
+def test_groups_are_weighted_by_their_variants() -> None:
+    found = evaluate_scores(TABLE, "label", by="chrom")
+    expected = (10 * auroc(LABELS[:10], -LLR[:10]) + 30 * auroc(LABELS[10:], -LLR[10:])) / 40
+    assert value(found, "embedding_distance", "auroc") == pytest.approx(expected)
+    assert {row["groups"] for row in found} == {2}
+
+
+def test_labels_by_name_and_numbers() -> None:
+    named = TABLE.remove_columns("label").add_column("label", [["no", "yes"][label] for label in LABELS])
+    assert evaluate_scores(named, "label", "yes").to_list() == evaluate_scores(TABLE, "label").to_list()
+    unknown = named.remove_columns("label").add_column("label", [None, *named["label"][1:]])
+    assert evaluate_scores(unknown, "label", "yes")["variants"] == [39] * 6
+    flags = TABLE.remove_columns("label").add_column("label", [["False", "True"][label] for label in LABELS])
+    assert evaluate_scores(flags, "label").to_list() == evaluate_scores(TABLE, "label").to_list()
+    numbers = TABLE.remove_columns("label").add_column("label", np.exp(3 * LLR))
+    found = evaluate_scores(numbers, "label")
+    assert value(found, "embedding_distance", "spearman") == pytest.approx(-1)
+    assert set(found["metric"]) == {"spearman"}
+
+
+def test_bad_arguments() -> None:
+    for arguments, message in [
+        ({"label": "class"}, "`label`='class' is no column"),
+        ({"label": "label", "by": "contig"}, "`by`='contig' is no column"),
+        ({"label": "chrom"}, "such as '1', 'X': name the class"),
+        ({"label": "chrom", "positive": "Y"}, "`positive`='Y' is no label"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            evaluate_scores(TABLE, **arguments)
+    with pytest.raises(ValueError, match="one class only"):
+        evaluate_scores(TABLE.remove_columns("label").add_column("label", [1] * COUNT), "label")

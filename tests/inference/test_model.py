@@ -1,0 +1,134 @@
+"""`SequenceModel`: tokens of texts, batches, padding."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+
+from hf_ssm.data.records import Record
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.tokenization import build_dna_tokenizer
+
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
+TEXTS = ["ACGTACGTAC", "GG", "ACGTTGCATTTACG", "NNACG", "T", "ACGTTGCATTTACC"]
+LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 12}
+
+
+def records(*texts):
+    return [Record(text, f"row {number}") for number, text in enumerate(texts)]
+
+
+def logits_of(reader, texts):
+    encoded = reader.encode(records(*texts))
+    found = {}
+    with torch.no_grad():
+        for batch in reader.run(encoded):
+            for row, mask, own in zip(batch.rows, batch.mask, batch.outputs.logits, strict=True):
+                assert int(mask.sum()) == len(encoded[row].ids) and mask[: len(encoded[row].ids)].all()
+                found[row] = own[: len(encoded[row].ids)] if reader.head == "tokens" else own
+    assert sorted(found) == list(range(len(texts)))
+    return [found[row] for row in range(len(texts))]
+
+
+def llama(**config):
+    torch.manual_seed(0)
+    return LlamaForSequenceClassification(LlamaConfig(**(LLAMA | config))).eval()
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_and_batches_do_not_change_the_result(make_model, family, head):
+    model, tokenizer = make_model(family, head, num_labels=3).double(), build_dna_tokenizer()
+    # Nothing is compiled for float64.
+    with use_backend("torch"):
+        together = logits_of(SequenceModel(model, tokenizer), TEXTS)
+        alone = logits_of(SequenceModel(model, tokenizer, max_tokens_per_batch=1), TEXTS)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pad", [None, 0, 4, -1])
+def test_decoders_find_the_last_token_by_their_own_padding(pad):
+    # 4 is the padding of the tokenizer. The ids 0 and 4 are not in the texts.
+    model = llama(pad_token_id=pad if pad != -1 else None).double()
+    model.config.pad_token_id = pad
+    together = logits_of(SequenceModel(model, build_dna_tokenizer()), TEXTS)
+    for text, found in zip(TEXTS, together, strict=True):
+        ids = build_dna_tokenizer()(text, return_tensors="pt")["input_ids"]
+        torch.testing.assert_close(found, model(input_ids=ids).logits[0].detach(), rtol=0, atol=1e-12)
+
+
+def test_models_without_a_mask_read_texts_of_one_length_together():
+    class SumForSequenceClassification(nn.Module):
+        config = LlamaConfig(pad_token_id=4)
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(12, 2)
+            self.calls = 0
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids, return_dict):
+            self.calls += 1
+            return SequenceClassifierOutputWithPast(logits=self.embedding(input_ids).sum(1))
+
+    model = SumForSequenceClassification()
+    found = logits_of(SequenceModel(model, build_dna_tokenizer()), TEXTS)
+    assert model.calls == 5
+    ids = build_dna_tokenizer()("GG", return_tensors="pt")["input_ids"]
+    torch.testing.assert_close(found[1], model.embedding(ids).sum(1)[0].detach())
+
+
+def test_batches_hold_at_most_so_many_tokens(make_model):
+    model = make_model("S4", "ForSequenceClassification")
+    reader = SequenceModel(model, build_dna_tokenizer(), max_tokens_per_batch=28)
+    encoded = reader.encode(records(*TEXTS))
+    with torch.no_grad():
+        batches = list(reader.run(encoded))
+    assert [batch.rows for batch in batches] == [[2, 5], [0, 3], [1, 4]]
+    # Longest first: if the memory does not suffice, the error comes at once.
+    assert [tuple(batch.mask.shape) for batch in batches] == [(2, 14), (2, 10), (2, 2)]
+    assert reader.tokens == 28 + 20 + 4
+
+
+def test_letters_and_special_tokens(make_model):
+    reader = SequenceModel(make_model("S4", "ForSequenceClassification"), build_dna_tokenizer(add_eos=True))
+    (own,) = reader.encode(records("aC\nRN"))
+    assert own.ids.tolist() == [7, 8, 6, 11, 1]
+    assert own.letters.tolist() == [[0, 1], [1, 2], [3, 4], [4, 5], [0, 0]]
+    # The unknown letter R is a token of the text, although [UNK] is a special token.
+    assert own.special.tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MKVLAAGIVPLLLAQ", r"row 1: \d+% of 'MKVLAAGIVPLLLAQ'... is unknown to the tokenizer"),
+        ("UUUGC", r"row 1: 60% of 'UUUGC'"),
+        ("ACGTMKDHVSEEEEEEEE", r"row 1: 78% of 'ACGTMKDHVSEEEEEEEE'"),
+        (" \t ", r"row 1: the tokenizer makes no token of ' \\t '"),
+        ("A" * 65, "row 1 has 65 tokens, but the model takes 64"),
+    ],
+)
+def test_texts_that_are_refused(make_model, text, message):
+    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), build_dna_tokenizer())
+    with pytest.raises(ValueError, match=message):
+        reader.encode(records("ACGT", text))
+
+
+@pytest.mark.parametrize("text", ["acgtn", "NNNNNNNNNN", "RYSWkmACGT", "RRRR", "ACGU", "A" * 64])
+def test_texts_of_dna_are_taken(make_model, text):
+    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), build_dna_tokenizer())
+    assert len(reader.encode(records(text))[0].ids) == len(text)
+
+
+def test_arguments(make_model):
+    model = make_model("S4", "ForSequenceClassification")
+    with pytest.raises(ValueError, match="fast tokenizer"):
+        SequenceModel(model, str.split)
+    with pytest.raises(ValueError, match="`max_tokens_per_batch`=0"):
+        SequenceModel(model, build_dna_tokenizer(), 0)

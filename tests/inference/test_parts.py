@@ -1,0 +1,180 @@
+"""Tables that are written in parts: continuation, other settings, locks, formats."""
+
+import json
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hf_ssm.inference import parts as module
+from hf_ssm.inference.parts import Parts, file_facts, join_table, table_of, write_in_parts
+
+SETTINGS = {"window": 8, "layers": (1, 2)}
+
+
+def table(items):
+    """Each item has as many rows as its value."""
+    values = [item for item in items for _ in range(item)]
+    return pa.table({"item": values, "half": [value / 2 for value in values], "text": [f"a,\t{v}" for v in values]})
+
+
+def write(output, items=range(1, 8), function=table, settings=SETTINGS, **options):
+    write_in_parts(output, items, function, settings, part_size=2, **options)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+class FailsAt:
+    """The function `table`, interrupted at one of its calls."""
+
+    def __init__(self, call):
+        self.left = call
+
+    def __call__(self, items):
+        if not self.left:
+            raise Interrupted
+        self.left -= 1
+        return table(items)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_formats(tmp_path, suffix):
+    output = tmp_path / "new" / f"o{suffix}"
+    write(output)
+    if suffix == ".parquet":
+        found = pa.parquet.read_table(output).to_pandas()
+    else:
+        found = pd.read_csv(output, sep="," if suffix == ".csv" else "\t")
+    pd.testing.assert_frame_equal(found, table(range(1, 8)).to_pandas(), check_dtype=False)
+    assert [path.name for path in output.parent.iterdir()] == [output.name]
+    assert b"\r" not in output.read_bytes() or suffix == ".parquet"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_interrupted_after_each_part(tmp_path, suffix):
+    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"o{suffix}"
+    write(whole)
+    computed, skipped = [], []
+    for call in range(4):
+        with pytest.raises(Interrupted):
+            write(output, function=FailsAt(call % 2))
+        assert not output.exists()
+
+    def counted(items):
+        computed.append(items)
+        return table(items)
+
+    write(output, function=counted, skipped=skipped.append)
+    # The calls above stopped before the parts 0, 1, 1 and 2.
+    assert skipped == [[1, 2], [3, 4]] and computed == [[5, 6], [7]]
+    assert output.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([whole.name, output.name])
+
+
+def test_interrupted_while_the_output_is_written(tmp_path):
+    def broken(tables, path):
+        path.write_text("half a ta")
+        raise Interrupted
+
+    output = tmp_path / "o.csv"
+    with pytest.raises(Interrupted):
+        write(output, join=broken)
+    assert not output.exists()
+    write(output, function=lambda items: pytest.fail("all parts are there"))
+    assert len(pd.read_csv(output)) == sum(range(1, 8))
+
+
+def test_interrupted_between_the_output_and_the_removal_of_its_parts(tmp_path, monkeypatch):
+    output = tmp_path / "o.csv"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+
+        def join(tables, path):
+            join_table(tables, path)
+            patch.setattr(module.shutil, "rmtree", interrupt)
+
+        write(output, join=join)
+    before = output.read_bytes()
+    write(output, function=lambda items: pytest.fail("the output is there"))
+    assert output.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+
+
+def interrupt(*arguments, **options):
+    raise Interrupted
+
+
+def test_a_part_that_was_being_written_is_computed_again(tmp_path, monkeypatch):
+    output = tmp_path / "o.csv"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(module.os, "replace", interrupt)
+        write(output)
+    (tmp_path / ".o.csv.parts" / ".000000.tmp.arrow").write_text("half")
+    write(output)
+    assert len(pd.read_csv(output)) == sum(range(1, 8))
+    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+
+
+def test_other_settings_are_refused(tmp_path):
+    output = tmp_path / "o.csv"
+    with pytest.raises(Interrupted):
+        write(output, function=FailsAt(1))
+    with pytest.raises(ValueError, match=r"parts of a run with other settings \(window\)"):
+        write(output, settings={**SETTINGS, "window": 9})
+    write(output, settings={**SETTINGS, "window": 9}, overwrite=True)
+    assert len(pd.read_csv(output)) == sum(range(1, 8))
+
+
+def test_an_existing_output_is_refused(tmp_path):
+    output = tmp_path / "o.csv"
+    output.write_text("mine")
+    with pytest.raises(ValueError, match=r"o\.csv' exists: choose another file"):
+        write(output)
+    assert output.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+    write(output, overwrite=True)
+    assert len(pd.read_csv(output)) == sum(range(1, 8))
+
+
+def test_one_process_writes_an_output(tmp_path):
+    output = tmp_path / "o.csv"
+    with (
+        Parts(output, SETTINGS),
+        pytest.raises(BlockingIOError, match="being written by another process"),
+        Parts(output, SETTINGS),
+    ):
+        pass
+    write(output)
+    assert output.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "items", "message"),
+    [
+        ("o.xlsx", range(3), r"o\.xlsx'.*\.csv, \.tsv, \.parquet"),
+        ("folder.csv", range(3), "is a folder"),
+        ("o.csv", [], "the input holds no sequence"),
+    ],
+)
+def test_wrong_arguments(tmp_path, name, items, message):
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / name, items)
+
+
+def test_tables_in_memory():
+    found = table_of(iter(range(1, 6)), table, part_size=2)
+    assert found["item"] == [item for item in range(1, 6) for _ in range(item)]
+    with pytest.raises(ValueError, match="`inputs` is empty"):
+        table_of([], table)
+
+
+def test_a_changed_file_has_other_facts(tmp_path):
+    path = tmp_path / "a.fa"
+    path.write_text(">a\nACGT\n")
+    before = file_facts(path)
+    assert json.loads(json.dumps(before)) == before == file_facts(path)
+    path.write_text(">a\nACGTA\n")
+    assert file_facts(path) != before

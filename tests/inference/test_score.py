@@ -1,0 +1,364 @@
+"""Likelihoods, scores of variants and saturation mutagenesis, against plain loops over whole sequences."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+
+import hf_ssm
+from hf_ssm.data.genome import Genome
+from hf_ssm.inference.likelihoods import CausalLikelihood
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.prefixes import can_branch
+from hf_ssm.inference.saturation import Saturation
+from hf_ssm.utils.evaluation import evaluating
+
+pytest.importorskip("pysam", reason="pysam is not installed")
+
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
+TOKENIZER = hf_ssm.build_dna_tokenizer()
+_COMPLEMENT = dict(zip("ACGT", "TGCA", strict=True))
+
+
+def sequence(length: int, seed: int = 0) -> str:
+    return "".join(random.Random(seed).choices("ACGT", k=length))
+
+
+def turned(text: str) -> str:
+    return "".join(_COMPLEMENT[base] for base in reversed(text))
+
+
+def llama(**config: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=12, initializer_range=0.4, **config)).double()
+
+
+@pytest.fixture
+def model_of(make_model):
+    def made(name: str) -> Any:
+        if name == "Llama":
+            return llama()
+        if name == "filtered":
+            return make_model("S4", "ForCausalLM", sobolev_order=0.5).double()
+        return make_model(name, "ForCausalLM").double()
+
+    return made
+
+
+def log_likelihood(model: Any, text: str, first: int = 1) -> float:
+    """The sum of log p(token | tokens before it) over the tokens from number `first` on, token by token."""
+    ids = TOKENIZER(text, return_tensors="pt")["input_ids"]
+    total = 0.0
+    with evaluating(model):
+        for place in range(first, ids.shape[1]):
+            logits = model(input_ids=ids[:, :place]).logits[0, -1].double()
+            total += logits.log_softmax(-1)[ids[0, place]].item()
+    return total
+
+
+def test_log_likelihoods_are_sums_over_tokens(model_of) -> None:
+    model = model_of("S4")
+    texts = ["ACGTTGCA", "GG", "ACGTACGTACGTAC"]
+    found = hf_ssm.log_likelihoods(model, TOKENIZER, [{"sequence": text, "name": text[:2]} for text in texts])
+    expected = [log_likelihood(model, text) for text in texts]
+    torch.testing.assert_close(torch.tensor(found["log_likelihood"]), torch.tensor(expected), rtol=1e-10, atol=1e-10)
+    assert found["tokens"] == [7, 1, 13]
+    assert found["name"] == ["AC", "GG", "AC"]
+
+
+def test_special_tokens_at_the_end_are_not_counted(model_of) -> None:
+    model, with_end = model_of("S4"), hf_ssm.build_dna_tokenizer(add_eos=True)
+    assert with_end("ACGTTGCA")["input_ids"][-1] == with_end.eos_token_id
+    found, expected = (hf_ssm.log_likelihoods(model, own, ["ACGTTGCA"]) for own in (with_end, TOKENIZER))
+    assert found.to_list() == expected.to_list()
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "filtered", "Llama"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_shared_prefixes_change_nothing(model_of, name: str, dtype: torch.dtype, tolerance: float) -> None:
+    model = model_of(name).to(dtype)
+    groups = []
+    for seed, (shared, rest, count) in enumerate([(20, 9, 3), (20, 4, 2), (33, 1, 2), (0, 12, 2)]):
+        # They differ from the first base behind the shared ones on.
+        texts = [sequence(shared, seed) + "ACG"[extra] + sequence(rest + extra, seed) for extra in range(count)]
+        groups.append([TOKENIZER(text, return_tensors="pt")["input_ids"][0] for text in texts])
+    reader = SequenceModel(model, TOKENIZER, 100)
+    with evaluating(model):
+        shared = CausalLikelihood(reader)
+        assert shared.shares
+        found, before = shared.groups(groups), reader.tokens
+        expected = CausalLikelihood(reader, share=False).groups(groups)
+    assert before < reader.tokens - before
+    for own, naive in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, naive, rtol=tolerance, atol=tolerance)
+
+
+def test_states_that_take_single_tokens_are_not_shared() -> None:
+    # transformers' Mamba ignores its state when it reads several tokens.
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 12, "state_size": 4}
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    ids = torch.tensor([[7, 8]])
+    assert not can_branch(model(ids, use_cache=True).cache_params)
+    assert can_branch(llama().eval()(ids, use_cache=True).past_key_values)
+    reader = SequenceModel(model, TOKENIZER)
+    with evaluating(model):
+        assert not CausalLikelihood(reader).shares
+
+
+GENOME = sequence(160)
+
+
+@pytest.fixture
+def genome(tmp_path: Path):
+    lines = [GENOME[:60] + GENOME[60:100].lower(), GENOME[100:]]
+    (tmp_path / "g.fa").write_text(">chr1 a contig\n" + "\n".join(lines) + "\n>chr2\nACGTAACC\n")
+    with Genome(tmp_path / "g.fa") as found:
+        yield found
+
+
+def other(base: str) -> str:
+    return _COMPLEMENT[base]
+
+
+def snv(place: int, chrom: str = "chr1", **columns: Any) -> dict[str, Any]:
+    """The complement of a base, 0-based."""
+    return {"chrom": chrom, "pos": place + 1, "ref": GENOME[place], "alt": other(GENOME[place]), **columns}
+
+
+def naive_llr(model: Any, windows: list[tuple[str, str]]) -> float:
+    scores = [log_likelihood(model, alt) - log_likelihood(model, ref) for ref, alt in windows]
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "Llama"])
+def test_scores_of_a_substitution(model_of, genome: Genome, name: str) -> None:
+    model = model_of(name)
+    place = 70
+    found = hf_ssm.score_variants(model, TOKENIZER, [snv(place)], genome, window=12)
+    ref = GENOME[place - 6 : place + 6]
+    alt = ref[:6] + other(ref[6]) + ref[7:]
+    # The window of the other strand ends where this one begins, one base further on.
+    back = GENOME[place - 5 : place + 7]
+    back_alt = back[:5] + other(back[5]) + back[6:]
+    expected = naive_llr(model, [(ref, alt), (turned(back), turned(back_alt))])
+    assert found["llr"][0] == pytest.approx(expected, abs=1e-9)
+    nexts = [
+        log_likelihood(model, two[:7], 6) - log_likelihood(model, one[:7], 6)
+        for one, two in [(ref, alt), (turned(back), turned(back_alt))]
+    ]
+    assert found["next_token"][0] == pytest.approx(sum(nexts) / 2, abs=1e-9)
+    assert found["reason"] == [""]
+
+
+def test_windows_of_insertions_and_deletions_have_equal_lengths(model_of, genome: Genome) -> None:
+    model = model_of("SelectiveSSM")
+    rows = [
+        {"chrom": "chr1", "pos": 71, "ref": GENOME[70:73], "alt": GENOME[70]},
+        {"chrom": "chr1", "pos": 71, "ref": GENOME[70], "alt": GENOME[70] + "GGG"},
+    ]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12, both_strands=False)
+    ref = GENOME[64:76]
+    deleted = GENOME[64:71] + GENOME[73:78]
+    inserted = GENOME[64:71] + "GGG" + GENOME[71:73]
+    assert len(ref) == len(deleted) == len(inserted)
+    assert found["llr"] == pytest.approx([naive_llr(model, [(ref, alt)]) for alt in (deleted, inserted)], abs=1e-9)
+
+
+def test_alleles_of_one_place_do_not_change_each_other(model_of, genome: Genome) -> None:
+    model, ref = model_of("S4"), GENOME[70]
+    rows = [{"chrom": "chr1", "pos": 71, "ref": ref, "alt": alt} for alt in (other(ref), ref + "GG", ref + "GGA")]
+    together = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    for row, own in zip(rows, together, strict=True):
+        (alone,) = hf_ssm.score_variants(model, TOKENIZER, [row], genome, window=12).to_list()
+        assert [own["llr"], own["next_token"]] == pytest.approx([alone["llr"], alone["next_token"]], abs=1e-10)
+
+
+def test_scores_do_not_depend_on_the_strand_of_the_genome(model_of, tmp_path: Path, genome: Genome) -> None:
+    (tmp_path / "back.fa").write_text(f">chr1\n{turned(GENOME)}\n")
+    length = len(GENOME)
+    rows = [
+        {"chrom": "chr1", "pos": 71, "ref": GENOME[70:73], "alt": "A"},
+        snv(40),
+        snv(3),
+    ]
+    back = [
+        {**row, "pos": length - row["pos"] - len(row["ref"]) + 2, "ref": turned(row["ref"]), "alt": turned(row["alt"])}
+        for row in rows
+    ]
+    model = model_of("Hyena")
+    with Genome(tmp_path / "back.fa") as other_strand:
+        one, two = (
+            hf_ssm.score_variants(model, TOKENIZER, own, place, window=20)
+            for own, place in ((rows, genome), (back, other_strand))
+        )
+    assert one["llr"] == pytest.approx(two["llr"], abs=1e-9)
+    assert one["next_token"] == pytest.approx(two["next_token"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ref": "N"}, "reference is"),
+        ({"chrom": "chr9"}, "contig 'chr9' is not in g.fa"),
+        ({"pos": 500}, "outside of the contig"),
+        ({"pos": 0}, "outside of the contig"),
+        ({"alt": "<DEL>"}, "symbolic allele <DEL>"),
+        ({"alt": "*"}, "deleted by another variant"),
+        ({"alt": None}, "no alternative allele"),
+        ({"alt": "G]17:1]"}, "breakend"),
+        ({"alt": "PROTEIN"}, "no DNA sequence"),
+        ({"alt": GENOME[40]}, "both alleles are equal"),
+        ({"alt": "ACGTACGTACGT"}, "does not fit"),
+    ],
+)
+def test_variants_without_scores_have_a_reason(model_of, genome: Genome, changes: dict[str, Any], reason: str) -> None:
+    rows = [snv(40), {**snv(40), **changes}, snv(41)]
+    found = hf_ssm.score_variants(model_of("S4"), TOKENIZER, rows, genome, window=12, scores=["llr"])
+    assert reason in found["reason"][1]
+    assert [value is None for value in found["llr"]] == [False, True, False]
+    assert found["pos"] == [row["pos"] for row in rows]
+
+
+def test_names_of_contigs_with_and_without_chr(model_of, genome: Genome) -> None:
+    rows = [snv(40), snv(40, chrom="1")]
+    found = hf_ssm.score_variants(model_of("S4"), TOKENIZER, rows, genome, window=12)
+    assert found["llr"][0] == found["llr"][1]
+
+
+def test_first_base_of_a_contig(model_of, genome: Genome) -> None:
+    found = hf_ssm.score_variants(model_of("S4"), TOKENIZER, [snv(0)], genome, window=12)
+    assert found["next_token"] == [None]
+    assert found["reason"] == ["no base before the variant"]
+    assert math.isfinite(found["llr"][0])
+
+
+def test_deletion_at_the_end_of_a_contig(model_of, genome: Genome) -> None:
+    """Nothing follows, so that both windows of the forward strand are equal, and only the other strand counts."""
+    model = model_of("S4")
+    rows = [{"chrom": "chr1", "pos": len(GENOME) - 2, "ref": GENOME[-3:], "alt": GENOME[-3]}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    ref, alt = turned(GENOME[-6:]), turned(GENOME[-8:-2])
+    assert found["llr"][0] == pytest.approx(naive_llr(model, [(ref, alt)]) / 2, abs=1e-9)
+
+
+def test_masked_log_odds(make_model, genome: Genome) -> None:
+    model = make_model("Hyena", "ForMaskedLM", bidirectional=True).double()
+    rows = [snv(70), {"chrom": "chr1", "pos": 71, "ref": GENOME[70:72], "alt": GENOME[70]}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12, both_strands=False)
+    ids = TOKENIZER(GENOME[64:76], return_tensors="pt")["input_ids"]
+    ids[0, 6] = TOKENIZER.mask_token_id
+    with evaluating(model):
+        logits = model(input_ids=ids).logits[0, 6].log_softmax(-1)
+    ref, alt = (TOKENIZER.convert_tokens_to_ids(base) for base in (GENOME[70], other(GENOME[70])))
+    assert found["masked_log_odds"][0] == pytest.approx((logits[alt] - logits[ref]).item(), abs=1e-10)
+    assert found["masked_log_odds"][1] is None
+    assert "as many tokens" in found["reason"][1]
+
+
+def test_embedding_distance(make_model) -> None:
+    model = make_model("S4", "ForSequenceClassification").double()
+    rows = [{"ref_sequence": "ACGTACGTTT", "alt_sequence": "ACGTTCGTTT", "id": 7}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, both_strands=False)
+    with evaluating(model):
+        ids = TOKENIZER(list(map(str, rows[0].values()))[:2], return_tensors="pt")["input_ids"]
+        means = model(input_ids=ids, output_hidden_states=True).hidden_states[-1].mean(1)
+    assert found["embedding_distance"][0] == pytest.approx((means[0] - means[1]).norm().item(), abs=1e-10)
+    assert found["id"] == [7]
+    with_end = hf_ssm.build_dna_tokenizer(add_eos=True)
+    with evaluating(model):
+        longer = torch.nn.functional.pad(ids, (0, 1), value=with_end.eos_token_id)
+        means = model(input_ids=longer, output_hidden_states=True).hidden_states[-1][:, :-1].mean(1)
+    found = hf_ssm.score_variants(model, with_end, rows, both_strands=False)
+    assert found["embedding_distance"][0] == pytest.approx((means[0] - means[1]).norm().item(), abs=1e-10)
+
+
+def test_sequences_of_different_lengths_are_cut(model_of) -> None:
+    model = model_of("S4")
+    rows = [{"ref_sequence": "ACGTACGTTT", "alt_sequence": "ACGTACGGTTTAA"}]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, both_strands=False)
+    assert found["llr"][0] == pytest.approx(naive_llr(model, [("ACGTACGTTT", "ACGTACGGTT")]), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "Llama"])
+def test_saturation_equals_reading_every_mutant(model_of, name: str) -> None:
+    model = model_of(name)
+    text = GENOME[:20] + "N" + GENOME[21:60]
+    options = {"window": 16, "horizon": 6}
+    shared = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, **options)
+    naive = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, share_prefixes=False, **options)
+    assert len(shared) == 3 * 27 and 20 not in shared["position"]
+    first = hf_ssm.saturate(model, TOKENIZER, text, 0, 2, both_strands=False, **options)
+    assert [value is None for value in first["next_token"]] == [True] * 3 + [False] * 3
+    assert None not in list(first["llr"])
+    for score in ("llr", "next_token"):
+        assert shared[score] == pytest.approx(naive[score], abs=1e-10)
+
+
+@pytest.mark.parametrize("begin", [0, 1, 12])
+def test_saturation_of_a_few_positions(model_of, begin: int) -> None:
+    """Against the definition: from the beginning of the context to `horizon` bases from the substitution on."""
+    model = model_of("S4")
+    text = GENOME[:40]
+    stop = begin + 3
+    found = hf_ssm.saturate(model, TOKENIZER, text, begin, stop, window=8, horizon=5)
+    left, right = max(0, begin - 4), stop + 4
+    for place in range(begin, stop):
+        rows = [row for row in found if row["position"] == place]
+        assert [row["alt"] for row in rows] == [base for base in "ACGT" if base != text[place]]
+        for row in rows[:2]:
+            mutant = text[:place] + row["alt"] + text[place + 1 :]
+            pairs = [
+                (text[left : place + 5], mutant[left : place + 5]),
+                (turned(text[max(0, place - 4) : right]), turned(mutant[max(0, place - 4) : right])),
+            ]
+            assert row["llr"] == pytest.approx(naive_llr(model, pairs), abs=1e-9)
+
+
+def test_saturation_of_masked_models_equals_scores(make_model, genome: Genome) -> None:
+    model = make_model("Hyena", "ForMaskedLM", bidirectional=True).double()
+    # Windows of odd length have the same bases on both strands.
+    found = hf_ssm.saturate(model, TOKENIZER, GENOME, 60, 64, window=11, both_strands=False)
+    rows = [{"chrom": "chr1", "pos": r["position"] + 1, "ref": r["ref"], "alt": r["alt"]} for r in found]
+    expected = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=11, both_strands=False)
+    assert found["masked_log_odds"] == pytest.approx(expected["masked_log_odds"], abs=1e-10)
+
+
+def test_saturation_evaluates_few_tokens(model_of) -> None:
+    model = model_of("SSD")
+    tokens = []
+    for share in (True, False):
+        saturation = Saturation(
+            SequenceModel(model, TOKENIZER), window=200, horizon=8, share_prefixes=share, both_strands=False
+        )
+        with evaluating(model):
+            saturation.table(GENOME, 100, 148)
+        tokens.append(saturation.model.tokens)
+    # Each of 144 mutants reads at most 8 tokens from the substitution on and 15 before it, of which the last is only
+    # predicted; the reference is read once.
+    assert tokens[0] <= 144 * 22 + 160
+    assert tokens[1] > 5 * tokens[0]
+
+
+def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
+    model = model_of("S4")
+    with pytest.raises(ValueError, match="`scores`='lr' is not known"):
+        hf_ssm.score_variants(model, TOKENIZER, [snv(4)], genome, scores=["lr"])
+    with pytest.raises(ValueError, match="needs a masked language model"):
+        hf_ssm.score_variants(model, TOKENIZER, [snv(4)], genome, scores=["masked_log_odds"])
+    with pytest.raises(ValueError, match="`window`=1"):
+        hf_ssm.score_variants(model, TOKENIZER, [snv(4)], genome, window=1)
+    with pytest.raises(ValueError, match="give `genome`"):
+        hf_ssm.score_variants(model, TOKENIZER, [snv(4)])
+    with pytest.raises(ValueError, match="no column 'alt'"):
+        hf_ssm.score_variants(model, TOKENIZER, [{"chrom": "chr1", "pos": 3, "ref": "A"}], genome)
+    with pytest.raises(ValueError, match="no whole number"):
+        hf_ssm.score_variants(model, TOKENIZER, [{**snv(4), "pos": "x"}], genome)
+    with pytest.raises(ValueError, match="no language model"):
+        hf_ssm.saturate(make_model("S4", "ForSequenceClassification"), TOKENIZER, GENOME)
+    with pytest.raises(ValueError, match="give a region of the 160 bases"):
+        hf_ssm.saturate(model, TOKENIZER, GENOME, 5, 200)

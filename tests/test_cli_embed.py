@@ -1,0 +1,293 @@
+"""`hf-ssm embed`: tables and tensors as from Python, resuming, linear probe, and errors for bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.inference import parts, tensor_file, windows
+from hf_ssm.tokenization import build_dna_tokenizer
+
+TEXTS = ["ACGTTGCATCGA", "gattacannn", "C", "TTGACGTNNACGATA", "CATGCAT", "ACGT", "GGGT"]
+NAMES = [f"record{number}" for number in range(len(TEXTS))]
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["embed", *(str(argument) for argument in arguments)])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix."""
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    written = capsys.readouterr().err
+    assert "Traceback" not in written
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of a model of hf_ssm and one of transformers, with a tokenizer of DNA."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models")
+    models = {
+        "ours": hf_ssm.S4ForSequenceClassification(
+            hf_ssm.S4Config(vocab_size=12, hidden_size=8, state_size=4, num_hidden_layers=2, pad_token_id=4)
+        ),
+        "llama": LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=12, hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=2, max_position_embeddings=40, pad_token_id=4,
+            )
+        ),
+    }  # fmt: skip
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        build_dna_tokenizer().save_pretrained(folder / name)
+    return {name: folder / name for name in models}
+
+
+@pytest.fixture
+def fasta(tmp_path: Path) -> Path:
+    path = tmp_path / "in.fa"
+    path.write_text("".join(f">{name}\n{text}\n" for name, text in zip(NAMES, TEXTS, strict=True)))
+    return path
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_MOST_ITEMS", 2)
+
+
+def expected_table(checkpoint: Path, **arguments: object) -> pa.Table:
+    model_class = LlamaForCausalLM if checkpoint.name == "llama" else hf_ssm.S4ForSequenceClassification
+    inputs = [{"name": name, "sequence": text} for name, text in zip(NAMES, TEXTS, strict=True)]
+    model = model_class.from_pretrained(checkpoint)
+    return hf_ssm.embed(model, build_dna_tokenizer(), inputs, **arguments).data.table
+
+
+CHOICES = {
+    "mean": ([], {}),
+    "layers": (["--layers", 0, -1, "--both-strands"], {"layers": [0, -1], "both_strands": True}),
+    "token": (["--pooling", "token"], {"pooling": "token"}),
+    "windows": (["--window", 6, "--stride", 4, "--pooling", "last"], {"window": 6, "stride": 4, "pooling": "last"}),
+    "windows of tokens": (
+        ["--window", 6, "--pooling", "token", "--layers", 1, 2],
+        {"window": 6, "pooling": "token", "layers": [1, 2]},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [*(("ours", choice) for choice in CHOICES), ("llama", "layers"), ("llama", "windows of tokens")]
+)
+@pytest.mark.usefixtures("small_parts")
+def test_parquet_and_safetensors(checkpoints, fasta, tmp_path, name, choice):
+    options, arguments = CHOICES[choice]
+    expected = expected_table(checkpoints[name], **arguments)
+    table_file, tensor_file = tmp_path / "out.parquet", tmp_path / "out.safetensors"
+    for file in (table_file, tensor_file):
+        assert run(checkpoints[name], fasta, "--output", file, *options) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.fa", "out.parquet", "out.safetensors"]
+    table = pa.parquet.read_table(table_file)
+    assert table.schema.remove_metadata() == expected.schema.remove_metadata()
+    columns = [column for column in expected.column_names if column.startswith("embedding")]
+    found = np.stack([np.array(table[column].to_pylist()) for column in columns], 1)
+    np.testing.assert_allclose(
+        found, np.stack([np.array(expected[column].to_pylist()) for column in columns], 1), rtol=1e-6, atol=1e-6
+    )
+    check_tensors(tensor_file, table.drop_columns(columns), found.astype(np.float32))
+
+
+def check_tensors(path: Path, others: pa.Table, embeddings: np.ndarray) -> None:
+    with safe_open(path, "np") as file:
+        np.testing.assert_array_equal(file.get_tensor("embeddings"), embeddings)
+        columns = json.loads(file.metadata()["columns"])
+        if "token_start" not in others.column_names:
+            assert file.keys() == ["embeddings"] and columns == others.to_pydict()
+            return
+        letters = np.array([others["token_start"].to_pylist(), others["token_end"].to_pylist()]).T
+        np.testing.assert_array_equal(file.get_tensor("letters"), letters)
+        repeated = {name: np.repeat(values, file.get_tensor("lengths")).tolist() for name, values in columns.items()}
+        assert repeated == others.drop_columns(["token_start", "token_end"]).to_pydict()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
+@pytest.mark.usefixtures("small_parts")
+def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, capsys, suffix):
+    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    command = (checkpoints["ours"], fasta, "--layers", 0, 1, "--output")
+    assert run(*command, whole) == 0
+    add, computed = parts.Parts.add, []
+
+    def add_and_stop(self, table):
+        add(self, table)
+        computed.append(table.num_rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts.Parts, "add", add_and_stop)
+    for _ in range(4):
+        assert run(*command, output) == 130
+        assert not output.exists()
+    assert "the same command continues" in capsys.readouterr().err
+    assert computed == [2, 2, 2, 1]
+    # Then while the parts are joined.
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*command, output) == 130
+    assert not output.exists()
+    assert run(*command, output) == 0
+    assert len(computed) == 4
+    assert output.read_bytes() == whole.read_bytes()
+    assert "exists" in error_of(capsys, *command, output)
+    assert output.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.Parts, "join", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(checkpoints["ours"], fasta, "--output", output) == 130
+    message = error_of(capsys, checkpoints["ours"], fasta, "--output", output, "--pooling", "last")
+    assert "other settings (pooling)" in message
+    assert "other settings (checkpoint)" in error_of(capsys, checkpoints["llama"], fasta, "--output", output)
+    assert run(checkpoints["ours"], fasta, "--output", output, "--pooling", "last", "--overwrite-output") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
+def test_killed_at_random_moments(checkpoints, tmp_path, suffix):
+    """SIGKILL soon after a part is finished, three times."""
+    path, whole, output = tmp_path / "in.fa", tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    rng = np.random.default_rng(0)
+    path.write_text("".join(f">r{n}\n{''.join(rng.choice(list('ACGT'), 30_000))}\n" for n in range(100)))
+    options = [str(option) for option in (checkpoints["ours"], path, "--window", 1000, "--output")]
+    assert run(*options, whole) == 0
+    command = [sys.executable, "-m", "hf_ssm.cli", "embed", *options, str(output)]
+    for kills in range(4):
+        before = len(list(tmp_path.glob(".out*.parts/*.arrow")))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if kills == 3:
+            assert process.wait() == 0
+            break
+        while process.poll() is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
+            time.sleep(0.02)
+        time.sleep(rng.random() * 0.1)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_columns_that_exceed_the_header_of_safetensors(checkpoints, fasta, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tensor_file, "_LONGEST_HEADER", 200)
+    output = tmp_path / "out.safetensors"
+    assert "write a .parquet file" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
+    assert not output.exists()
+
+
+def labelled(tmp_path: Path) -> tuple[Path, Path]:
+    """Sequences of two classes, AT and GC rich, as a table with labels and as FASTA beside a table of labels."""
+    rng = np.random.default_rng(0)
+    sequences = ["".join(rng.choice(list(letters), 30)) for letters in ("AATTC", "GGCCA") * 10]
+    table = tmp_path / "in.csv"
+    table.write_text("sequence,class\n" + "".join(f"{text},{n % 2}\n" for n, text in enumerate(sequences)))
+    fasta = tmp_path / "both.fa"
+    fasta.write_text("".join(f">s{n}\n{text}\n" for n, text in enumerate(sequences)))
+    names = "".join(f"s{n},{n % 2}\n" for n in reversed(range(-3, 20)))
+    (tmp_path / "labels.csv").write_text("name,label\n" + names)
+    return table, fasta
+
+
+def test_linear_probe(checkpoints, tmp_path, capsys):
+    table, fasta = labelled(tmp_path)
+    scores = {}
+    for source, labels, output in (
+        (table, "class", "a.parquet"),
+        (fasta, tmp_path / "labels.csv", "b.safetensors"),
+    ):
+        assert run(checkpoints["ours"], source, "--output", tmp_path / output, "--linear-probe", labels) == 0
+        assert "embedding     accuracy" in capsys.readouterr().out
+        path = (tmp_path / output).with_suffix(".linear_probe.json")
+        scores[output] = json.loads(path.read_text())
+    assert scores["a.parquet"] == scores["b.safetensors"]
+    assert scores["a.parquet"]["embedding"]["accuracy"]["mean"] > 0.9
+    data = Dataset(pa.parquet.read_table(tmp_path / "a.parquet"))
+    assert hf_ssm.inference.linear_probe(data, "class") == scores["a.parquet"]
+    of_windows = (checkpoints["ours"], fasta, "--window", 10, "--linear-probe", tmp_path / "labels.csv")
+    assert run(*of_windows, "--folds", 4, "--output", tmp_path / "c.parquet") == 0
+    assert json.loads((tmp_path / "c.linear_probe.json").read_text())["rows"] == 60
+
+
+def test_linear_probe_of_an_interrupted_command(checkpoints, tmp_path, monkeypatch):
+    table, _ = labelled(tmp_path)
+    output, scores = tmp_path / "out.parquet", tmp_path / "out.linear_probe.json"
+    command = (checkpoints["ours"], table, "--output", output, "--linear-probe", "class")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["hf_ssm.cli.embed"], "linear_probe", lambda *_, **__: 1 / 0)
+        assert run(*command) == 1
+    assert not scores.exists() and not output.exists()
+    assert run(*command) == 0
+    assert scores.exists() and output.exists()
+
+
+def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsys):
+    table, fasta = labelled(tmp_path)
+
+    def probe_error(source: Path, labels: object, *more: str) -> str:
+        return error_of(
+            capsys, checkpoints["ours"], source, "--output", tmp_path / "o.parquet", "--linear-probe", labels, *more
+        )
+
+    assert "did you mean 'class'" in probe_error(table, "clas")
+    assert "no such column" in probe_error(fasta, "class")
+    assert "--pooling mean or last" in probe_error(table, "class", "--pooling", "token")
+    assert "no such file" in probe_error(fasta, tmp_path / "none.csv")
+    assert "--folds must be positive" in probe_error(table, "class", "--folds", "0")
+    assert "has 10 rows, fewer than `folds`=11" in probe_error(table, "class", "--folds", "11")
+    for text, message in (
+        ("name,label\ns0,1\n", "record 's1': "),
+        ("name,label\ns0,1\ns0,1\n", "'s0' occurs twice"),
+        ("name,value\ns0,1\n", "no such column"),
+    ):
+        (tmp_path / "bad.csv").write_text(text)
+        assert message in probe_error(fasta, tmp_path / "bad.csv")
+    fasta.write_text(">s0\nACGT\n>s0\nACC\n")
+    assert "the name occurs twice" in probe_error(fasta, tmp_path / "labels.csv")
+    assert not list(tmp_path.glob("*o.parquet*"))
+
+
+def test_bad_input(checkpoints, fasta, tmp_path, capsys):
+    output = tmp_path / "out.parquet"
+    assert "suffix must be one of .parquet, .safetensors" in error_of(
+        capsys, checkpoints["ours"], fasta, "--output", tmp_path / "out.csv"
+    )
+    for options, message in (
+        (["--layers", 5], "the model has 3 hidden states"),
+        (["--stride", 5], "needs `window` (--window)"),
+        (["--window", -1], "positive"),
+    ):
+        assert message in error_of(capsys, checkpoints["ours"], fasta, "--output", output, *options)
+    fasta.write_text(">short\nACGT\n>long\n" + "ACGT" * 11 + "\n")
+    message = error_of(capsys, checkpoints["llama"], fasta, "--output", output)
+    assert "record 'long' has 44 tokens, but the model takes 40: cut it into windows (`window`, --window)" in message
+    fasta.write_text("")
+    assert "no FASTA record" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
+    assert "No such file" in error_of(capsys, checkpoints["ours"], tmp_path / "none.fa", "--output", output)
+    assert not output.exists()

@@ -1,0 +1,271 @@
+"""`hf-ssm predict`: inputs, outputs, continuation, and errors for bad input."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.inference import windows as windows_module
+from hf_ssm.inference.predict import Predictor
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.tokenization import build_dna_tokenizer
+
+SEQUENCES = ["ACGTTGCAGG", "acgtnn", "TTGACGGGTA", "GG", "ACGTRYSWAAAAA", "ACGTTGCAGG"]
+NAMES = ["a", "b", "c", "d", "e", "a"]
+FASTA = "".join(f">{name}\n{text}\n" for name, text in zip(NAMES, SEQUENCES, strict=True))
+CSV = "sequence,name\n" + "".join(f"{text},{name}\n" for name, text in zip(NAMES, SEQUENCES, strict=True))
+ROWS = [{"sequence": text, "name": name} for name, text in zip(NAMES, SEQUENCES, strict=True)]
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+OWN = {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4, "initializer_range": 0.5, "num_labels": 3}
+LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["predict", *map(str, arguments)])
+
+
+def error_of(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that bad input gets, without its prefix."""
+    assert run(*arguments) == 2
+    written = capfd.readouterr().err
+    assert "Traceback" not in written and "[E::" not in written
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("hf-ssm: error: ")
+    return last.removeprefix("hf-ssm: error: ")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    with use_backend("torch"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Folders of untrained models with their tokenizer; tests must not change them."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), build_dna_tokenizer()
+    torch.manual_seed(0)
+    models = {
+        "own": hf_ssm.S4ForSequenceClassification(hf_ssm.S4Config(**OWN, pad_token_id=4)),
+        "tokens": hf_ssm.S4ForTokenClassification(hf_ssm.S4Config(**OWN, pad_token_id=4)),
+        "causal": hf_ssm.S4ForCausalLM(hf_ssm.S4Config(**OWN, pad_token_id=4)),
+        "llama": LlamaForSequenceClassification(LlamaConfig(**LLAMA, vocab_size=12, pad_token_id=4)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return {name: folder / name for name in models}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """`file(name, text)`: the path of a file, gzipped if its name ends in ".gz"."""
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+def read(path: Path) -> pd.DataFrame:
+    return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, sep=None, engine="python")
+
+
+@pytest.mark.parametrize("checkpoint", ["own", "llama", "tokens"])
+@pytest.mark.parametrize(
+    ("name", "text", "output"),
+    [("i.csv", CSV, "o.csv"), ("i.fa.gz", FASTA, "o.tsv"), ("i.jsonl", JSONL.replace("\n", "\r\n"), "o.parquet")],
+)
+def test_the_same_command_for_each_model_and_format(checkpoints, file, checkpoint, name, text, output, capsys):
+    path = file(output, "")
+    path.unlink()
+    assert run(checkpoints[checkpoint], file(name, text), "--output", path, "--both-strands") == 0
+    out, err = capsys.readouterr()
+    assert out == f"predictions: {path}\n" and "letter/s" in err
+    is_tokens = checkpoint == "tokens"
+    auto = hf_ssm.S4ForTokenClassification if is_tokens else AutoModelForSequenceClassification
+    expected = hf_ssm.predict(
+        auto.from_pretrained(checkpoints[checkpoint]),
+        AutoTokenizer.from_pretrained(checkpoints[checkpoint]),
+        ROWS,
+        both_strands=True,
+    ).to_pandas()
+    pd.testing.assert_frame_equal(read(path), expected, check_dtype=False, rtol=0, atol=1e-12)
+    assert len(expected) == (sum(map(len, SEQUENCES)) if is_tokens else len(SEQUENCES))
+    assert sorted(found.name for found in path.parent.iterdir()) == sorted([name, output])
+
+
+def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):
+    pytest.importorskip("pysam")
+    genome = file("g.fa.gz", f">chr1\n{'ACGTTGCAGGTTAACC' * 4}\n")
+    bed = file("i.bed", "chr1\t0\t16\tx\t0\t+\nchr1\t0\t16\tx\t0\t-\n")
+    assert run(checkpoints["own"], bed, "--genome", genome, "--output", tmp_path / "o.csv") == 0
+    found = read(tmp_path / "o.csv")
+    assert list(found.columns[:7]) == ["chrom", "chrom_start", "chrom_end", "name", "score", "strand", "prediction"]
+    table = file("i.csv", "sequence\nACGTTGCAGGTTAACC\nGGTTAACCTGCAACGT\n")
+    assert run(checkpoints["own"], table, "--output", tmp_path / "p.csv") == 0
+    pd.testing.assert_frame_equal(found.iloc[:, 6:], read(tmp_path / "p.csv"))
+    capfd.readouterr()
+    bed.write_text("chr1\t0\t16\nchr1\t0\t65\n")
+    message = error_of(capfd, checkpoints["own"], bed, "--genome", genome, "--output", tmp_path / "q.csv")
+    assert "i.bed' cannot be read: line 2: chr1:0-65 is not an interval of g.fa.gz" in message
+    assert not (tmp_path / "q.csv").exists()
+
+
+def test_options_reach_the_computation(checkpoints, file, tmp_path):
+    table = file("i.csv", CSV.replace("sequence", "dna"))
+    options = ["--sequence-column", "dna", "--window", "6", "--stride", "4", "--tokenizer", "dna"]
+    for name, more in (("a.csv", []), ("b.csv", ["--aggregate", "max", "--max-tokens-per-batch", "7"])):
+        assert run(checkpoints["own"], table, *options, *more, "--output", tmp_path / name) == 0
+    windows, whole = read(tmp_path / "a.csv"), read(tmp_path / "b.csv")
+    assert list(windows["start"][:3]) == [0, 4, 0] and list(windows["end"][:3]) == [6, 10, 6]
+    expected = windows.groupby("record")["probability_LABEL_1"].max()
+    np.testing.assert_allclose(whole["probability_LABEL_1"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("i.csv", "sequence,name\nACGT,a\n,b\n", "i.csv, row 2 has no sequence"),
+        ("i.tsv", "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n", "i.tsv, row 2: 100% of 'MKVLIEEFPQ'"),
+        ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
+        ("i.json", '[{"seq": "ACGT"}]', "sequence_column='sequence': i.json has no such column"),
+        ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 100% of 'MKVLIEEFPQ'"),
+        ("i.fa", ">a\nACGT\n>b\n", "i.fa' cannot be read: the record 'b' has no sequence"),
+        ("i.fa", "", "i.fa' cannot be read: the file has no FASTA record"),
+        ("i.vcf", "", "i.vcf': the suffix must be one of"),
+    ],
+)
+def test_wrong_inputs(checkpoints, file, name, text, message, capfd, tmp_path):
+    assert message in error_of(capfd, checkpoints["own"], file(name, text), "--output", tmp_path / "o.csv")
+    assert not (tmp_path / "o.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["i.csv.gz", "i.fa.gz", "i.jsonl.gz"])
+def test_truncated_inputs_are_refused_before_anything_is_computed(checkpoints, file, name, capfd, monkeypatch):
+    monkeypatch.setattr(Predictor, "table_of_groups", lambda *arguments: pytest.fail("computed"))
+    path = file(name, FASTA * 2000 if "fa" in name else CSV * 2000)
+    path.write_bytes(path.read_bytes()[:-9])
+    message = error_of(capfd, checkpoints["own"], path, "--output", path.parent / "o.csv")
+    assert f"{name}' cannot be read" in message and "end-of-stream" in message
+
+
+def test_wrong_options(checkpoints, file, tmp_path, capfd):
+    path, output = file("i.fa", FASTA), tmp_path / "o.csv"
+    own, end = checkpoints["own"], ("--output", output)
+    assert "use hf-ssm score" in error_of(capfd, checkpoints["causal"], path, *end)
+    assert "`window`=0" in error_of(capfd, own, path, *end, "--window", "0")
+    assert "`stride`=3 needs `window`" in error_of(capfd, own, path, *end, "--stride", "3")
+    assert "`aggregate`='max'" in error_of(capfd, checkpoints["tokens"], path, *end, "--aggregate", "max")
+    assert "--genome" in error_of(capfd, own, path, *end, "--genome", path)
+    assert "o.txt': the suffix must be one of .csv" in error_of(capfd, own, path, "--output", tmp_path / "o.txt")
+    assert "i2.fa" in error_of(capfd, own, tmp_path / "i2.fa", *end)
+    assert "'E' is no letter of DNA" in error_of(capfd, own, file("p.fa", ">a\nMKVE\n"), *end, "--both-strands")
+    assert not output.exists()
+    output.write_text("mine")
+    assert "exists: choose another file" in error_of(capfd, own, path, *end)
+    assert output.read_text() == "mine"
+    assert run(own, path, *end, "--overwrite-output") == 0 and len(read(output)) == len(SEQUENCES)
+
+
+def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
+    """Interrupted after each part: the table is that of an undisturbed run."""
+    monkeypatch.setattr(windows_module, "_MOST_ITEMS", 2)
+    path = file("i.fa", FASTA)
+    command = [checkpoints["own"], path, "--window", "6", "--stride", "3", "--both-strands", "--output"]
+    assert run(*command, tmp_path / "whole.csv") == 0
+    whole, calls = Predictor.table_of_groups, 0
+
+    def interrupted(self, groups):
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise KeyboardInterrupt
+        return whole(self, groups)
+
+    monkeypatch.setattr(Predictor, "table_of_groups", interrupted)
+    runs = 1
+    while run(*command, tmp_path / "o.csv") == 130:
+        assert "the same command continues where it stopped" in capsys.readouterr().err
+        runs += 1
+        # More memory, or less, does not change the table.
+        command[1:1] = ["--max-tokens-per-batch", str(16384 - runs)] if runs == 2 else []
+    assert runs == calls // 2 + 1 == 9
+    assert (tmp_path / "o.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["i.fa", "o.csv", "whole.csv"]
+
+
+def test_parts_of_another_command_are_refused(checkpoints, file, tmp_path, monkeypatch, capfd):
+    path, output = file("i.fa", FASTA), tmp_path / "o.csv"
+    with monkeypatch.context() as patch:
+        patch.setattr(windows_module, "_MOST_ITEMS", 2)
+        patch.setattr("hf_ssm.inference.parts.Parts.join", lambda *arguments: exec("raise KeyboardInterrupt"))
+        assert run(checkpoints["own"], path, "--output", output) == 130
+    for command, changed in (
+        ([checkpoints["own"], path, "--both-strands"], "(both_strands)"),
+        ([checkpoints["llama"], path], "(checkpoint)"),
+        ([checkpoints["own"], file("j.fa", FASTA)], "(input)"),
+    ):
+        message = error_of(capfd, *command, "--output", output)
+        assert f"parts of a run with other settings {changed}" in message
+    assert run(checkpoints["own"], path, "--output", output) == 0
+
+
+# Processes that are forked, so that each begins at once, and killed at random moments.
+KILLED = """
+import os, random, signal, sys, time
+from hf_ssm import cli
+from hf_ssm.cli import predict
+from transformers.models.llama import modeling_llama
+from hf_ssm.inference import windows
+
+windows._MOST_ITEMS = 3
+chance, whole, output, parts = random.Random(0), *sys.argv[1:4]
+
+def start(path):
+    process = os.fork()
+    if not process:
+        os._exit(cli.main(["predict", *sys.argv[4:], "--output", path]))
+    return process
+
+before = time.monotonic()
+assert os.waitpid(start(whole), 0)[1] == 0
+seconds, kills, counts = time.monotonic() - before, 0, set()
+while True:
+    process = start(output)
+    if kills < 10:
+        time.sleep(seconds * chance.uniform(0.05, 0.4))
+        os.kill(process, signal.SIGKILL)
+    if os.waitpid(process, 0)[1] == 0:
+        break
+    kills += 1
+    counts.add(len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0)
+print(kills, len(counts))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(checkpoints, file, tmp_path):
+    chance = random.Random(0)
+    text = "".join(f">{n}\n{''.join(chance.choices('ACGTN', k=chance.randint(1, 150)))}\n" for n in range(300))
+    whole, output, parts = tmp_path / "whole.csv", tmp_path / "o.csv", tmp_path / ".o.csv.parts"
+    command = [checkpoints["llama"], file("i.fa", text), "--window", "64", "--stride", "40", "--both-strands"]
+    process = [sys.executable, "-c", KILLED, whole, output, parts, *command]
+    done = subprocess.run(list(map(str, process)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kills, counts = map(int, done.stdout.splitlines()[-1].split())
+    assert kills >= 3 and counts >= 3
+    assert output.read_bytes() == whole.read_bytes()
+    assert sorted(found.name for found in tmp_path.iterdir()) == sorted(["i.fa", output.name, whole.name])
