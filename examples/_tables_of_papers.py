@@ -1,8 +1,12 @@
-"""Tables of the experiments of Liu & Li 2024, Yu et al. 2025 and Honarpisheh et al. 2025; see `tables.py`."""
+"""Tables of the experiments of Liu & Li 2024, Yu et al. 2025 and Honarpisheh et al. 2025, and of attributions.
+
+See `tables.py`.
+"""
 
 import math
 import statistics
 from itertools import chain
+from typing import Any
 
 from _tables import code, grid, load, names, percent, pm, slope, span, table
 
@@ -244,3 +248,72 @@ def imdb_length() -> str:
     }
     note = " and ".join(f"{gap:.2f} at T = {length:,}" for length, gap in gaps.items())
     return grid(["slope of the gap per 1,000 tokens (95 %)", "all T", "from T = 300"], rows, f"Our gap is {note}.")
+
+
+# Attributions and the masking probe of Nishikawa & Suzuki 2025.
+
+
+@table
+def attribution_scoreboard() -> str:
+    found = load("attribution_scoreboard")
+    models = list(dict.fromkeys(run["model"] for run in found["runs"]))
+    rows, notes = [], []
+    for task in dict.fromkeys(run["task"] for run in found["runs"]):
+        runs = [run for run in found["runs"] if run["task"] == task]
+        seeds = sorted({run["seed"] for run in runs})
+        for number, setting in enumerate(runs[0]["methods"]):
+            options = ", ".join(f"{key}={value}" for key, value in setting["options"].items())
+            cells = [task, f"`{setting['strategy']}`" + (f" ({options})" if options else "")]
+            cells.append(f"{statistics.fmean(run['methods'][number]['passes'] for run in runs):.0f}")
+            for measure in ("deletion", "insertion", "precision"):
+                means = [
+                    statistics.fmean(run["methods"][number][measure] for run in runs if run["seed"] == seed)
+                    for seed in seeds
+                ]
+                cells.append(pm(means))
+            for model in models:
+                own = [run["methods"][number]["precision"] for run in runs if run["model"] == model]
+                cells.append(f"{statistics.fmean(own):.2f}")
+            rows.append(cells)
+        accuracy = [run["training"]["accuracy"] for run in runs]
+        notes.append(
+            f"{task}: {len(seeds)} seeds, {span((run['sequences'] for run in runs), 'd')} sequences of each model; "
+            f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}."
+        )
+    header = ["task", "method", "passes", "deletion", "insertion", "precision", *models]
+    duels = [
+        "probe against attribution with equal or fewer passes",
+        "task",
+        *(f"{name}: better, worse" for name in SIGNS),
+    ]
+    return f"{grid(header, rows, *notes)}\n{grid(duels, probe_against_attributions(found['runs']))}"
+
+
+# Sign of a better value.
+SIGNS = {"deletion": -1, "insertion": 1, "precision": 1}
+
+
+def probe_against_attributions(runs: list[Any]) -> list[list[str]]:
+    """In how many models and seeds a search is better and worse, by more than 0.005, than an attribution.
+
+    Of a method with several numbers of steps, the largest one with at most the passes of the search counts.
+    """
+    rows = []
+    for ours in ("one_shot", "exact"):
+        for theirs in ("deep_lift", "integrated_gradients", "gradient_shap"):
+            for task in dict.fromkeys(run["task"] for run in runs):
+                counts = {name: [0, 0] for name in SIGNS}
+                own = [run["methods"] for run in runs if run["task"] == task]
+                for methods in own:
+                    (search,) = (one for one in methods if one["strategy"] == ours and not one["options"])
+                    rivals = [one for one in methods if one["strategy"] == theirs]
+                    rival = max(
+                        (one for one in rivals if one["passes"] <= search["passes"]), key=lambda one: one["passes"]
+                    )
+                    for name, sign in SIGNS.items():
+                        lead = sign * (search[name] - rival[name])
+                        counts[name][0] += lead > 0.005
+                        counts[name][1] += lead < -0.005
+                cells = [f"{better}, {worse} of {len(own)}" for better, worse in counts.values()]
+                rows.append([f"`{ours}` against `{theirs}`", task, *cells])
+    return rows

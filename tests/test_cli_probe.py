@@ -15,7 +15,7 @@ import hf_ssm
 from hf_ssm import cli, plotting
 from hf_ssm.cli.probe_rows import Example, Rows, annotations_of
 from hf_ssm.data import load_sequences
-from hf_ssm.probes import MaskingProbe, MaskingResults, masking
+from hf_ssm.probes import MaskingProbe, MaskingResults, attributions, masking
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 PLANTED = {"length": 24, "num_train": 40, "num_validation": 8, "num_test": 30, "motif_length": 6, "copies": 1}
@@ -399,3 +399,44 @@ def test_data_of_the_run_and_other_data(capsys, trained, table, tmp_path):
     arguments = ["--dataset", table, "--rows", 1, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(copy, *arguments) == 0
     assert found_in(tmp_path / "probe")["dataset"] == "table.csv"
+
+
+def test_an_attribution(trained, tmp_path):
+    pytest.importorskip("captum", reason="captum is not installed (the extra `genomics`)")
+    options = ["--method", "integrated_gradients", "--steps", 4, "--mask", "n"]
+    assert run(trained, "--rows", 2, *options, "--allow-wrong", "--output", tmp_path / "probe") == 0
+    found = found_in(tmp_path / "probe")
+    assert (found["strategy"], found["steps"]) == ("integrated_gradients", 4)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(trained),
+        AutoTokenizer.from_pretrained(trained),
+    )
+    probe = MaskingProbe(model, tokenizer, "n", "integrated_gradients", steps=4, allow_wrong=True)
+    data = load_sequences("planted-motifs", **PLANTED)["test"]
+    for entry in found["sequences"]:
+        expected = probe.run(data[entry["row"]]["sequence"], data[entry["row"]]["label"], progress=False)
+        assert entry["order"] == expected.order.tolist()
+        assert entry["scores"] == pytest.approx(expected.scores.tolist(), rel=1e-4)
+        # Scores, start and curve.
+        assert entry["evaluations"] == 4 + 1 + 24
+
+
+def test_tokens_without_a_score_are_null(saved, table, tmp_path):
+    pytest.importorskip("tangermeme", reason="tangermeme is not installed (the extra `genomics`)")
+    options = ["--method", "in_silico_mutagenesis", "--alphabet", "AC", "--allow-wrong", "--output", tmp_path / "probe"]
+    assert run(saved("ForSequenceClassification"), "--dataset", table, "--rows", 1, *options) == 0
+    (entry,) = found_in(tmp_path / "probe")["sequences"]
+    ids = MaskingResults.load(tmp_path / "probe" / "probe.safetensors")[0].input_ids.tolist()
+    assert [score is None for score in entry["scores"]] == [token not in (7, 8) for token in ids]
+
+
+def test_options_of_other_methods_and_missing_libraries(capsys, trained, tmp_path, monkeypatch):
+    message = error_of(capsys, trained, "--steps", 8, "--output", tmp_path / "probe")
+    assert message == "--steps is for --method integrated_gradients, gradient_shap, not for exact: leave it out"
+    monkeypatch.setattr(attributions, "find_spec", lambda name: None)
+    message = error_of(capsys, trained, "--method", "occlusion", "--output", tmp_path / "probe")
+    assert message == "'occlusion' needs captum, which is not installed: pip install \"hf_ssm[genomics]\""
+    with pytest.raises(SystemExit) as error:
+        run(trained, "--method", "saliency", "--output", tmp_path / "probe")
+    assert error.value.code == 2 and "integrated_gradients" in capsys.readouterr().err
+    assert not list(tmp_path.glob("probe/*"))

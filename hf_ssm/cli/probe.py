@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from hf_ssm.cli.probe_rows import (
     wants_labels,
 )
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
+from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
 from hf_ssm.training.inputs import load_tokenizer
@@ -43,7 +45,13 @@ from hf_ssm.utils.files import staged_files
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
 # "screened" is another name of "shortlist".
-_STRATEGIES = ("exact", "shortlist", "one_shot", "screened")
+_METHODS = (*STRATEGIES, "screened")
+# Options for some methods only, which are an error with others.
+_OPTIONS_OF_METHODS = {
+    "steps": ("integrated_gradients", "gradient_shap"),
+    "noise": ("gradient_shap",),
+    "alphabet": ("in_silico_mutagenesis",),
+}
 _THRESHOLDS = (0.9, 0.5)
 # Sequences with a plot of their own, and with a line in the table.
 _PICTURED, _LISTED = 4, 10
@@ -56,7 +64,17 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     add_checkpoint_options(parser)
     add_data_options(parser, "test", 20, "probe")
     add = parser.add_argument
-    add("--strategy", choices=_STRATEGIES, default="exact", help="search; the others than exact need few evaluations")
+    add(
+        "--method",
+        "--strategy",
+        choices=_METHODS,
+        default="exact",
+        metavar="METHOD",
+        help=f"order in which tokens are masked: {', '.join(_METHODS)} (default: exact, which needs most evaluations)",
+    )
+    add("--steps", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
+    add("--noise", type=float, help="of gradient_shap: deviation relative to the embeddings (default: 0.1)")
+    add("--alphabet", help="letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)")
     add("--mask", default="mask", help="replacement of a token: mask (default), n, pad, zero, or a token of the model")
     add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
     add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
@@ -67,7 +85,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def run_probe(args: argparse.Namespace) -> None:
-    """`hf-ssm probe`: mask the least important token again and again, and write order and probabilities."""
+    """`hf-ssm probe`: mask the tokens in ascending order of importance, and write order and probabilities."""
     config = _checked_config(args)
     settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
@@ -82,7 +100,8 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         load_model(args.checkpoint, config),
         load_tokenizer(settings),
         args.mask,
-        args.strategy,
+        args.method,
+        **_given(args),
         max_tokens_per_batch=args.max_tokens_per_batch,
         minimum_probability=args.minimum_probability,
         allow_wrong=args.allow_wrong,
@@ -106,10 +125,19 @@ def _checked_config(args: argparse.Namespace) -> Any:
     check_positive(args, "rows", "max_tokens_per_batch")
     if not 0 <= args.minimum_probability <= 1:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
+    for name in _given(args):
+        if args.method not in _OPTIONS_OF_METHODS[name]:
+            known = ", ".join(_OPTIONS_OF_METHODS[name])
+            raise ValueError(f"--{name} is for --method {known}, not for {args.method}: leave it out")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
         raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
     return config
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Options for some methods only that are given."""
+    return {name: value for name in _OPTIONS_OF_METHODS if (value := getattr(args, name)) is not None}
 
 
 def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:
@@ -170,7 +198,8 @@ def _write(
         "model": type(probe.model).__name__,
         "dataset": source,
         "split": args.split,
-        "strategy": args.strategy,
+        "strategy": args.method,
+        **_given(args),
         "mask": args.mask,
         "target": args.target or (LABEL if probe.head == "class" else None),
         "position": args.position,
@@ -203,6 +232,7 @@ def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingRe
             **_summary(result),
             "order": result.order.tolist(),
             "probabilities": _rounded(result.probabilities),
+            **({} if result.scores is None else {"scores": _numbers(result.scores)}),
         }
         for example, result in zip(examples, results, strict=True)
     ]
@@ -211,6 +241,11 @@ def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingRe
 
 def _rounded(values: Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Rounded values, `None` for NaN, which JSON does not have."""
+    return [None if math.isnan(value) else value for value in _rounded(values)]
 
 
 def _draw_row(

@@ -34,20 +34,46 @@ _POWERS = frozenset(["__pow__", "pow"])
 _QUOTIENTS = frozenset(["__truediv__", "div", "divide", "true_divide"])
 
 
+def _slope_of_exp(x: Tensor, x0: Tensor, y: Tensor, y0: Tensor) -> Tensor:
+    below = -(x - x0).abs()
+    return torch.maximum(y, y0) * torch.where(below < 0, below.expm1() / below, 1)
+
+
+# Slopes without a difference of close numbers. Norms and softmax consist of these functions, which are steep: in single
+# precision, neither a quotient of differences nor a derivative in the middle is precise enough.
+_EXACT_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "exp": _slope_of_exp,
+    "reciprocal": lambda x, x0, y, y0: -y * y0,
+    "rsqrt": lambda x, x0, y, y0: -((y * y0) ** 2) / (y + y0),
+    "square": lambda x, x0, y, y0: x + x0,
+}
+
+
 class _Secant(torch.autograd.Function):
-    """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule)."""
+    """An elementwise function whose derivative is the slope between both halves of the batch (the rescale rule).
+
+    `exact` gives the slope from both inputs and both outputs, for functions that have a formula of their own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        function: Callable[[Tensor], Tensor],
+        exact: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
         y = function(x)
         ctx.save_for_backward(x, y)
-        ctx.function = function
+        ctx.function, ctx.exact = function, exact
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         (x, x0), (y, y0) = x.chunk(2), y.chunk(2)
+        if ctx.exact is not None:
+            slope = ctx.exact(x, x0, y, y0)
+            return grad * torch.cat([slope, slope]), None, None
         with torch.enable_grad():
             middle = ((x + x0) / 2).detach().requires_grad_()
             (slope,) = torch.autograd.grad(ctx.function(middle).sum(), middle)
@@ -55,7 +81,7 @@ class _Secant(torch.autograd.Function):
         # power of the precision at this distance.
         apart = (x - x0).abs() > torch.finfo(x.dtype).eps ** (1 / 3) * (1 + x.abs())
         slope = torch.where(apart, (y - y0) / torch.where(apart, x - x0, 1), slope)
-        return grad * torch.cat([slope, slope]), None
+        return grad * torch.cat([slope, slope]), None, None
 
 
 class _Product(torch.autograd.Function):
@@ -88,7 +114,7 @@ class _Rules(TorchFunctionMode):
         if name in _ELEMENTWISE or name in _POWERS:
             if name in _POWERS and (len(varying) > 1 or args[0] is not varying[0]):
                 raise ValueError("DeepLIFT's rules do not cover powers with an exponent that depends on the inputs.")
-            return _Secant.apply(args[0], lambda x: func(x, *args[1:], **kwargs))
+            return _Secant.apply(args[0], lambda x: func(x, *args[1:], **kwargs), _EXACT_SLOPES.get(name))
         if name in _PRODUCTS and len(varying) == 2:
             return _Product.apply(*args, partial(func, **kwargs))
         decomposed = getattr(self, f"_{name}", self._div if name in _QUOTIENTS else None)
@@ -111,6 +137,37 @@ class _Rules(TorchFunctionMode):
         return value * gate.sigmoid()
 
     @staticmethod
+    def _softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
+        # A product of exponentials and the reciprocal of their sum would subtract numbers that may be huge.
+        return (x - _log_of_sum(x, dim)).exp().to(dtype or x.dtype)
+
+    @staticmethod
+    def _log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **ignored: Any) -> Tensor:
+        return (x - _log_of_sum(x, dim)).to(dtype or x.dtype)
+
+    @staticmethod
+    def _scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            masked = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+        return scores.softmax(-1) @ value
+
+    @staticmethod
     def _layer_norm(
         x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
@@ -128,14 +185,25 @@ class _Rules(TorchFunctionMode):
         return output if weight is None else output * weight
 
 
+def _log_of_sum(x: Tensor, dim: int) -> Tensor:
+    """The logarithm of the sum of exponentials, in double precision: those of one half may be tiny against the other.
+
+    Both halves share the constant by which the exponentials are divided.
+    """
+    largest = torch.maximum(*x.detach().amax(dim, keepdim=True).chunk(2)).repeat(2, *[1] * (x.ndim - 1))
+    double = x if x.device.type == "mps" else x.double()
+    return (double - largest).exp().sum(dim, keepdim=True).log() + largest
+
+
 @contextmanager
 def deep_lift_rules(model: nn.Module) -> Iterator[None]:
     """Within the context, gradients of `model` are DeepLIFT's multipliers between both halves of the batch.
 
     For captum's `DeepLift` and `DeepLiftShap` and tangermeme's `deep_lift_shap`, called within the context. Elementwise
     functions have the rescale rule; products of two factors that depend on the input (gates, GLU, B, C and Δ of a
-    selective scan) the derivatives at the mean of both halves; norms are composed of both. All of them add up, and so
-    do the attributions: for every family, their sum is the difference of the outputs.
+    selective scan) the derivatives at the mean of both halves; norms, softmax and attention are composed of both. All
+    of them add up, and so do the attributions: for every family, and for Transformers whose other operations have rules
+    too, their sum is the difference of the outputs.
 
     Operators run as plain functions of torch (a loop over positions for a selective scan), and parameters have no
     gradients in the meantime.

@@ -3,6 +3,7 @@
 Legend: `L` tokens of a sequence, `M` maskable ones.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, check_library, check_strands, letters_of
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
 from hf_ssm.probes.reading import (
     check_choice,
@@ -34,6 +36,8 @@ __all__ = ["MaskingProbe"]
 class MaskingProbe:
     """Masks the tokens of a sequence one after the other, least important tokens first.
 
+    The order comes from a search, which masks tokens, or from an attribution method, which scores them.
+
     The model runs in evaluation mode, which is restored afterwards. Special tokens of the tokenizer (without one, of
     the configuration) and mask tokens are never masked.
 
@@ -47,6 +51,9 @@ class MaskingProbe:
         strategy: "exact" (default) masks, in each step, the token whose masking leaves the highest probability.
             "shortlist" evaluates only the tokens with the highest scores, and masks several per step in long sequences
             ("screened" is another name of it). "one_shot" masks in the order of the scores of the unmasked sequence.
+            Attributions mask in ascending order of the scores that they give to the tokens (`MaskingResult.scores`):
+            "occlusion", "integrated_gradients" and "gradient_shap" of captum; "deep_lift", with `hf_ssm.deep_lift`;
+            "in_silico_mutagenesis" of tangermeme. Their baseline is the sequence with all maskable tokens masked.
         max_tokens_per_batch: Largest number of tokens per batch, default 16384. A batch has at least one sequence.
         candidates: For "shortlist": number of tokens evaluated per step, default 12.
         masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step, default 0.01; 0 masks
@@ -54,12 +61,19 @@ class MaskingProbe:
         score: For "shortlist" and "one_shot": "occlusion" (default), the probability with only that token masked
             (for "shortlist" updated whenever a quarter of the tokens is masked); or "gradient", the inner product of
             embedding difference and gradient of the log-probability, which is cheaper and less reliable.
+        steps: For "integrated_gradients" and "gradient_shap": number of gradients, default 32.
+        noise: For "gradient_shap": standard deviation of the Gaussian noise on the embeddings, relative to their root
+            mean square, default 0.1. All sequences have the same random numbers.
+        alphabet: For "in_silico_mutagenesis": the letters that replace each other. Default: ACGT for a tokenizer of
+            nucleotides, otherwise all single letters of a tokenizer with at most 32. Other tokens have no score and are
+            masked first.
         minimum_probability: Sequences whose target is less likely before any masking are refused, default 0.
         allow_wrong: Accept targets that the model does not predict, default False.
 
     Raises:
-        ValueError: An unknown name, a number out of range, a mask that the tokenizer does not have, a model without
-            token embeddings.
+        ValueError: An unknown name, a number out of range, a mask or an alphabet that the tokenizer does not have, a
+            model without token embeddings.
+        ImportError: The library of an attribution is not installed.
 
     Example:
         >>> probe = MaskingProbe(model, tokenizer, mask="n", strategy="shortlist")
@@ -80,24 +94,38 @@ class MaskingProbe:
         candidates: int = 12,
         masks_per_step: float = 0.01,
         score: str = "occlusion",
+        steps: int = 32,
+        noise: float = 0.1,
+        alphabet: str | None = None,
         minimum_probability: float = 0.0,
         allow_wrong: bool = False,
     ):
         strategy = canonical_strategy(strategy)
         check_choice("strategy", strategy, STRATEGIES)
         check_choice("score", score, SCORES)
-        for name, value in (("max_tokens_per_batch", max_tokens_per_batch), ("candidates", candidates)):
+        for name, value in (
+            ("max_tokens_per_batch", max_tokens_per_batch),
+            ("candidates", candidates),
+            ("steps", steps),
+        ):
             if type(value) is not int or value < 1:
                 raise ValueError(f"`{name}`={value!r}: give a positive integer.")
         for name, share in (("masks_per_step", masks_per_step), ("minimum_probability", minimum_probability)):
             if not 0 <= share <= 1:
                 raise ValueError(f"`{name}`={share!r}: give a share from 0 to 1.")
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"`noise`={noise!r}: give a finite number of at least 0.")
+        if strategy in ATTRIBUTIONS:
+            check_library(strategy)
+        letters = letters_of(tokenizer, alphabet) if strategy == "in_silico_mutagenesis" else ()
         self.model = unwrapped(model)
+        check_strands(strategy, self.model)
         self.head = head_of(self.model)
         self.tokenizer = tokenizer
         self._vocab_size = _vocab_size(self.model)
         self.mask = find_mask(mask, tokenizer, self._vocab_size)
-        self.settings = SearchSettings(strategy, candidates, masks_per_step, score)
+        attribution = AttributionSettings(steps, noise, letters)
+        self.settings = SearchSettings(strategy, candidates, masks_per_step, score, attribution)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.minimum_probability = minimum_probability
         self.allow_wrong = allow_wrong
@@ -251,7 +279,10 @@ class MaskingProbe:
 
     def _search(self, sequence: ProbedSequence, advance: Callable[[int], Any]) -> MaskingResult:
         evaluator = evaluator_for(self.model, sequence, self.mask.token_id, self.max_tokens_per_batch)
-        order, values = search(evaluator, self.settings, advance)
+        order, values, scores = search(evaluator, self.settings, advance)
+        if scores is not None:
+            everywhere = torch.full((len(sequence.input_ids),), torch.nan, dtype=torch.float64)
+            scores = everywhere.index_copy(0, sequence.candidates, scores)
         text = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(sequence.input_ids.tolist())
         return MaskingResult(
             sequence.input_ids,
@@ -263,6 +294,7 @@ class MaskingProbe:
             evaluator.evaluations,
             evaluator.tokens,
             text,
+            scores,
         )
 
     def _fingerprint(self, sequences: Sequence[ProbedSequence]) -> dict[str, Any]:

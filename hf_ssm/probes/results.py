@@ -39,11 +39,14 @@ class MaskingResult:
             target, its values.
         target: {"kind": "class", "label": ...}, {"kind": "token", "position": ..., "token": ...} or
             {"kind": "callable", "name": ...}.
-        strategy: "exact", "shortlist" or "one_shot".
+        strategy: As given to `MaskingProbe`.
         mask: The replacement of masked tokens, as given to `MaskingProbe`.
-        evaluations: Number of masked variants of the sequence that were evaluated.
+        evaluations: Number of variants of the sequence that were evaluated: forward passes of one sequence, also those
+            of an attribution (but not that of `score="gradient"`).
         tokens: Number of tokens that the model processed; a backward pass counts as two passes.
         tokens_text: The tokens as text, or `None` without a tokenizer.
+        scores: `(L,)`, float64, of an attribution: how much each token supports the prediction, in units of the
+            log-probability (of a callable target, of its values); NaN for tokens without a score. `None` for a search.
     """
 
     input_ids: Tensor
@@ -55,6 +58,7 @@ class MaskingResult:
     evaluations: int
     tokens: int
     tokens_text: list[str] | None = None
+    scores: Tensor | None = None
 
     @property
     def auc(self) -> float:
@@ -213,7 +217,8 @@ class MaskingResults(Sequence[MaskingResult]):
         """A `datasets.Dataset` with one row per sequence.
 
         Columns: "input_ids", "tokens" (text, or None), "order", "probabilities", "importance" (NaN for tokens that
-        cannot be masked), "area" (the AUC), "target" (JSON), "strategy", "mask", "evaluations", "tokens_run".
+        cannot be masked), "scores" (of an attribution, or None), "area" (the AUC), "target" (JSON), "strategy", "mask",
+        "evaluations", "tokens_run".
         """
         from datasets import Dataset
 
@@ -225,6 +230,7 @@ class MaskingResults(Sequence[MaskingResult]):
                     "order": result.order.tolist(),
                     "probabilities": result.probabilities.tolist(),
                     "importance": result.importance.tolist(),
+                    "scores": None if result.scores is None else result.scores.tolist(),
                     "area": result.auc,
                     "target": json.dumps(result.target),
                     "strategy": result.strategy,
@@ -252,6 +258,10 @@ class MaskingResults(Sequence[MaskingResult]):
             "order_lengths": torch.tensor([len(result.order) for result in results], dtype=torch.int64),
             "probabilities": torch.cat([empty.double(), *(result.probabilities for result in results)]),
         }
+        scored = [result.scores for result in results if result.scores is not None]
+        if scored:
+            tensors["scores"] = torch.cat(scored)
+            tensors["score_lengths"] = torch.tensor([0 if r.scores is None else len(r.scores) for r in results])
         header = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -296,4 +306,8 @@ class MaskingResults(Sequence[MaskingResult]):
         curves = tensors["probabilities"].split((tensors["order_lengths"] + 1).tolist())
         parts = zip(ids, orders, curves, header["results"], strict=True)
         results = [MaskingResult(*(part.clone() for part in own), **rest) for *own, rest in parts]
+        if "scores" in tensors:
+            scores = tensors["scores"].split(tensors["score_lengths"].tolist())
+            for result, own_scores in zip(results, scores, strict=True):
+                result.scores = own_scores.clone() if len(own_scores) else None
         return cls(results, header["settings"], header["indices"])

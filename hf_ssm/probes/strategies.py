@@ -1,20 +1,22 @@
-"""Search strategies: the order in which the tokens of a sequence are masked.
+"""The order in which the tokens of a sequence are masked: search strategies, and attributions as a ranking.
 
 Legend: `M` maskable tokens, `R` positions that the model reads.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, attribute
 from hf_ssm.probes.evaluators import Evaluator
 
 __all__ = ["SCORES", "STRATEGIES", "SearchSettings", "canonical_strategy", "search"]
 
-STRATEGIES = ("exact", "shortlist", "one_shot")
+SEARCHES = ("exact", "shortlist", "one_shot")
+STRATEGIES = (*SEARCHES, *ATTRIBUTIONS)
 SCORES = ("occlusion", "gradient")
 
 # Each token of a step after the first one may lower the value by this share of the value at the start.
@@ -40,16 +42,20 @@ class SearchSettings:
         candidates: For "shortlist": number of tokens evaluated per step.
         masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step.
         score: For "shortlist" and "one_shot": "occlusion" or "gradient".
+        attribution: Settings of attributions.
     """
 
     strategy: str = "exact"
     candidates: int = 12
     masks_per_step: float = 0.01
     score: str = "occlusion"
+    attribution: AttributionSettings = field(default_factory=AttributionSettings)
 
     def effective(self) -> dict[str, Any]:
         """The settings that influence the result."""
         found: dict[str, Any] = {"strategy": self.strategy}
+        if self.strategy in ATTRIBUTIONS:
+            return found | self.attribution.effective(self.strategy)
         if self.strategy == "shortlist":
             found |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
         if self.strategy != "exact":
@@ -59,7 +65,7 @@ class SearchSettings:
 
 def search(
     evaluator: Evaluator, settings: SearchSettings, advance: Advance = lambda count: None
-) -> tuple[list[int], Tensor]:
+) -> tuple[list[int], Tensor, Tensor | None]:
     """Mask all maskable tokens of a sequence.
 
     Args:
@@ -68,17 +74,22 @@ def search(
         advance: Progress callback.
 
     Returns:
-        The positions in the order of masking, and the value before the first masking and after each, `(M + 1,)`,
-        float64.
+        The positions in the order of masking; the value before the first masking and after each, `(M + 1,)`, float64;
+        and the scores of an attribution, `(M,)`, float64.
     """
+    scores = None
     start = evaluator.one(evaluator.masked([]))
     if settings.strategy == "exact":
         order, values = _exact(evaluator, advance)
     elif settings.strategy == "shortlist":
         order, values = _shortlist(evaluator, settings, start, advance)
-    else:
+    elif settings.strategy == "one_shot":
         order, values = _one_shot(evaluator, settings.score, advance)
-    return order, torch.tensor([start, *values], dtype=torch.float64)
+    else:
+        scores = attribute(evaluator, settings.strategy, settings.attribution)
+        # Tokens without a score come first.
+        order, values = _in_order(evaluator, -scores.nan_to_num(-torch.inf), advance)
+    return order, torch.tensor([start, *values], dtype=torch.float64), scores
 
 
 def _first_argmax(values: Tensor) -> int:
@@ -181,8 +192,13 @@ def _one_shot(evaluator: Evaluator, score: str, advance: Advance) -> tuple[list[
     """A single ranking by the scores of the unmasked sequence."""
     left, masked = evaluator.candidates.tolist(), evaluator.masked([])
     scores = evaluator.scores(masked)[torch.tensor(left)] if score == "gradient" else evaluator.after(masked, left)
-    order = _ranked(scores, left)
-    values = evaluator.along(masked, order)
+    return _in_order(evaluator, scores, advance)
+
+
+def _in_order(evaluator: Evaluator, scores: Tensor, advance: Advance) -> tuple[list[int], list[float]]:
+    """All maskable tokens by descending score `(M,)`."""
+    order = _ranked(scores, evaluator.candidates.tolist())
+    values = evaluator.along(evaluator.masked([]), order)
     advance(len(order))
     return order, values.tolist()
 

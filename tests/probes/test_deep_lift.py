@@ -84,6 +84,48 @@ def test_the_rules_are_those_of_the_paper() -> None:
     torch.testing.assert_close(found, torch.tensor([[1.0, 3.0]]))
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.RMSNorm(16)])
+def test_norms_of_small_inputs_in_single_precision(norm: nn.Module) -> None:
+    x, x0 = 0.02 * torch.randn(2, 5, 16)
+    weights = torch.randn(16)
+    found = hf_ssm.deep_lift(lambda x: norm(x).square() @ weights, x, x0, norm)
+    with torch.no_grad():
+        expected = norm(x).square() @ weights - norm(x0).square() @ weights
+    torch.testing.assert_close(found.sum(1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_softmax_and_attention_add_up() -> None:
+    query, key = torch.randn(2, 3, 4, 5, 8, dtype=torch.float64), torch.randn(2, 3, 2, 5, 8, dtype=torch.float64)
+    visible = torch.rand(5, 5) < 0.7
+    visible.fill_diagonal_(True)
+    attend = nn.functional.scaled_dot_product_attention
+    functions = {
+        "causal": lambda x: attend(x, x.flip(1), x.roll(1, 2), is_causal=True),
+        "masked": lambda x: attend(x, x.flip(1), x, attn_mask=visible, scale=0.5),
+        "added": lambda x: attend(x, 2 * x, x, attn_mask=torch.zeros(5, 5).masked_fill(~visible, -1e9)),
+        "grouped": lambda x: attend(x, x[:, :2], x[:, 2:], enable_gqa=True),
+        "softmax": lambda x: x.softmax(-1) * nn.functional.softmax(x, 1),
+        "log": lambda x: x.log_softmax(-1) * x,
+    }
+    for name, inner in functions.items():
+        function = lambda x, inner=inner: inner(x).square().flatten(1).sum(1)  # noqa: E731
+        for x, x0 in (query, key.repeat(1, 1, 2, 1, 1)):
+            found = hf_ssm.deep_lift(function, x, x0, nn.Identity())
+            torch.testing.assert_close(
+                found.flatten(1).sum(1), function(x) - function(x0), msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+def test_sharp_softmax_in_single_precision() -> None:
+    """The largest logits of the halves differ by factors that a product of exponentials does not survive."""
+    x, x0 = 30 * torch.randn(2, 8, 6)
+    weights = torch.randn(6)
+    function = lambda x: x.softmax(-1) @ weights  # noqa: E731
+    found = hf_ssm.deep_lift(function, x, x0, nn.Identity())
+    torch.testing.assert_close(found.sum(1), function(x) - function(x0), rtol=1e-5, atol=1e-5)
+    assert found.abs().max() < 10
+
+
 def test_functions_without_a_rule_are_reported() -> None:
     x, x0 = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, -1.0]])
     with pytest.warns(UserWarning, match="do not cover"):

@@ -1,7 +1,7 @@
 """Values of masked variants of a sequence by full forward passes, for any model.
 
-Legend: `R` positions that the model reads, `V` variants of the sequence, `B` of them in one batch, `K` classes or
-tokens.
+Legend: `R` positions that the model reads, `V` variants of the sequence, `B` of them in one batch, `D` size of an
+embedding, `K` classes or tokens.
 """
 
 import inspect
@@ -106,29 +106,40 @@ class Evaluator:
 
     def scores(self, masked: Tensor) -> Tensor:
         """First-order change of the log-probability when each one of the tokens is masked, `(R,)`, float64."""
-        ids = self.read if self.mask_id is None else torch.where(masked, self.mask_id, self.read)
         with torch.enable_grad():
-            embedded = self._embedded(ids.unsqueeze(0)).detach()
-            if self.mask_id is None:
-                embedded = embedded.masked_fill(masked[None, :, None], 0)
-            embedded.requires_grad_()
-            logits = self._selected(self.model(inputs_embeds=embedded, **self._arguments(1)).logits)
-            (gradient,) = torch.autograd.grad(self.target.log_value(logits).sum(), embedded)
-        self.tokens += 3 * self.length
+            embedded = self.embedded(masked).requires_grad_()
+            (gradient,) = torch.autograd.grad(self.log_values(embedded, True).sum(), embedded)
         mask = torch.zeros_like(embedded[0, :1])
         if self.mask_id is not None:
-            mask = self._embedded(torch.tensor([self.mask_id], device=self.device))
+            mask = self.embedded_ids(torch.tensor([self.mask_id], device=self.device))
         return ((mask - embedded[0].detach()) * gradient[0]).sum(-1).double().cpu()
+
+    def embedded(self, masked: Tensor) -> Tensor:
+        """Embeddings of one variant `(R,)`, `(1, R, D)`, without a gradient."""
+        ids = self.read if self.mask_id is None else torch.where(masked, self.mask_id, self.read)
+        embedded = self.embedded_ids(ids.unsqueeze(0)).detach()
+        return embedded if self.mask_id is not None else embedded.masked_fill(masked[None, :, None], 0)
+
+    def log_values(self, embedded: Tensor, has_gradient: bool) -> Tensor:
+        """Differentiable log-probabilities, or values of a callable target, of embeddings `(B, R, D)`, `(B,)`.
+
+        Args:
+            embedded: The embeddings.
+            has_gradient: Whether a backward pass follows, for the count of tokens.
+        """
+        self.tokens += embedded.shape[:2].numel() * (3 if has_gradient else 1)
+        logits = self.model(inputs_embeds=embedded, **self._arguments(len(embedded))).logits
+        return self.target.log_value(self._selected(logits))
 
     def _inputs(self, masked: Tensor, first: int = 0) -> dict[str, Tensor]:
         """Model inputs of variants `(B, P)` of the first P positions, from position `first` on, by argument name."""
         read, masked = self.read[first : masked.shape[1]], masked[:, first:]
         if self.mask_id is not None:
             return {"input_ids": torch.where(masked, self.mask_id, read)}
-        embedded = self._embedded(read).unsqueeze(0)
+        embedded = self.embedded_ids(read).unsqueeze(0)
         return {"inputs_embeds": embedded.expand(len(masked), -1, -1).masked_fill(masked.unsqueeze(-1), 0)}
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def embedded_ids(self, ids: Tensor) -> Tensor:
         """Embeddings of ids as `inputs_embeds`: those of both strands where the model reads both."""
         embedding, config = self.model.get_input_embeddings(), self.model.config
         if isinstance(self.model, SSMPreTrainedModel) and config.reads_both_strands(training=False):
@@ -157,6 +168,10 @@ class Evaluator:
             return logits
         # With `logits_to_keep`, the model returns that position only.
         return logits[:, 0 if logits.shape[1] == 1 else self.target.read_at]
+
+    def rows_per_batch(self) -> int:
+        """Number of whole variants in a batch."""
+        return self._rows_per_batch(self.length)
 
     def _rows_per_batch(self, length: int) -> int:
         """Number of variants of that length in a batch."""

@@ -1,0 +1,391 @@
+"""Attribution methods and the masking probe against known truth, per forward pass: all families and a Transformer.
+
+Two tasks, in which the positions that determine the class are known:
+
+- *motif*: planted motifs (`hf_ssm.data`, one site in each row): rows with the motif against rows with a permutation of
+  it. Truth: the letters of the motif. In training, half of the rows lose random letters to masks, and a motif that
+  loses a letter becomes a decoy, so that the model needs the whole motif.
+- *smooth*: the sign of a piecewise smooth function (Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4; generator
+  "smooth-function" with 2 important positions and smoothness 0). Its inputs are pairs of numbers (x, importance), and a
+  probe masks tokens, so the pairs are discretised: one of eight letters for x, in whose middle the function is
+  evaluated, and a capital at the positions of the row with the highest importance. The input thus determines which
+  positions the function reads, but the models need not sort. Rows with a value near 0 are left out. Truth: the capital
+  letters. In training, half of the rows lose random tokens to masks.
+
+Each model is trained on whole rows, and then with masks, until it reaches `--accuracy` on validation rows, or for at
+most `--steps` steps.
+Each method then orders the tokens of test rows that are predicted with a probability of at least 0.8. Measures:
+
+- deletion: area under the probability while tokens are masked, the most important first; lower is better.
+- insertion: area under the probability while tokens are restored from all masked, the most important first; higher is
+  better. It is `MaskingResult.auc`, which the greedy searches maximise step by step.
+- precision: share of the k most important tokens that are in the truth, which has k positions.
+- passes: forward passes of a sequence that the order needs; a backward pass counts as two. The curve that is measured
+  afterwards is not counted.
+
+Gradient methods run with several numbers of steps, among them those with the passes of `one_shot` and of `exact`.
+Interrupted runs continue: the folder keeps the measures of each model.
+
+    python examples/attribution_scoreboard.py --output examples/results/attribution_scoreboard.json \
+        --picture examples/results/attribution_scoreboard.png
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import ModernBertConfig, ModernBertForSequenceClassification, PreTrainedTokenizerFast, set_seed
+
+import hf_ssm
+from hf_ssm.data import load_sequences
+from hf_ssm.plotting import style
+from hf_ssm.probes import MaskingProbe
+from hf_ssm.tokenization import build_dna_tokenizer, build_word_tokenizer
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Hyena": {"filter_type": "s4d", "state_size": 32, "conv_kernel": 5},
+    "S4": {"state_size": 32},
+    "S5": {"state_size": 32},
+    "SelectiveSSM": {"state_size": 16},
+    "SSD": {"state_size": 16, "head_dim": 16},
+}
+MODELS = (*FAMILIES, "ModernBERT")
+TASKS = ("motif", "smooth")
+MEASURES = {"deletion": "deletion AUC (lower is better)", "insertion": "insertion AUC", "precision": "precision"}
+# x of the smooth function in eight bins; capitals at important positions.
+BINS = "abcdefgh"
+# Marks of the axis of forward passes.
+TICKS = (3, 10, 30, 100, 300)
+LEAST_VALUE, LEAST_PROBABILITY = 0.25, 0.8
+
+
+class Rows(NamedTuple):
+    """Token ids `(N, L)`, labels `(N,)`, and where the truth is, `(N, L)`."""
+
+    ids: Tensor
+    labels: Tensor
+    truth: Tensor
+
+
+def motif_rows(seed: int, args: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, list[Rows]]:
+    """Tokenizer and training, validation and test rows of planted motifs."""
+    tokenizer = build_dna_tokenizer()
+    sizes = dict(zip(("num_train", "num_validation", "num_test"), args.rows, strict=True))
+    data = load_sequences(
+        "planted-motifs", seed=seed, length=args.motif_row, motif_length=args.motif, copies=1, **sizes
+    )
+    splits = []
+    for rows in data.values():
+        ids = torch.tensor(tokenizer(list(rows["sequence"]))["input_ids"])
+        truth = torch.zeros_like(ids, dtype=torch.bool)
+        for row, starts in enumerate(rows["motif_positions"]):
+            for start in starts:
+                truth[row, start : start + args.motif] = True
+        splits.append(Rows(ids, torch.tensor(rows["label"]), truth))
+    return tokenizer, splits
+
+
+def smooth_rows(seed: int, args: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, list[Rows]]:
+    """Tokenizer and training, validation and test rows of the discretised function."""
+    tokenizer = build_word_tokenizer([*BINS, *BINS.upper()])
+    first = tokenizer.convert_tokens_to_ids(BINS[0])
+    sizes = dict(zip(("num_train", "num_validation", "num_test"), args.rows, strict=True))
+    data = load_sequences(
+        "smooth-function", seed=seed, length=args.smooth_row, num_important=2, smoothness=0.0, **sizes
+    )
+    splits = []
+    for rows in data.values():
+        numbers, places = np.array(rows["sequence"])[..., 0], np.array(rows["important_positions"])
+        bins = np.minimum(numbers * len(BINS), len(BINS) - 1).astype(int)
+        z = 2 * np.pi * (np.take_along_axis(bins, places, axis=1) + 0.5) / len(BINS)
+        # The function of the generator, up to a positive factor, in the middle of the bins.
+        values = np.sqrt(2) * np.cos(z).sum(1) + 2 * np.sin(z).prod(1)
+        truth = np.zeros(numbers.shape, dtype=bool)
+        np.put_along_axis(truth, places, True, axis=1)
+        ids, clear = first + bins + len(BINS) * truth, np.abs(values) > LEAST_VALUE
+        splits.append(Rows(*(torch.from_numpy(part[clear]) for part in (ids, (values > 0).astype(int), truth))))
+    return tokenizer, splits
+
+
+def build(name: str, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace) -> Any:
+    """A fresh classifier of two classes."""
+    size = {"hidden_size": args.hidden_size, "num_hidden_layers": args.layers, "vocab_size": len(tokenizer)}
+    size |= {"pad_token_id": tokenizer.pad_token_id, "num_labels": 2}
+    if name == "ModernBERT":
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+        # The default base is for thousands of tokens; with it, this model does not learn motifs in this budget.
+        rope = {"rope_type": "default", "rope_theta": 10.0}
+        config = ModernBertConfig(
+            **size,
+            **ends,
+            intermediate_size=2 * args.hidden_size,
+            num_attention_heads=2,
+            rope_parameters={key: dict(rope) for key in ("full_attention", "sliding_attention")},
+            max_position_embeddings=128,
+            global_attn_every_n_layers=1,
+            classifier_pooling="mean",
+        )
+        return ModernBertForSequenceClassification(config)
+    config = getattr(hf_ssm, f"{name}Config")(**size, **FAMILIES[name], bidirectional=True)
+    return getattr(hf_ssm, f"{name}ForSequenceClassification")(config)
+
+
+def with_masks(task: str, rows: Rows, mask_id: int) -> Rows:
+    """Half of the rows lose random tokens; half of the motifs lose letters, and their rows have label 0."""
+    count, length = rows.ids.shape
+    hit = torch.rand(count, length) < torch.rand(count, 1) * (torch.rand(count, 1) < 0.5)
+    labels = rows.labels.clone()
+    if task == "motif":
+        broken = (torch.rand(count) < 0.5) & (labels == 1)
+        letters = int(rows.truth.sum(1).max())
+        # Random ranks of the letters of a motif; half of the broken motifs lose one letter, the others more.
+        rank = torch.rand(count, length).masked_fill(~rows.truth, 2).argsort(1).argsort(1)
+        lost = torch.where(torch.rand(count) < 0.5, 1, torch.randint(1, letters + 1, (count,)))
+        hit = torch.where(rows.truth, broken.unsqueeze(1) & (rank < lost.unsqueeze(1)), hit)
+        labels[broken] = 0
+    return Rows(rows.ids.masked_fill(hit, mask_id), labels, rows.truth)
+
+
+@torch.no_grad()
+def accuracy(model: Any, rows: Rows) -> float:
+    model.eval()
+    return (model(input_ids=rows.ids).logits.argmax(-1) == rows.labels).float().mean().item()
+
+
+def train(model: Any, task: str, splits: Sequence[Rows], mask_id: int, args: argparse.Namespace) -> dict[str, float]:
+    """Train until the accuracy is reached; returns steps, accuracies on test rows, and seconds of the processor."""
+    begin, (rows, validation, test) = time.process_time(), splits
+    masked_validation, masked_test = with_masks(task, validation, mask_id), with_masks(task, test, mask_id)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    plain = True
+    for step in range(1, args.steps + 1):
+        chosen = torch.randint(len(rows.ids), (args.batch_size,))
+        batch = Rows(*(part[chosen] for part in rows))
+        batch = batch if plain else with_masks(task, batch, mask_id)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * min(1, step / 50)
+        model.train()
+        loss = F.cross_entropy(model(input_ids=batch.ids).logits, batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % args.check_every == 0:
+            reached = accuracy(model, validation) >= args.accuracy
+            # With masks, the class of the function is not determined.
+            if not plain and reached and (task == "smooth" or accuracy(model, masked_validation) >= args.accuracy):
+                break
+            plain = plain and not reached and step < args.steps // 2
+    found = {"steps": step, "accuracy": accuracy(model, test), "masked_accuracy": accuracy(model, masked_test)}
+    return {**found, "seconds": time.process_time() - begin}
+
+
+def methods(count: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Line of the figure, strategy and options of each setting, for M = `count` maskable tokens."""
+    yield "masking probe", "one_shot", {"score": "gradient"}
+    yield "masking probe", "one_shot", {}
+    yield "masking probe", "shortlist", {"candidates": 1}
+    yield "masking probe", "shortlist", {"candidates": 4}
+    yield "masking probe", "exact", {}
+    one_shot, exact = count, count * (count + 1) // 2
+    for line, strategy in (("integrated gradients", "integrated_gradients"), ("GradientSHAP", "gradient_shap")):
+        for budget in (3, one_shot, 3 * one_shot, exact):
+            yield line, strategy, {"steps": max(1, budget // 3)}
+    yield "DeepLIFT", "deep_lift", {}
+    yield "occlusion", "occlusion", {}
+    yield "in-silico mutagenesis", "in_silico_mutagenesis", {}
+
+
+def measured(model: Any, tokenizer: Any, rows: Rows, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures of each setting: means over sequences."""
+    count = rows.ids.shape[1]
+    probe = MaskingProbe(model, tokenizer, allow_wrong=True)
+    orders = [torch.randperm(count) for _ in rows.ids]
+    insertions = [area(probe, *one) for one in zip(rows.ids, rows.labels, orders, strict=True)]
+    measures = measures_of(probe, rows, orders, insertions)
+    found = [{"line": "random order", "strategy": "random", "options": {}, "passes": 0.0, **measures}]
+    for line, strategy, options in methods(count):
+        probe = MaskingProbe(model, tokenizer, strategy=strategy, allow_wrong=True, **options)
+        results = probe.run(list(rows.ids), target=rows.labels.tolist(), progress=False)
+        # The curve has count + 1 points. Those of `exact` and `shortlist`, except the first, are part of the search.
+        curve = 1 if strategy in ("exact", "shortlist") else count + 1
+        passes = statistics.mean(result.tokens / count - curve for result in results)
+        measures = measures_of(probe, rows, [result.order for result in results], [one.auc for one in results])
+        found.append({"line": line, "strategy": strategy, "options": options, "passes": passes, **measures})
+    return found
+
+
+def area(probe: MaskingProbe, ids: Tensor, label: Tensor, order: Tensor) -> float:
+    """Area under the probability while tokens are masked in that order."""
+    return torch.trapezoid(probe.evaluate(ids, order, target=int(label)), dx=1 / len(order)).item()
+
+
+def measures_of(
+    probe: MaskingProbe, rows: Rows, orders: Sequence[Tensor], insertions: Sequence[float]
+) -> dict[str, float]:
+    """Means over sequences; the orders begin with the least important token."""
+    deletions, hits = [], []
+    for ids, label, truth, order in zip(*rows, orders, strict=True):
+        deletions.append(area(probe, ids, label, order.flip(0)))
+        hits.append(truth[order.flip(0)[: int(truth.sum())]].float().mean().item())
+    values = {"deletion": deletions, "insertion": insertions, "precision": hits}
+    return {name: statistics.mean(own) for name, own in values.items()}
+
+
+@torch.no_grad()
+def chosen_rows(model: Any, task: str, rows: Rows, count: int, least: float) -> Rows:
+    """The first rows whose class is predicted with at least that probability; of motifs, those with the motif."""
+    found = model(input_ids=rows.ids).logits.double().softmax(-1).gather(1, rows.labels.unsqueeze(1)).flatten()
+    wanted = (found >= least) & ((rows.labels == 1) | (task == "smooth"))
+    places = wanted.nonzero().flatten()[:count]
+    if not len(places):
+        raise SystemExit(f"{task}: no row is predicted with probability {least}: train longer (--steps).")
+    return Rows(*(part[places] for part in rows))
+
+
+def run(task: str, name: str, seed: int, splits: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Train and measure one model, or read its measures from the folder."""
+    file = Path(args.folder) / f"{task}_{name}_{seed}.json"
+    settings = {key: value for key, value in vars(args).items() if key not in NOT_SETTINGS}
+    if file.is_file():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["settings"] != settings:
+            raise SystemExit(f"{str(file)!r} has other settings: use another --folder.")
+        return content
+    tokenizer, rows = splits
+    set_seed(seed)
+    model = build(name, tokenizer, args)
+    training = train(model, task, rows, tokenizer.mask_token_id, args)
+    chosen = chosen_rows(model.eval(), task, rows[-1], args.sequences, 0.0 if args.tiny else LEAST_PROBABILITY)
+    content = {"settings": settings, "task": task, "model": name, "seed": seed, "sequences": len(chosen.ids)}
+    content |= {"training": training, "methods": measured(model, tokenizer, chosen, args)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(file)
+    return content
+
+
+def averages(runs: Sequence[dict[str, Any]], task: str, number: int, measure: str) -> list[float]:
+    """For each seed, the mean over models of a measure of one setting."""
+    own = [one for one in runs if one["task"] == task]
+    seeds = sorted({one["seed"] for one in own})
+    return [statistics.mean(one["methods"][number][measure] for one in own if one["seed"] == seed) for seed in seeds]
+
+
+@style.figure_style()
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Each measure against the number of forward passes, one row of panels for each task."""
+    tasks = [task for task in TASKS if any(one["task"] == task for one in runs)]
+    figure = style.new_figure(7.2, 2.3 * len(tasks) + 0.6)
+    grid = figure.subplots(len(tasks), len(MEASURES), squeeze=False, sharex="row")
+    for task, panels in zip(tasks, grid, strict=True):
+        settings = next(one for one in runs if one["task"] == task)["methods"]
+        for measure, axes in zip(MEASURES, panels, strict=True):
+            draw_panel(axes, runs, task, measure, settings)
+            axes.set_ylabel(MEASURES[measure])
+            axes.set_xlabel("forward passes of a sequence")
+        panels[1].set_title(f"{task}: mean over {len({one['model'] for one in runs})} models")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    style.finish_figure(figure, path)
+
+
+def draw_panel(axes: Any, runs: Sequence[dict[str, Any]], task: str, measure: str, settings: list[Any]) -> None:
+    """Mean over seeds with the standard deviation as error bar; the random order as a horizontal line."""
+    axes.set_xscale("log")
+    axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
+    axes.minorticks_off()
+    for index, line in enumerate(dict.fromkeys(own["line"] for own in settings)):
+        numbers = [number for number, own in enumerate(settings) if own["line"] == line]
+        values = [averages(runs, task, number, measure) for number in numbers]
+        means = [statistics.mean(own) for own in values]
+        spread = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
+        if line == "random order":
+            axes.axhline(means[0], color=style.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label=line)
+            continue
+        passes = [statistics.mean(averages(runs, task, number, "passes")) for number in numbers]
+        look = {"color": style.PALETTE[index - 1], "marker": style.MARKERS[index - 1], "label": line}
+        axes.errorbar(passes, means, spread, capsize=2, linestyle=style.LINE_STYLES[(index - 1) % 4], **look)
+
+
+def report(runs: Sequence[dict[str, Any]]) -> None:
+    """Print the measures of all settings."""
+    for task in dict.fromkeys(one["task"] for one in runs):
+        print(f"\n{task}: mean ± standard deviation over seeds of the mean over models")
+        settings = next(one for one in runs if one["task"] == task)["methods"]
+        rows = []
+        for number, own in enumerate(settings):
+            options = ", ".join(f"{key}={value}" for key, value in own["options"].items())
+            passes = statistics.mean(averages(runs, task, number, "passes"))
+            cells = [mean_and_deviation(averages(runs, task, number, measure)) for measure in MEASURES]
+            rows.append([f"{own['strategy']} {options}", f"{passes:.0f}", *cells])
+        print_table(["method", "passes", *MEASURES], rows)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = experiment_parser(__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--picture", type=Path, help="write the figure to this file (needs matplotlib)")
+    add("--folder", default="runs/attribution_scoreboard", help="measures of each model (default: %(default)s)")
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    add("--seeds", type=int, default=3, help="seeds of data, weights and selection (default: %(default)s)")
+    add("--sequences", type=int, default=10, help="test rows of each model (default: %(default)s)")
+    add("--rows", type=int, nargs=3, default=[6000, 300, 300], help="rows of training, validation and test")
+    add("--motif-row", type=int, default=32, help="length of the rows with motifs (default: %(default)s)")
+    add("--motif", type=int, default=6, help="letters of the motif (default: %(default)s)")
+    add("--smooth-row", type=int, default=20, help="length of the rows of the function (default: %(default)s)")
+    add("--hidden-size", type=int, default=32)
+    add("--layers", type=int, default=2)
+    add("--steps", type=int, default=1000, help="largest number of training steps (default: %(default)s)")
+    add("--check-every", type=int, default=50, help="steps between two checks (default: %(default)s)")
+    add("--accuracy", type=float, default=0.97, help="at which training stops (default: %(default)s)")
+    add("--batch-size", type=int, default=64)
+    add("--learning-rate", type=float, default=3e-3)
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.seeds, args.sequences, args.rows, args.steps, args.check_every = 1, 2, [40, 16, 16], 4, 1
+        args.motif_row, args.motif, args.smooth_row, args.hidden_size, args.layers = 12, 4, 6, 16, 1
+    return args
+
+
+# Options that do not change the measures of a model.
+NOT_SETTINGS = ("output", "picture", "folder", "tasks", "models", "seeds")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and measure all models, print the measures, and write results and figure."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    runs = []
+    for seed in range(args.seeds):
+        for task in args.tasks:
+            splits = (motif_rows if task == "motif" else smooth_rows)(seed, args)
+            for name in args.models:
+                runs.append(run(task, name, seed, splits, args))
+                found = runs[-1]["training"]
+                print(
+                    f"{task}, seed {seed}, {name}: test accuracy {found['accuracy']:.3f}, with masks "
+                    f"{found['masked_accuracy']:.3f}, {found['steps']} steps, {found['seconds']:.0f} s",
+                    flush=True,
+                )
+    report(runs)
+    if args.picture is not None:
+        draw(runs, args.picture)
+    kept = [{key: value for key, value in one.items() if key != "settings"} for one in runs]
+    write_results(args, {"command": shlex.join(["python", "examples/attribution_scoreboard.py", *argv]), "runs": kept})
+
+
+if __name__ == "__main__":
+    main()

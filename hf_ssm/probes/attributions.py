@@ -1,0 +1,267 @@
+"""Attributions: one score for each maskable token, by captum, tangermeme and DeepLIFT's rules.
+
+All methods explain the log-probability of the target (of a callable target, its value). Where a method needs a
+baseline, it is the sequence with all maskable tokens masked, so that the scores of "integrated_gradients" and
+"deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
+
+Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding, `A` letters.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.probes.deep_lift import deep_lift
+from hf_ssm.probes.evaluators import Evaluator
+
+__all__ = ["ATTRIBUTIONS", "AttributionSettings", "attribute", "check_library", "check_strands", "letters_of"]
+
+_LIBRARIES = {
+    "occlusion": "captum",
+    "integrated_gradients": "captum",
+    "deep_lift": None,
+    "gradient_shap": "captum",
+    "in_silico_mutagenesis": "tangermeme",
+}
+ATTRIBUTIONS = tuple(_LIBRARIES)
+
+# Share of their size by which the scores of "deep_lift" may miss the change of the output, besides rounding errors.
+_MISSED = 0.01
+# Rounding errors of an output, in units of the precision.
+_ROUNDING = 100
+_BASES = "ACGT"
+# A tokenizer with more letters is not one of DNA or RNA, and one with more than `_MOST_LETTERS` not one of proteins.
+_MOST_NUCLEOTIDES, _MOST_LETTERS = 19, 32
+
+
+@dataclass(frozen=True)
+class AttributionSettings:
+    """Settings of the methods.
+
+    Attributes:
+        steps: For "integrated_gradients" and "gradient_shap": number of gradients.
+        noise: For "gradient_shap": standard deviation of the noise, relative to the root mean square of the embeddings.
+        letters: For "in_silico_mutagenesis": ids of the letters.
+    """
+
+    steps: int = 32
+    noise: float = 0.1
+    letters: tuple[int, ...] = ()
+
+    def effective(self, method: str) -> dict[str, Any]:
+        """The settings that influence the scores of a method, in JSON types."""
+        if method == "in_silico_mutagenesis":
+            return {"letters": list(self.letters)}
+        found: dict[str, Any] = {"steps": self.steps} if method in ("integrated_gradients", "gradient_shap") else {}
+        return found | ({"noise": self.noise} if method == "gradient_shap" else {})
+
+
+def check_library(method: str) -> None:
+    """Raise `ImportError` with the extra to install if the library of a method is missing."""
+    library = _LIBRARIES[method]
+    if library is not None and find_spec(library) is None:
+        raise ImportError(f'{method!r} needs {library}, which is not installed: pip install "hf_ssm[genomics]"')
+
+
+def check_strands(method: str, model: Any) -> None:
+    """Raise `ValueError` for "deep_lift" and a model whose batches hold both strands, which its rules do not cover."""
+    if method == "deep_lift" and isinstance(model, SSMPreTrainedModel) and model.config.reads_both_strands(False):
+        raise ValueError(
+            "'deep_lift' has no rules for models that read both strands (`rc_equivariant`, `rc_conjoin`): use "
+            "'integrated_gradients'."
+        )
+
+
+def letters_of(tokenizer: Any, alphabet: str | None) -> tuple[int, ...]:
+    """Ids of the letters that replace each other in in-silico mutagenesis.
+
+    Args:
+        tokenizer: The tokenizer or `None`.
+        alphabet: The letters; `None` for A, C, G and T of a tokenizer of nucleotides, and all letters of another small
+            alphabet.
+
+    Raises:
+        ValueError: There is no tokenizer; a letter is repeated or no token; no alphabet is given or known.
+    """
+    if tokenizer is None:
+        raise ValueError("'in_silico_mutagenesis' replaces letters and needs a tokenizer: give `tokenizer`.")
+    known = {token: int(index) for token, index in tokenizer.get_vocab().items() if len(token) == 1}
+    if alphabet is None:
+        letters = sorted(token for token in known if token.isalpha())
+        if set(_BASES) <= set(letters) and len(letters) <= _MOST_NUCLEOTIDES:
+            letters = list(_BASES)
+        if not 2 <= len(letters) <= _MOST_LETTERS:
+            raise ValueError(
+                f"'in_silico_mutagenesis' replaces letters, but {len(letters)} tokens of the tokenizer are single "
+                "letters: give their `alphabet`, such as 'ACGT'."
+            )
+        alphabet = "".join(letters)
+    if len(alphabet) < 2 or len(set(alphabet)) < len(alphabet) or not set(alphabet) <= set(known):
+        raise ValueError(
+            f"`alphabet`={alphabet!r}: give two or more different letters that are tokens of the tokenizer."
+        )
+    return tuple(known[letter] for letter in alphabet)
+
+
+def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) -> Tensor:
+    """The score of each maskable token, `(M,)`, float64, on the CPU; NaN for a token without a score.
+
+    A high score means that the token supports the prediction:
+
+    - "occlusion": how much the log-probability falls when that token alone is masked; M + 1 forward passes.
+    - "integrated_gradients", "gradient_shap": the inner product of gradients between baseline and sequence with the
+      difference of the embeddings; `steps` forward and backward passes.
+    - "deep_lift": the product of multipliers and difference; forward and backward of sequence and baseline.
+    - "in_silico_mutagenesis": how much the log-probability falls in the mean over all letters in that place (the
+      unchanged one included); 1 + M (A - 1) forward passes. Tokens that are no letters have no score.
+
+    Args:
+        evaluator: Evaluator of the sequence, which counts the passes.
+        method: One of `ATTRIBUTIONS`.
+        settings: Settings of the method.
+    """
+    function = _Function(evaluator, has_gradient=method not in ("occlusion", "in_silico_mutagenesis"))
+    if method == "in_silico_mutagenesis":
+        return _mutagenesis(function, settings.letters)
+    inputs, baselines = function.inputs, function.baselines
+    if method == "occlusion":
+        found = _occlusion(function, inputs, baselines)
+    elif method == "integrated_gradients":
+        found = _integrated_gradients(function, inputs, baselines, settings.steps)
+    elif method == "gradient_shap":
+        found = _gradient_shap(function, inputs, baselines, settings)
+    else:
+        found = _deep_lift(function, inputs, baselines)
+    return found[0].detach().double().cpu()
+
+
+class _Function(nn.Module):
+    """Embeddings of the maskable tokens, `(B, M, D)`, to log-probabilities, `(B,)`; all other embeddings stay.
+
+    Args:
+        evaluator: Evaluator of the sequence.
+        has_gradient: Whether each forward pass is followed by a backward pass, for the count of tokens.
+    """
+
+    def __init__(self, evaluator: Evaluator, has_gradient: bool):
+        super().__init__()
+        self.model = evaluator.model
+        self.evaluator = evaluator
+        self.has_gradient = has_gradient
+        self.places = evaluator.candidates.to(evaluator.device)
+        self.sequence = evaluator.embedded(evaluator.masked([]))
+        self.inputs = self.sequence[:, self.places]
+        self.baselines = evaluator.embedded(evaluator.masked(evaluator.candidates.tolist()))[:, self.places]
+
+    @property
+    def rows(self) -> int:
+        """Largest number of rows in a batch."""
+        return self.evaluator.rows_per_batch()
+
+    def forward(self, embedded: Tensor) -> Tensor:
+        whole = self.sequence.expand(len(embedded), -1, -1).index_copy(1, self.places, embedded)
+        self.evaluator.evaluations += len(embedded)
+        return self.evaluator.log_values(whole, self.has_gradient)
+
+
+def _occlusion(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor:
+    from captum.attr import Occlusion
+
+    found = Occlusion(function).attribute(
+        inputs, (1, inputs.shape[-1]), baselines=baselines, perturbations_per_eval=function.rows
+    )
+    # The score of a token is repeated for each component of its embedding.
+    return found[..., 0]
+
+
+def _integrated_gradients(function: _Function, inputs: Tensor, baselines: Tensor, steps: int) -> Tensor:
+    from captum.attr import IntegratedGradients
+
+    found: Tensor = IntegratedGradients(function).attribute(
+        inputs.requires_grad_(), baselines, n_steps=steps, internal_batch_size=min(function.rows, steps)
+    )
+    return found.sum(-1)
+
+
+def _gradient_shap(function: _Function, inputs: Tensor, baselines: Tensor, settings: AttributionSettings) -> Tensor:
+    from captum.attr import GradientShap
+
+    method, noise = GradientShap(function), settings.noise * inputs.square().mean().sqrt().item()
+    total = torch.zeros_like(inputs)
+    with _fixed_seed():
+        for first in range(0, settings.steps, function.rows):
+            count = min(function.rows, settings.steps - first)
+            total += count * method.attribute(inputs, baselines, n_samples=count, stdevs=noise)
+    return total.sum(-1) / settings.steps
+
+
+def _deep_lift(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor:
+    outputs: list[Tensor] = []
+
+    def recorded(embedded: Tensor) -> Tensor:
+        outputs.append(function(embedded))
+        return outputs[-1]
+
+    # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
+    found = deep_lift(recorded, inputs, baselines, function.model, tolerance=math.inf).sum(-1)
+    values, size = outputs[0].detach(), found.abs().sum()
+    missed = (found.sum() - (values[0] - values[1])).abs()
+    if missed > _MISSED * size + _ROUNDING * torch.finfo(inputs.dtype).eps * (1 + values.abs().max()):
+        raise ValueError(
+            f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the scores miss the "
+            f"change of the output by {missed / size:.1%} of their size. Use 'integrated_gradients'."
+        )
+    return found
+
+
+@contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """Equal random numbers for every sequence, also after resuming; captum draws from numpy and torch."""
+    state = np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            np.random.seed(0)
+            yield
+    finally:
+        np.random.set_state(state)
+
+
+class _OneHot(nn.Module):
+    """One-hot letters at chosen places, `(B, A, P)`, to log-probabilities, `(B, 1)`."""
+
+    def __init__(self, function: _Function, letters: Tensor, chosen: Tensor):
+        super().__init__()
+        self.function = function
+        self.chosen = chosen
+        self.embeddings = function.evaluator.embedded_ids(letters)
+
+    def forward(self, one_hot: Tensor) -> Tensor:
+        embedded = one_hot.mT.to(self.embeddings) @ self.embeddings
+        whole = self.function.inputs.expand(len(one_hot), -1, -1)
+        return self.function(whole.index_copy(1, self.chosen, embedded)).unsqueeze(-1)
+
+
+def _mutagenesis(function: _Function, letters: tuple[int, ...]) -> Tensor:
+    from tangermeme.saturation_mutagenesis import saturation_mutagenesis
+
+    evaluator, ids = function.evaluator, torch.tensor(letters, device=function.places.device)
+    is_letter = evaluator.read[function.places].unsqueeze(1) == ids
+    chosen = is_letter.any(1).nonzero().flatten()
+    scores = torch.full((len(function.places),), torch.nan, dtype=torch.float64)
+    if len(chosen):
+        one_hot = is_letter[chosen].T.unsqueeze(0).to(torch.int8)
+        # tangermeme restores the mode of the outer module in all inner ones.
+        model = _OneHot(function, ids, chosen).eval()
+        # The fast path of tangermeme caches positions of convolutions; here it costs more than it saves.
+        found = saturation_mutagenesis(model, one_hot, batch_size=function.rows, device=evaluator.device, fast=False)
+        scores[chosen.cpu()] = found[0].sum(0).double().cpu()
+    return scores

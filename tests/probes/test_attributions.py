@@ -1,0 +1,244 @@
+"""Attributions as strategies of the masking probe: sums, plain loops, a linear model, files, and errors."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
+
+from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults, attributions
+from hf_ssm.probes.attributions import ATTRIBUTIONS, letters_of
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_word_tokenizer
+
+TEXT = "ACGTTGANACA"
+LETTERS, N = torch.tensor([7, 8, 9, 10]), 11
+
+
+@pytest.fixture(autouse=True)
+def libraries() -> None:
+    pytest.importorskip("captum", reason="captum is not installed (the extra `genomics`)")
+    pytest.importorskip("tangermeme", reason="tangermeme is not installed (the extra `genomics`)")
+
+
+def run(model, method, inputs=TEXT, target=None, mask="n", **options):
+    probe = MaskingProbe(model.double(), build_dna_tokenizer(), mask, method, allow_wrong=True, **options)
+    result = probe.run(inputs, target, progress=False)
+    # The curve belongs to the order, also in models with dropout.
+    torch.testing.assert_close(result.probabilities, probe.evaluate(inputs, result.order, target))
+    return result
+
+
+def bert(attention="sdpa"):
+    config = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 16, "initializer_range": 0.3, "pad_token_id": 4, "attn_implementation": attention}
+    return BertForSequenceClassification(BertConfig(**config))
+
+
+def transformer(name):
+    if name.startswith("bert"):
+        return bert(name.partition(" ")[2])
+    if name == "llama":
+        config = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config |= {"num_key_value_heads": 2, "intermediate_size": 16, "initializer_range": 0.3, "pad_token_id": 4}
+        return LlamaForSequenceClassification(LlamaConfig(**config, bos_token_id=None, eos_token_id=None))
+    config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 12, "initializer_range": 0.3}
+    return GPT2LMHeadModel(GPT2Config(**config, bos_token_id=2, eos_token_id=1))
+
+
+def check_sum(result, rtol):
+    difference = result.probabilities[0].log() - result.probabilities[-1].log()
+    torch.testing.assert_close(result.scores[result.order].sum(), difference, rtol=rtol, atol=1e-7)
+
+
+CASES = [
+    *((family, "ForSequenceClassification", None, {}) for family in ("Hyena", "S4", "S5")),
+    *(
+        pytest.param(family, "ForSequenceClassification", None, {}, marks=pytest.mark.slow)
+        for family in ("SelectiveSSM", "SSD")
+    ),
+    ("S4", "ForSequenceClassification", 1, {"bidirectional": True}),
+    ("S4", "ForCausalLM", 8, {}),
+    ("Hyena", "ForMaskedLM", 3, {}),
+    ("S4", "ForTokenClassification", (4, 1), {}),
+]
+
+
+@pytest.mark.parametrize(("family", "head", "target", "options"), CASES)
+def test_scores_add_up_to_the_change_of_the_log_probability(make_model, family, head, target, options):
+    model = make_model(family, head, **options)
+    check_sum(run(model, "integrated_gradients", target=target, steps=100 if family != "SSD" else 800), 1e-5)
+    check_sum(run(model, "deep_lift", target=target), 1e-7)
+
+
+@pytest.mark.parametrize("name", ["bert eager", "bert sdpa", "llama", "gpt"])
+def test_scores_of_transformers_add_up(name):
+    target = 8 if name == "gpt" else None
+    check_sum(run(transformer(name), "integrated_gradients", target=target, steps=100), 1e-5)
+    # The norm of a Llama computes in single precision.
+    check_sum(run(transformer(name), "deep_lift", target=target), 1e-5)
+
+
+def test_a_zero_mask_and_both_strands(make_model):
+    check_sum(run(make_model("S4", "ForSequenceClassification"), "deep_lift", mask="zero"), 1e-7)
+    model = make_model("Hyena", "ForSequenceClassification", rc_equivariant=True)
+    check_sum(run(model, "integrated_gradients", steps=300), 1e-5)
+    with pytest.raises(ValueError, match=r"'deep_lift' has no rules for models that read both strands"):
+        run(model, "deep_lift")
+
+
+def log_probability(model, ids, target=0):
+    with torch.no_grad():
+        return model(input_ids=ids.unsqueeze(0)).logits[0].log_softmax(-1)[target]
+
+
+@pytest.mark.parametrize("max_tokens", [16384, 50])
+@pytest.mark.parametrize("name", ["S4", "bert"])
+def test_occlusion_and_mutagenesis_are_plain_loops(make_model, name, max_tokens):
+    model = (make_model(name, "ForSequenceClassification") if name == "S4" else bert()).double().eval()
+    ids = torch.tensor(build_dna_tokenizer()(TEXT)["input_ids"])
+    places = [place for place, token in enumerate(ids) if token != N]
+    assert len(places) == 10
+    start = log_probability(model, ids)
+    occlusion, mutagenesis = torch.full((2, len(ids)), torch.nan, dtype=torch.float64)
+    for place in places:
+        occlusion[place] = start - log_probability(model, ids.index_fill(0, torch.tensor(place), N))
+        changed = [log_probability(model, ids.index_fill(0, torch.tensor(place), int(letter))) for letter in LETTERS]
+        mutagenesis[place] = start - torch.stack(changed).mean()
+    # captum rounds the scores of occlusion to single precision.
+    found = (("occlusion", occlusion, 11, 1e-6), ("in_silico_mutagenesis", mutagenesis, 31, 1e-12))
+    for method, expected, passes, rtol in found:
+        result = run(model, method, target=0, max_tokens_per_batch=max_tokens)
+        torch.testing.assert_close(result.scores, expected, rtol=rtol, atol=1e-14, equal_nan=True)
+        assert result.order.tolist() == sorted(places, key=lambda place: expected[place].item())
+        # The passes of the scores, the start, and the curve.
+        assert result.evaluations == passes + 1 + 10 and result.tokens == len(ids) * result.evaluations
+
+
+def test_passes_of_gradients(make_model):
+    model = make_model("S4", "ForSequenceClassification")
+    for method, passes in (("integrated_gradients", 6), ("gradient_shap", 6), ("deep_lift", 2)):
+        result = run(model, method, steps=6)
+        assert result.evaluations == passes + 11 and result.tokens == 11 * (3 * passes + 11)
+
+
+class Linear(torch.nn.Module):
+    """The number of a sequence is a weighted sum of the first components of its embeddings."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.config = BertConfig(vocab_size=12, num_labels=2)
+        self.embedding = torch.nn.Embedding(12, 3)
+        self.weights = torch.nn.Parameter(weights)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids=None, inputs_embeds=None):
+        embedded = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        return SimpleNamespace(logits=(embedded[..., 0] @ self.weights).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("method", ATTRIBUTIONS)
+def test_a_linear_model_has_known_scores(method):
+    weights = torch.tensor([0.0, 3.0, -1.0, 0.0, 10.0, 0.5], dtype=torch.float64)
+    model = Linear(weights).double()
+    # All letters have the component 1, except T; the mask has 0.
+    model.embedding.weight.data[:, 0] = torch.tensor([0.0] * 7 + [1.0, 1.0, 1.0, 3.0, 0.0])
+    result = run(model, method, "ACGTAC", target=lambda logits: logits[:, 0], noise=0.0)
+    expected = weights.clone() if method != "in_silico_mutagenesis" else -0.5 * weights
+    expected[3] = 0.0
+    torch.testing.assert_close(result.scores, expected, rtol=1e-6, atol=1e-9)
+    important = [4, 1, 5] if method != "in_silico_mutagenesis" else [2]
+    assert result.survivors(len(important)).tolist() == important
+
+
+def test_gradient_shap_of_many_samples_is_close_to_integrated_gradients(make_model):
+    model = make_model("S4", "ForSequenceClassification")
+    exact = run(model, "integrated_gradients", steps=200).scores[:7]
+    before = torch.get_rng_state()
+    found = run(model, "gradient_shap", steps=2000, noise=0.0).scores[:7]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.1 * exact.abs().max().item())
+    few = run(model, "gradient_shap", steps=4, noise=0.0).scores
+    np.random.uniform()
+    torch.rand(1)
+    torch.testing.assert_close(few, run(model, "gradient_shap", steps=4, noise=0.0).scores, equal_nan=True)
+    assert not torch.allclose(few[:7], run(model, "gradient_shap", steps=4, noise=0.5).scores[:7])
+
+
+def test_tokens_that_are_no_letters_have_no_score_and_come_first(make_model):
+    model = make_model("S4", "ForSequenceClassification")
+    result = run(model, "in_silico_mutagenesis", mask="mask")
+    assert result.scores.isnan().nonzero().flatten().tolist() == [7] == result.order[:1].tolist()
+    some = run(model, "in_silico_mutagenesis", mask="mask", alphabet="AC")
+    assert some.scores.isnan().nonzero().flatten().tolist() == [2, 3, 4, 5, 7]
+    none = run(model, "in_silico_mutagenesis", "NNN", mask="mask")
+    assert none.scores.isnan().all() and none.order.tolist() == [0, 1, 2]
+
+
+def test_a_file_keeps_scores_and_runs_resume(make_model, tmp_path, monkeypatch):
+    model, texts = make_model("S4", "ForSequenceClassification"), ["ACGT", "GGNCA", "TTAC"]
+    probe = MaskingProbe(model, build_dna_tokenizer(), "n", "integrated_gradients", steps=4)
+    whole = probe.run(texts, progress=False)
+    probe.run(texts, output=tmp_path / "probe", progress=False)
+    monkeypatch.setattr(attributions, "attribute", None)
+    for found, expected in zip(probe.run(texts, output=tmp_path / "probe", progress=False), whole, strict=True):
+        torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.order, expected.order)
+    row = whole.to_dataset()[0]
+    assert row["scores"] == whole[0].scores.tolist() and row["strategy"] == "integrated_gradients"
+    other = MaskingProbe(model, build_dna_tokenizer(), "n", "integrated_gradients", steps=5)
+    with pytest.raises(ValueError, match=r"other settings \(steps\)"):
+        other.run(texts, output=tmp_path / "probe", progress=False)
+
+
+def test_files_with_and_without_scores(tmp_path):
+    def result(**options):
+        curve = torch.tensor([1.0, 0.5], dtype=torch.float64)
+        ids = torch.tensor([7, 8])
+        return MaskingResult(ids, torch.tensor([1]), curve, {"kind": "class"}, "exact", "n", 2, 4, **options)
+
+    scores = torch.tensor([torch.nan, 1.5], dtype=torch.float64)
+    MaskingResults([result(), result(scores=scores)]).save(tmp_path / "mixed")
+    first, second = MaskingResults.load(tmp_path / "mixed")
+    assert first.scores is None and second.scores.isnan().tolist() == [True, False] and second.scores[1] == 1.5
+    # A file without scores is the same as before they existed.
+    result().save(tmp_path / "old")
+    assert b"score" not in (tmp_path / "old").read_bytes()
+    assert MaskingResult.load(tmp_path / "old").scores is None
+
+
+def test_unknown_names_missing_libraries_and_numbers(make_model, monkeypatch):
+    model, tokenizer = make_model("S4", "ForSequenceClassification"), build_dna_tokenizer()
+    with pytest.raises(ValueError, match=r"`strategy`='integrated_gradient' is not known: did you mean 'integrated_gr"):
+        MaskingProbe(model, tokenizer, strategy="integrated_gradient")
+    for argument in ({"steps": 0}, {"steps": 2.5}, {"noise": -1.0}, {"noise": float("nan")}):
+        with pytest.raises(ValueError, match=f"`{next(iter(argument))}`="):
+            MaskingProbe(model, tokenizer, strategy="gradient_shap", **argument)
+    monkeypatch.setattr(attributions, "find_spec", lambda name: None)
+    MaskingProbe(model, tokenizer, strategy="deep_lift")
+    for method, library in (("occlusion", "captum"), ("in_silico_mutagenesis", "tangermeme")):
+        with pytest.raises(ImportError, match=rf'{library}, which is not installed: pip install "hf_ssm\[genomics\]"'):
+            MaskingProbe(model, tokenizer, strategy=method)
+
+
+def test_letters():
+    assert letters_of(build_dna_tokenizer(), None) == (7, 8, 9, 10)
+    assert letters_of(build_dna_tokenizer(), "TN") == (10, N)
+    proteins = build_word_tokenizer(list("ACDEFGHIKLMNPQRSTVWY"))
+    assert len(letters_of(proteins, None)) == 20
+    for alphabet in ("A", "AA", "AX"):
+        with pytest.raises(ValueError, match=f"`alphabet`='{alphabet}'"):
+            letters_of(build_dna_tokenizer(), alphabet)
+    with pytest.raises(ValueError, match="give their `alphabet`"):
+        letters_of(build_byte_tokenizer(), None)
+    with pytest.raises(ValueError, match="give `tokenizer`"):
+        letters_of(None, None)
