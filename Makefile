@@ -55,13 +55,15 @@ test-triton: $(STAMP)
 test-kernels: $(STAMP)
 	$(BIN)/python benchmarks/kernels.py resources --check
 
-# Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures.
+# Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures, genomes, attributions.
 LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \
 	tests/models/test_packing.py tests/training/test_trainer.py tests/hub/test_client.py tests/tokenization \
-	tests/data/test_signals.py tests/plotting/test_style.py tests/ops/cpu/test_selective_scan.py
+	tests/data/test_signals.py tests/plotting/test_style.py tests/ops/cpu/test_selective_scan.py \
+	tests/inference/test_score.py tests/data/test_variants.py tests/data/test_genome.py tests/test_cli_score.py \
+	tests/probes/test_attributions.py
 
 test-lowest:
-	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots
+	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots,genomics
 	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not grid" $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"

@@ -23,6 +23,7 @@ FIGURES = {
     "plot_frequency_responses": lambda path: plotting.plot_frequency_responses([], [], path),
     "plot_masking_curves": lambda path: plotting.plot_masking_curves([[1.0, 0.5]], path),
     "plot_parameter_change": lambda path: plotting.plot_parameter_change({"D": 0.5}, path),
+    "plot_saturation": lambda path: plotting.plot_saturation({"position": []}, "llr", path),
     "plot_sequence": lambda path: plotting.plot_sequence(None, path),
     "plot_spectrum": lambda path: plotting.plot_spectrum({"inputs": [1.0, 2.0, 1.0]}, path),
     "plot_tau": lambda path: plotting.plot_tau([], path),
