@@ -1,8 +1,8 @@
 # Each target installs what it needs; the requirements are python3 (3.11 or later) and make.
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
-#   make test         runs the tests without those marked as slow
+#   make test         runs the tests without those marked as slow, and without those of the Triton kernels
 #   make test-all     runs all tests but those of `make test-grid`
-#   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of the first two
+#   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of `make test-all`
 #   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
 #   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
@@ -40,7 +40,6 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,$(TRITON_TESTS) -m "not slow")
 
 test-all: $(STAMP)
 	$(PYTEST) -m "not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)

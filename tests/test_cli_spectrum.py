@@ -217,6 +217,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
         assert message in error_of(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_real_promoters_have_the_period_of_three(shared_data, capsys):
     source = shared_data / "human_nontata_promoters_official_test.csv.gz"
     assert run(source, "--rows", 512) == 0

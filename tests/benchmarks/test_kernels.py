@@ -21,6 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_configuration_takes_the_resources_in_the_table():
     done = run("resources", "--check", "--if-changed", "--processes", "1")
     if done.returncode == 3:
@@ -40,6 +41,7 @@ def test_another_stored_table_is_an_error(tmp_path):
     assert "differs from the stored table" in done.stderr or "is of Triton" in done.stderr
 
 
+@pytest.mark.slow
 def test_predictions_are_those_in_the_table(tmp_path):
     done = run("predictions", "--output", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr

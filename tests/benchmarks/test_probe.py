@@ -19,6 +19,7 @@ def benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_tiny(benchmark, capsys) -> None:
     benchmark.main(["--tiny"])
     title, _, header, rule, *rows = capsys.readouterr().out.strip().splitlines()

@@ -194,6 +194,7 @@ def test_a_hub_data_set_of_images(monkeypatch):
         load_sequences("uoft-cs/cifar10", sequence_column="img")
 
 
+@pytest.mark.slow
 def test_real_mnist(shared_data):
     path = shared_data / "mnist_t10k-images-idx3-ubyte.gz"
     data = load_sequences(path, test_fraction=0.5, validation_fraction=0.1, seed=1)

@@ -118,6 +118,7 @@ def test_h2_loss_has_a_minimum_between_the_modes(script: ModuleType) -> None:
     assert loss(minimum) < min(loss(minimum + step) for step in ([1, 0], [-1, 0], [0, 9], [0, -9]))
 
 
+@pytest.mark.slow
 def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     output, picture = tmp_path / "bimodal.json", tmp_path / "bimodal.png"
     script.main(["--tiny", "--output", str(output), "--picture", str(picture)])

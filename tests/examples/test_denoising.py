@@ -117,6 +117,7 @@ def test_model_is_a_linear_filter_with_both_directions(script: ModuleType) -> No
     torch.testing.assert_close(answer, (head @ (kernel * into)).squeeze(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny_run(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ def tiny(script: ModuleType) -> Any:
     return script.Setting("s4", length=20, num_test=6, epochs=2, state_size=4, lengths=(1, 20))
 
 
+@pytest.mark.slow
 def test_tiny_run(script, frozen_garbage, tmp_path: Path, capsys) -> None:
     result, picture = tmp_path / "result.json", tmp_path / "figure.png"
     script.main(["--tiny", "--output", str(result), "--picture", str(picture)])

@@ -26,6 +26,7 @@ def masking(script: ModuleType) -> ModuleType:
     return sys.modules["_masking"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "result.json"

@@ -31,6 +31,7 @@ def test_human_rows(script: ModuleType, table: Path, tmp_path: Path) -> None:
     assert [row["split"] for row in rows] == ["test"] * 20 + ["train"] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 @pytest.mark.parametrize("family", ["hyena", "selective"])
 def test_tiny(script: ModuleType, table: Path, tmp_path: Path, family: str) -> None:

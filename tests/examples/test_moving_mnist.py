@@ -27,6 +27,7 @@ def test_errors_by_channel_and_frame(script: ModuleType) -> None:
     assert errors == {"fast": [0.0, 250.0, 0.0], "slow": [0.0, 0.0, 500.0]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny_run(script: ModuleType, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     output, picture = tmp_path / "moving.json", tmp_path / "moving.png"

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 
+@pytest.mark.slow
 def test_tiny(
     script: ModuleType, frozen_garbage: None, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ def test_signals_too_short_for_the_fast_wave_are_refused(script: ModuleType, cap
     assert "--length must be over 512" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     output, picture = tmp_path / "waves.json", tmp_path / "waves.png"

@@ -189,6 +189,7 @@ def test_mamba2_blocks_of_any_shape(batch, shape, norm, flags, limit):
     check_mamba2(device, F32, batch, (size, heads * groups, head_size, groups, *rest), norm, flags, limit, 1 + flags[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [_project, _normalize, scan_update, ssd_update], ids=lambda kernel: kernel.name)
 def test_every_configuration(device, kernel, monkeypatch):
     # More columns than a tile of a program, a rank of more than one block, heads of more than one.

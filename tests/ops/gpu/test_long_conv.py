@@ -77,6 +77,7 @@ def test_parity_at_any_shape(shape, taps, back, gates, way):
         assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, gates, torch.float32, device))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [_pad, _crop, _convolve_blocks], ids=lambda kernel: kernel.name)
 def test_every_configuration(device, kernel, monkeypatch):
     choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)

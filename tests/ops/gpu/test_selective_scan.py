@@ -138,6 +138,7 @@ def test_parity_at_any_shape(batch, length, channels, states, options):
     assert_parity(call(selective_scan), call(selective_scan_reference), [found[name] for name in names])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_segments")
 def test_every_configuration(device, monkeypatch):
     for kernel in (chunk_ends, carry, scan, cotangent_ends, scan_backward):

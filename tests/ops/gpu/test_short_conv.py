@@ -46,6 +46,7 @@ def test_parity_at_any_shape(batch, length, channels, taps, bias, activated):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [_convolve, _convolve_backward], ids=lambda kernel: kernel.name)
 def test_every_configuration(device, kernel, monkeypatch):
     for config in kernel.configs:

@@ -197,6 +197,7 @@ def test_strides_and_memory_that_is_not_read(device):
     assert_same(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [chunk_scan, grad_inputs, grad_weights], ids=lambda k: k.name)
 def test_every_configuration(device, kernel, monkeypatch):
     monkeypatch.setattr(kernel, "configs", kernel.configs[1:])
