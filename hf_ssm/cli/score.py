@@ -35,7 +35,7 @@ _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
 # Bases from a substitution on that count, by default.
 _SATURATION_HORIZON = 128
 # Variants of a part of the output.
-_PART = 256
+_PART = 64
 
 Region = tuple[str, int, int]
 
