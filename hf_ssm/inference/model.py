@@ -129,8 +129,8 @@ class SequenceModel:
             raise ValueError(f"{record.where}: the tokenizer makes no token of {record.sequence[:40]!r}.")
         if self.longest is not None and count > self.longest:
             raise ValueError(
-                f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows of at most "
-                "as many (`window`, --window)."
+                f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows of at "
+                "most as many (`window`, --window)."
             )
         unknown = self.tokenizer.unk_token_id
         if unknown is None:
