@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,21 @@ def opened(path: Path, mode: str = "rt") -> Iterator[IO[Any]]:
         raise ValueError(f"source={str(path)!r} cannot be read: its lists or objects are nested too deeply.") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(f"source={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def compression(path: Path) -> str | None:
+    """ "gzip", "bgzip" (gzip in blocks, which htslib can seek in), or `None`, by the first bytes of a file."""
+    with path.open("rb") as file:
+        head = file.read(14)
+    if head[:2] != b"\x1f\x8b":
+        return None
+    return "bgzip" if head[12:] == b"BC" else "gzip"
+
+
+def decompress(path: Path, target: Path) -> None:
+    """Write the contents of a gzip file to another one; errors as for `opened`."""
+    with opened(path, "rb") as source, target.open("wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def bare_suffix(path: Path) -> str:

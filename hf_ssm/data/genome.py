@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import copyfileobj
 from types import ModuleType
 from typing import Any
 
 from hf_ssm.data.checks import did_you_mean
-from hf_ssm.data.files import opened
+from hf_ssm.data.files import compression, decompress, opened
 
-__all__ = ["Genome", "Interval", "import_pysam", "read_bed"]
+__all__ = ["Genome", "Interval", "import_pysam", "quiet", "read_bed"]
 
 # The last block of a complete bgzip file (SAM specification, section 4.1.2).
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -35,7 +34,7 @@ def import_pysam() -> ModuleType:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the log of htslib on stderr: exceptions carry the errors."""
     pysam = import_pysam()
     verbosity = pysam.set_verbosity(0)
@@ -79,7 +78,7 @@ class Genome:
             raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
         file, indices = _prepared(self.path, Path(self._folder.name))
         try:
-            with _quiet():
+            with quiet():
                 self._file: Any = pysam.FastaFile(str(file), **indices)
         except (OSError, ValueError) as error:
             index = indices["filepath_index"]
@@ -112,7 +111,7 @@ class Genome:
         """
         self.check(contig, start, stop)
         try:
-            with _quiet():
+            with quiet():
                 found: str = self._file.fetch(contig, start, stop)
         except (OSError, ValueError):
             found = ""
@@ -208,24 +207,21 @@ def _interval(fields: Any) -> Interval:
 
 def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     """A file with an index, and the arguments of `FastaFile` for the index."""
+    kind = compression(path)
     with path.open("rb") as binary:
-        head = binary.read(14)
-        is_gzip = head[:2] == b"\x1f\x8b"
-        is_bgzip = is_gzip and head[12:] == b"BC"
         binary.seek(-min(len(_LAST_BLOCK), path.stat().st_size), os.SEEK_END)
-        if is_bgzip and binary.read() != _LAST_BLOCK:
+        if kind == "bgzip" and binary.read() != _LAST_BLOCK:
             raise ValueError(f"{str(path)!r} is truncated: the last block of bgzip is missing.")
     indices = {"filepath_index": Path(f"{path}.fai")}
-    if is_bgzip:
+    if kind == "bgzip":
         indices["filepath_index_compressed"] = Path(f"{path}.gzi")
-    if is_bgzip == is_gzip and all(_is_current(index, path) for index in indices.values()):
+    if kind != "gzip" and all(_is_current(index, path) for index in indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
     file = path
-    if is_gzip and not is_bgzip:
+    if kind == "gzip":
         file = folder / "genome.fa"
-        with opened(path, "rb") as source, file.open("wb") as target:
-            copyfileobj(source, target, 1 << 20)
-    with gzip.open(file) if is_bgzip else file.open("rb") as lines:
+        decompress(path, file)
+    with gzip.open(file) if kind == "bgzip" else file.open("rb") as lines:
         _check_headers(lines, path)
     own = {name: str(folder / index.name) for name, index in indices.items()}
     _build_index(file, path, list(own.values()))

@@ -1,7 +1,6 @@
 """Variants, from VCF files and tables, and the windows of sequence around their alleles."""
 
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from typing import Any
 
 import pyarrow.parquet
 
-from hf_ssm.data.files import bare_suffix, opened
-from hf_ssm.data.genome import Genome, import_pysam
+from hf_ssm.data.files import bare_suffix, compression, decompress
+from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 
@@ -88,36 +87,32 @@ def read_variants(path: Path, info: Iterable[str] = ()) -> Iterator[Variant]:
 
 
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
-    pysam = import_pysam()
-    verbosity = pysam.set_verbosity(0)
+    with tempfile.TemporaryDirectory() as folder:
+        file = path
+        if compression(path) == "gzip":
+            # pysam reads plain files and those of bgzip.
+            file = Path(folder, "variants.vcf")
+            decompress(path, file)
+        yield from _records(file, path, info)
+
+
+def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
+    """The variants of a file that pysam can read; `path` is its name in messages."""
     count = 0
     try:
-        with tempfile.TemporaryDirectory() as folder, pysam.VariantFile(str(_seekable(path, Path(folder)))) as file:
-            if unknown := [name for name in info if name not in file.header.info]:
-                known = ", ".join(file.header.info) or "none"
+        with quiet(), import_pysam().VariantFile(str(file)) as found:
+            if unknown := [name for name in info if name not in found.header.info]:
+                known = ", ".join(found.header.info) or "none"
                 raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {known}.")
-            for record in file:
+            for record in found:
                 yield from _alleles(record, info)
                 count += 1
-    except (OSError, NotImplementedError) as error:
+    except OSError as error:
         raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
             raise
         raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
-    finally:
-        pysam.set_verbosity(verbosity)
-
-
-def _seekable(path: Path, folder: Path) -> Path:
-    """The file itself, or for gzip, which pysam cannot read unless it is of bgzip, a decompressed copy."""
-    with path.open("rb") as file:
-        head = file.read(14)
-    if head[:2] != b"\x1f\x8b" or head[12:] == b"BC":
-        return path
-    with opened(path, "rb") as source, (folder / "variants.vcf").open("wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    return folder / "variants.vcf"
 
 
 def _alleles(record: Any, info: tuple[str, ...]) -> Iterator[Variant]:
