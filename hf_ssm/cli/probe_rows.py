@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset
 from torch import Tensor
 
 from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
+from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.signals import is_signal
@@ -18,7 +19,6 @@ from hf_ssm.probes import MaskingProbe
 from hf_ssm.training import inputs
 from hf_ssm.training.settings import RunSettings
 
-LABEL, PREDICTED = "label", "predicted"
 _MOTIF_COLUMN = "motif_positions"
 # transformers represents "no limit" as int(1e30).
 _NO_LIMIT = 10**12
