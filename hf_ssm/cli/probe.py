@@ -30,6 +30,7 @@ from hf_ssm.cli.probe_rows import (
     load_rows,
     wants_labels,
 )
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
@@ -189,6 +190,8 @@ def _write(
             _draw_row(folder, probe, data, example, result, f"{source}, {args.split}, row {example.row}: {what}")
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
+    what = command("report", args.checkpoint, "--output", args.output.parent / "report")
+    suggest((what, "what the theory says of the model"))
 
 
 def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingResults) -> str:
