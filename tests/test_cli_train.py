@@ -6,14 +6,18 @@ import logging as python_logging
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 from transformers.utils import logging
 
 from hf_ssm import cli, plotting
+from hf_ssm.cli.demo import comparison, strip
 from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.probes import MaskingResult
 from hf_ssm.training.trainer import SSMTrainingArguments
 
 DATA = {"length": 24, "num_train": 40, "num_validation": 16, "num_test": 8, "motif_length": 8, "copies": 1}
@@ -180,3 +184,36 @@ def test_progress_in_a_terminal(tmp_path):
     assert progress.bar is None
     assert "4/4" in written.getvalue() and "loss 0.25" in written.getvalue() and "runtime" not in written.getvalue()
     assert written.getvalue().count("validation loss") == 1
+
+
+def test_the_strip_of_the_demo_is_legible_without_colours():
+    """Three bases keep the probability, and belong to the motif; a special token precedes the letters."""
+    result = MaskingResult(
+        input_ids=torch.arange(9),
+        order=torch.tensor([8, 1, 7, 6, 2, 5, 4, 3]),
+        probabilities=torch.tensor([0.8, 0.8, 0.79, 0.78, 0.77, 0.75, 0.5, 0.3, 0.2], dtype=torch.float64),
+        target={"kind": "class", "label": 1},
+        strategy="exact",
+        mask="n",
+        evaluations=36,
+        tokens=288,
+        tokens_text=["[CLS]", *"ACGTTGCA"],
+    )
+    lines = strip(result, range(2, 5))
+    assert [line.plain[13:] for line in lines[:3]] == ["ACGTTGCA", "  ===   ", "  ^^^   "]
+    assert lines[3].plain.strip() == "3 of 8 bases keep 90% of the probability; 3 of them belong to the motif."
+    styles = [str(span.style) for span in lines[0].spans]
+    assert len(styles) == 8 and len(set(styles)) > 3 and styles[2].startswith("white")
+
+
+def test_the_comparison_of_the_demo():
+    runs = {
+        name: SimpleNamespace(results={"validation": {"accuracy": score}, "test": {"accuracy": score / 2}}, tau=tau)
+        for name, score, tau in (
+            ("plain", 0.5, {"at initialisation": [3.0], "after training": [9.0]}),
+            ("rescaled", 1.0, {"at initialisation": [3.0], "after rescaling": [1.0], "after training": [9.0]}),
+        )
+    }
+    lines = [line.split() for line in comparison(runs)]
+    assert lines[0] == ["plain", "rescaled"]
+    assert [line[-2:] for line in lines[1:]] == [["0.500", "1.000"], ["0.250", "0.500"], ["3", "1"]]

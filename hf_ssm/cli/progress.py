@@ -39,6 +39,7 @@ class TrainingProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.loss, self.columns = None, None
         if self._has_bar(args, state):
             self._start("training", state.max_steps, state.global_step)
 

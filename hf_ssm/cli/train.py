@@ -1,4 +1,4 @@
-"""`hf-ssm train` and `hf-ssm demo`."""
+"""`hf-ssm train`."""
 
 import argparse
 import sys
@@ -13,14 +13,14 @@ from hf_ssm import __version__, plotting
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.hub import pushing, reload
+from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of, resolve
+from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
@@ -217,43 +217,4 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
         has_picture=PICTURE_NAME in pictures,
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
-    )
-
-
-DEMO_SETTINGS: Sections = {
-    "model": {
-        "family": "hyena",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "rescale_init": True,
-        "tau_weight": 1e-5,
-    },
-    "data": {"dataset": "planted-motifs", "length": 100},
-    "training": {"num_train_epochs": 6, "learning_rate": 3e-3, "logging_steps": 0.05},
-}
-
-
-def run_demo(args: argparse.Namespace) -> None:
-    """`hf-ssm demo`: train on generated data, and load the result in a new process."""
-    settings = resolve(DEMO_SETTINGS)
-    launch.begin(settings)
-    with launch.locked(args.output):
-        remedy = "choose another folder, or replace it (--overwrite-output)"
-        launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output, remedy))
-        print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
-        result = run.train(settings, args.output, overwrite=args.overwrite_output)
-        if launch.is_main():
-            finish(settings, result, args.output, None)
-            _prove_demo(args.output, result)
-
-
-def _prove_demo(output: Path, result: RunResult) -> None:
-    """Load the result in a new process, and print the next steps."""
-    for when, values in result.tau.items():
-        print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    reload.prove_export(output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
-    print("A new process without hf_ssm loaded the folder by the Auto classes; its logits are equal, bit for bit.")
-    print(
-        f"Next: read {output}/README.md, or train on your own table with columns sequence and label:\n"
-        "  hf-ssm train --dataset my.csv --output runs/mine"
     )
