@@ -65,14 +65,15 @@ def test_one_strand_and_metrics_by_group(folder: Path) -> None:
     table.to_csv("v.csv", index=False)
     more = ["--label-column", "class", "--positive", "harmful", "--by", "block", "--one-strand"]
     assert main(arguments("own", "out.csv", *more)) == 0
-    scored = hf_ssm.score_variants(
-        hf_ssm.S4ForCausalLM.from_pretrained("own"),
-        hf_ssm.build_dna_tokenizer(),
-        table.to_dict("records"),
-        Genome(Path("g.fa")),
-        window=16,
-        both_strands=False,
-    )
+    with Genome("g.fa") as genome:
+        scored = hf_ssm.score_variants(
+            hf_ssm.S4ForCausalLM.from_pretrained("own"),
+            hf_ssm.build_dna_tokenizer(),
+            table.to_dict("records"),
+            genome,
+            window=16,
+            both_strands=False,
+        )
     assert pd.read_csv("out.csv")["llr"][0] == pytest.approx(scored["llr"][0], rel=1e-4)
     expected = evaluate_scores(scored, "class", "harmful", "block")
     metrics = json.loads(Path("out.metrics.json").read_text())
