@@ -351,6 +351,11 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
         (["--max-length", "0"], "data.max_length must be a positive number"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--set", "training.report_to=tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
+        (
+            ["--set", "training.report_to=wandb"],
+            "training.report_to='wandb': WandbCallback requires wandb to be installed",
+        ),
     ],
 )
 def test_mistyped_settings(capsys, tmp_path, arguments, message):
@@ -400,7 +405,7 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
         ),
         ("data.csv", b"\xff\xfe\x00", [], "'utf-8' codec"),
         ("data.csv", b"", [], "No columns"),
-        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label'"),
+        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label': the FASTA records"),
         ("data.xyz", b"ACGT", [], "unknown file format"),
     ],
 )

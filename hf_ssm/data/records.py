@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.checks import check_column, column_remedy
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
@@ -109,7 +109,8 @@ def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, A
                 yield from batch.to_pylist()
         return
     columns = read_table(path, [sequence_column])
-    check_column("sequence_column", sequence_column, list(columns), path.name)
+    remedy = column_remedy("sequence_column", columns, "--sequence-column ")
+    check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
     for name, values in columns.items():
         try:
             pa.array(values)

@@ -15,7 +15,9 @@ from transformers import (
 
 from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
@@ -165,6 +167,11 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     labels = settings.label_column if labelled else None
     if labelled and task.labelled and labels is None:
         raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
+    if labelled and task.labelled and bare_suffix(Path(source)) in FASTA_SUFFIXES:
+        raise ValueError(
+            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, which model.task="
+            f"{settings.task!r} needs: choose --task causal-lm or masked-lm, or give a table with labels"
+        )
     if task.reads_pairs and not settings.data.get("pair_column"):
         raise ValueError(
             f"model.task={settings.task!r} reads two texts of each row: name the column of the second one with "
