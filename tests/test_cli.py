@@ -354,7 +354,7 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
         (["--set", "training.report_to=tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
         (
             ["--set", "training.report_to=wandb"],
-            "training.report_to='wandb': WandbCallback requires wandb to be installed",
+            "report_to='wandb': WandbCallback requires wandb to be installed",
         ),
     ],
 )
