@@ -407,6 +407,13 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
         ("data.csv", b"", [], "No columns"),
         ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label': the FASTA records"),
         ("data.xyz", b"ACGT", [], "unknown file format"),
+        (
+            "data.csv",
+            b"sequence,label\nMKVLIEEFPQ,0\nACGT,1\n",
+            ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"],
+            "7 of the 10 letters of 'MKVLIEEFPQ' are none of DNA (E, F, I, L, P, Q), and the tokenizer reads DNA only: "
+            "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte",
+        ),
     ],
 )
 def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
