@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, is_dna
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["Batch", "Encoded", "SequenceModel"]
@@ -93,13 +94,21 @@ class SequenceModel:
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
+        self._reads_only_dna = reads_only_dna(tokenizer)
         self._known = inspect.signature(self.model.forward).parameters
+
+    def check_letters(self, record: Record) -> None:
+        """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
+        if self._reads_only_dna:
+            remedy = "remove the row, or train a model of such letters (hf-ssm train --tokenizer byte)"
+            check_letters(record.sequence, record.where, remedy)
 
     def encode(self, records: Sequence[Record]) -> list[Encoded]:
         """The tokens of each sequence, special tokens included.
 
         Raises:
-            ValueError: A sequence has no token, more than the model takes, or mostly unknown ones.
+            ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
+                than those of DNA for a model of DNA.
         """
         found = self.tokenizer(
             [record.sequence for record in records],
@@ -130,6 +139,7 @@ class SequenceModel:
                 f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows of at "
                 "most as many (`window`, --window)."
             )
+        self.check_letters(record)
         unknown = self.tokenizer.unk_token_id
         if unknown is None:
             return

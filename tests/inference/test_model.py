@@ -95,32 +95,36 @@ def test_batches_hold_at_most_so_many_tokens(make_model):
 
 def test_letters_and_special_tokens(make_model):
     reader = SequenceModel(make_model("S4", "ForSequenceClassification"), build_dna_tokenizer(add_eos=True))
-    (own,) = reader.encode(records("aC\nRN"))
+    (own,) = reader.encode(records("aC\n-N"))
     assert own.ids.tolist() == [7, 8, 6, 11, 1]
     assert own.letters.tolist() == [[0, 1], [1, 2], [3, 4], [4, 5], [0, 0]]
-    # The unknown letter R is a token of the text, although [UNK] is a special token.
+    # The unknown letter is a token of the text, although [UNK] is a special token.
     assert own.special.tolist() == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("MKVLAAGIVPLLLAQ", r"row 1: \d+% of 'MKVLAAGIVPLLLAQ'... is unknown to the tokenizer"),
+        ("MKVLAAGIVPLLLAQ", r"row 1: 7 of the 15 letters of 'MKVLAAGIVPLLLAQ' are none of DNA \(I, L, P, Q\).*byte"),
+        ("ACGTXACG" + "hello world", r"row 1: 7 of the 19 letters of .* \(X, e, l, o\)"),
         ("UUUGC", r"row 1: 60% of 'UUUGC'"),
-        ("ACGTMKDHVSEEEEEEEE", r"row 1: 78% of 'ACGTMKDHVSEEEEEEEE'"),
+        ("ACGTMKDHVSEEEEEEEE", r"row 1: 8 of the 18 letters of 'ACGTMKDHVSEEEEEEEE'"),
         (" \t ", r"row 1: the tokenizer makes no token of ' \\t '"),
         ("A" * 65, "row 1 has 65 tokens, but the model takes 64"),
     ],
 )
 def test_texts_that_are_refused(make_model, text, message):
-    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), build_dna_tokenizer())
+    # As published tokenizers read RNA.
+    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), build_dna_tokenizer(keep_ambiguity=True))
     with pytest.raises(ValueError, match=message):
         reader.encode(records("ACGT", text))
 
 
-@pytest.mark.parametrize("text", ["acgtn", "NNNNNNNNNN", "RYSWkmACGT", "RRRR", "ACGU", "A" * 64])
-def test_texts_of_dna_are_taken(make_model, text):
-    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), build_dna_tokenizer())
+@pytest.mark.parametrize("text", ["acgtn", "NNNNNNNNNN", "RYSWkmACGT", "RRRR", "ACGU", "A" * 64, "ACGEACGT", "AC-T."])
+@pytest.mark.parametrize("keep_ambiguity", [False, True])
+def test_texts_of_dna_are_taken(make_model, text, keep_ambiguity):
+    tokenizer = build_dna_tokenizer(keep_ambiguity=keep_ambiguity)
+    reader = SequenceModel(make_model("Hyena", "ForSequenceClassification"), tokenizer)
     assert len(reader.encode(records(text))[0].ids) == len(text)
 
 
