@@ -19,10 +19,14 @@ from hf_ssm.ops.backends import use_backend
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Pages whose blocks run on request only take seconds each and repeat what other tests cover.
-SLOW = {"how-to/export.md"}
+# Pages whose blocks take many seconds, and repeat what other tests cover. Exporters use deprecated names of their own.
+SLOW = {"how-to/export.md", "how-to/hub.md"}
+TOLERANT = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"),
+]
 PAGES = [
-    pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+    pytest.param(page, marks=TOLERANT if page in SLOW else ())
     for page in sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
     if re.search(r"^ *```(python|bash)", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
 ]
@@ -85,6 +89,10 @@ READER = sybil.Sybil(parsers=[PythonCodeBlockParser(), CodeBlockParser("bash", r
 
 
 @pytest.mark.parametrize("page", PAGES)
+# captum announces its hooks on activations.
+@pytest.mark.filterwarnings(r"ignore:Setting forward, backward hooks:UserWarning")
+# peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 # The pages use the default TrainingArguments, with which torch warns if there is no accelerator.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_blocks_run(page: str, readers_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
