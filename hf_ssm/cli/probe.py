@@ -14,18 +14,14 @@ from torch import Tensor
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import (
     SEED,
-    add_checkpoint_options,
-    add_data_options,
-    add_output_options,
     check_positive,
     data_settings,
     load_config,
     load_model,
     public_name,
 )
+from hf_ssm.cli.options.analysis import LABEL
 from hf_ssm.cli.probe_rows import (
-    LABEL,
-    PREDICTED,
     Example,
     Rows,
     annotations_of,
@@ -35,7 +31,6 @@ from hf_ssm.cli.probe_rows import (
     wants_labels,
 )
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
 from hf_ssm.training.inputs import load_tokenizer
@@ -44,8 +39,6 @@ from hf_ssm.utils.files import staged_files
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
 _PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
-# "screened" is another name of "shortlist".
-_METHODS = (*STRATEGIES, "screened")
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
     "steps": ("integrated_gradients", "gradient_shap"),
@@ -58,30 +51,6 @@ _PICTURED, _LISTED = 4, 10
 # A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
 _OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
-
-
-def add_probe(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
-    add_data_options(parser, "test", 20, "probe")
-    add = parser.add_argument
-    add(
-        "--method",
-        "--strategy",
-        choices=_METHODS,
-        default="exact",
-        metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(_METHODS)} (default: exact, which needs most evaluations)",
-    )
-    add("--steps", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
-    add("--noise", type=float, help="of gradient_shap: deviation relative to the embeddings (default: 0.1)")
-    add("--alphabet", help="letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)")
-    add("--mask", default="mask", help="replacement of a token: mask (default), n, pad, zero, or a token of the model")
-    add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
-    add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
-    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    add("--minimum-probability", type=float, default=0.0, help="least probability of the target of a row (default: 0)")
-    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
-    add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
 
 
 def run_probe(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset
 from torch import Tensor
 
 from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
+from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.records import check_letters
@@ -20,7 +21,6 @@ from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import inputs
 from hf_ssm.training.settings import RunSettings
 
-LABEL, PREDICTED = "label", "predicted"
 _MOTIF_COLUMN = "motif_positions"
 # transformers represents "no limit" as int(1e30).
 _NO_LIMIT = 10**12

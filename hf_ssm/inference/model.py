@@ -47,12 +47,10 @@ class Batch:
 
     Attributes:
         rows: Number of each text in the list that was given, `B`.
-        mask: `(B, L)`, true at tokens and false at padding, which is at the right.
         outputs: What the model returned.
     """
 
     rows: list[int]
-    mask: Tensor
     outputs: Any
 
 
@@ -166,7 +164,7 @@ class SequenceModel:
             ids = pad_sequence([encoded[row].ids for row in rows], batch_first=True, padding_value=self._pad_id)
             lengths = torch.tensor([len(encoded[row].ids) for row in rows])
             mask = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).to(self.device)
-            yield Batch(rows, mask, self.forward(ids.to(self.device), mask, **options))
+            yield Batch(rows, self.forward(ids.to(self.device), mask, **options))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Call the model.
