@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model
+from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
 from hf_ssm.models.registry import FAMILIES
@@ -35,6 +36,7 @@ _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.value
 def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
     """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer."""
     check_positive(args, "max_tokens_per_batch")
+    check_source(args.checkpoint)
     with reading(f"the config.json of {args.checkpoint!r}"):
         is_own = _model_type(args.checkpoint) in _OWN_TYPES
     if is_own:
