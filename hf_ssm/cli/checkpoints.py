@@ -54,6 +54,11 @@ def add_output_options(parser: argparse.ArgumentParser, files: str, *, required:
     )
 
 
+def add_svg_option(parser: argparse.ArgumentParser) -> None:
+    """--svg, for `plotting.also_svg`."""
+    parser.add_argument("--svg", action="store_true", help="also write each figure as SVG")
+
+
 def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Raise a ValueError if one of the named options is less than 1."""
     for name in names:
