@@ -484,6 +484,13 @@ def test_models_and_data_that_have_no_tokens(capsys, saved, table, tmp_path):
     assert "holds images or numbers" in message
 
 
+def test_rows_of_another_alphabet(capsys, saved, tmp_path):
+    table = tmp_path / "proteins.csv"
+    table.write_text("sequence,label\n" + "".join(f"MKVLIEEFPQ{'A' * row},{row % 2}\n" for row in range(20)))
+    arguments = [saved("ForSequenceClassification"), "--dataset", table, "--output", tmp_path / "probe"]
+    assert "are none of DNA (E, F, I, L, P, Q)" in error_of(capsys, *arguments)
+
+
 def test_bare_backbone(capsys, saved, table, tmp_path):
     message = error_of(capsys, saved("Model"), "--dataset", table, "--output", tmp_path / "probe")
     assert "S4Model, which predicts neither classes nor tokens" in message

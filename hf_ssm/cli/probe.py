@@ -14,19 +14,14 @@ from torch import Tensor
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import (
     SEED,
-    add_checkpoint_options,
-    add_data_options,
-    add_output_options,
-    add_svg_option,
     check_positive,
     data_settings,
     load_config,
     load_model,
     public_name,
 )
+from hf_ssm.cli.options.analysis import LABEL
 from hf_ssm.cli.probe_rows import (
-    LABEL,
-    PREDICTED,
     Example,
     Rows,
     annotations_of,
@@ -41,9 +36,7 @@ from hf_ssm.cli.probe_rows import (
 )
 from hf_ssm.cli.probe_tables import BEDGRAPH_NAME, TOKENS_NAME, bedgraph_lines, token_rows
 from hf_ssm.hub.card import reads_dna
-from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.probes.targets import head_of
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
@@ -58,8 +51,6 @@ _FILES = (
     *(JSON_NAME, TOKENS_NAME, BEDGRAPH_NAME, CURVE_NAME, "curve.svg", SEQUENCES_NAME, "sequences.svg"),
     *("strip_row*.png", "strip_row*.svg", "text_row*.html"),
 )
-# "screened" is another name of "shortlist".
-_METHODS = (*STRATEGIES, "screened")
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
     "steps": ("integrated_gradients", "gradient_shap"),
@@ -72,43 +63,6 @@ _PICTURED, _LISTED = 4, 10
 # Longer sequences are not in the figure of several sequences.
 _MOST_IN_FIGURE = 600
 _OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
-
-
-def add_probe(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
-    add_data_options(parser, "test", 20, "probe")
-    add = parser.add_argument
-    add(
-        "--method",
-        "--strategy",
-        choices=_METHODS,
-        default="shortlist",
-        metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(_METHODS)} (default: shortlist; exact evaluates all tokens "
-        "in each step, which takes many times as long)",
-    )
-    add("--steps", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
-    add("--noise", type=float, help="of gradient_shap: deviation relative to the embeddings (default: 0.1)")
-    add("--alphabet", help="letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)")
-    add(
-        "--mask",
-        help="replacement of a token: mask, n, pad, zero, or a token of the model (default: n for DNA, mask for masked "
-        "language models and other tokens)",
-    )
-    add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
-    add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
-    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    add("--minimum-probability", type=float, default=0.0, help="least probability of the target of a row (default: 0)")
-    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
-    add(
-        "--colour-by",
-        choices=COLOURED_BY,
-        default="effect",
-        help="colour of the tokens: effect (default), the probability lost once the token, too, is masked, or rank, "
-        "the order of masking",
-    )
-    add_svg_option(parser)
-    add_output_options(parser, "results, tables and figures; an interrupted command continues there", required=True)
 
 
 def run_probe(args: argparse.Namespace) -> None:

@@ -11,14 +11,16 @@ from datasets import ClassLabel, Dataset
 from torch import Tensor
 
 from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
+from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import inputs
 from hf_ssm.training.settings import RunSettings
 
-LABEL, PREDICTED = "label", "predicted"
 # A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
 # Training sequences that are searched for the mask.
@@ -166,8 +168,10 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
 
 def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterator[Example | None]:
     """All rows in random order; `None` for a row without a token at --position."""
-    count = len(data.rows)
+    count, dna = len(data.rows), reads_only_dna(probe.tokenizer)
     for row in random.Random(SEED).sample(range(count), count):
+        if dna:
+            check_letters(str(data.rows[row][data.column]), f"row {row} of split {args.split!r}", "remove the row")
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
         if len(ids) == 0:
             raise ValueError(f"row {row} of split {args.split!r} gives no token: remove it")

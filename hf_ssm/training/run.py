@@ -230,6 +230,7 @@ def _build_trainer(
         "greater_is_better": task.greater_is_better,
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "use_cpu": launch.uses_cpu(),
+        "run_name": output.resolve().name,
         **settings.training,
     }
     data = loaded.splits
