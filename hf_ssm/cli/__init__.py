@@ -72,6 +72,11 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "with use_kernels=True.",
         "kernels",
     ),
+    "app": (
+        "a web page on which a checkpoint can be tried: predictions, importance of bases, variants, frequencies, "
+        "theory. Needs the extra app (gradio, matplotlib).",
+        "app",
+    ),
     "push": (
         "push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
         "command changes nothing.",
