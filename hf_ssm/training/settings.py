@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.data.features import NORMALIZATIONS
@@ -321,6 +322,20 @@ def _check_training(settings: RunSettings) -> None:
                 f"training: unknown key {name!r}: the fields are {own}, and those of transformers' TrainingArguments"
             )
     _check_types("training", settings.training, types)
+    _check_trackers(settings.training["report_to"])
+
+
+def _check_trackers(report_to: str | list[str] | None) -> None:
+    """Raise an error for an unknown tracker, or one whose package is missing, before data are prepared."""
+    for name in [report_to] if isinstance(report_to, str) else report_to or []:
+        if name in ("none", "all"):
+            continue
+        check_choice("tracker", name, INTEGRATION_TO_CALLBACK, "training.report_to")
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (ImportError, RuntimeError) as error:
+            extra = '; pip install "hf_ssm[tracking]"' if name in ("tensorboard", "trackio") else ""
+            raise ImportError(f"training.report_to={name!r}: {' '.join(str(error).split())}{extra}") from error
 
 
 def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
