@@ -52,7 +52,9 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     genome = letters(3000)
     sequences = [(letters(40), random.choice(("enhancer", "other"))) for _ in range(40)]
     table = "".join(f"row{i},{text},{label}\n" for i, (text, label) in enumerate(sequences))
-    sites = [(position, random.choice(sorted({*"ACGT"} - {genome[position - 1]}))) for position in range(1200, 1600, 50)]
+    sites = [
+        (position, random.choice(sorted({*"ACGT"} - {genome[position - 1]}))) for position in range(1200, 1600, 50)
+    ]
     calls = "".join(f"chr1\t{at}\t.\t{genome[at - 1]}\t{alt}\t.\t.\t.\n" for at, alt in sites)
     labelled = "".join(f"chr1,{at},{genome[at - 1]},{alt},{at % 100 // 50}\n" for at, alt in sites)
     files = {
