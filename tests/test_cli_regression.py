@@ -99,14 +99,17 @@ def test_report_and_probe(finished, table, capsys, tmp_path):
 
 def test_fine_tuning_to_other_labels(finished, table, tmp_path):
     classes = table_of(tmp_path / "classes.csv", label=["low" if text.count("C") < 4 else "high" for text in SEQUENCES])
-    for data, task, kind, names in (
-        (table, [*REGRESSION, "--set", "data.label_column=gc"], "regression", {"0": "gc"}),
-        (classes, [], "single_label_classification", {"0": "high", "1": "low"}),
+    for data, task, kind, names, centre in (
+        (table, [*REGRESSION, "--set", "data.label_column=gc"], "regression", {"0": "gc"}, 26.0),
+        (classes, [], "single_label_classification", {"0": "high", "1": "low"}, 0.0),
     ):
         output = tmp_path / f"{kind}"
         assert run("train", "--dataset", data, "--model", finished, *task, *TINY[4:], "--output", output) == 0
         config = json.loads((output / "config.json").read_text())
         assert (config.get("problem_type"), config["id2label"]) == (kind, names)
+        # A new head, although two classes are as many as the two values before.
+        bias = AutoModelForSequenceClassification.from_pretrained(output).classifier.bias
+        assert (bias.detach() - centre).abs().max() < 1
 
 
 def test_wrong_labels_and_inputs(table, capsys, tmp_path):
