@@ -21,6 +21,7 @@ from hf_ssm.inference.embed import POOLINGS
 from hf_ssm.inference.predict import AGGREGATIONS
 from hf_ssm.inference.score import SCORES
 from hf_ssm.models.registry import FAMILIES
+from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.training.settings import SECTIONS, training_types
 from hf_ssm.training.tasks import TASKS
@@ -77,7 +78,7 @@ def test_dir_lists_what_is_public():
 def test_choices_are_those_of_the_library():
     assert set(FAMILY_NAMES) == {family.short_name for family in FAMILIES.values()}
     assert tuple(TASKS) == TASK_NAMES
-    assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS
+    assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
     assert tuple(FORMATS) == share.EXPORT_FORMATS

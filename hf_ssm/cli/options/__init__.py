@@ -6,6 +6,8 @@ Names of choices are repeated from the packages that implement them; tests/test_
 import argparse
 from pathlib import Path
 
+SVG_HELP = "also write each figure as SVG"
+
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """The checkpoint, and its data."""
@@ -37,11 +39,12 @@ def add_data_options(
 
 
 def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:
-    """The output folder; `files` describes its contents."""
+    """The output folder, which holds figures too; `files` describes its contents."""
     add = parser.add_argument_group("output").add_argument
     add("--output", "--output-dir", metavar="DIR", type=Path, required=required, help=f"folder for {files}")
     replace = "replace the files of an earlier run in --output"
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help=replace)
+    add("--svg", action="store_true", help=SVG_HELP)
 
 
 def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:

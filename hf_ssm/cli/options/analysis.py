@@ -10,6 +10,7 @@ PROBE_METHODS = (
     *("occlusion", "integrated_gradients", "deep_lift", "gradient_shap", "in_silico_mutagenesis"),
     "screened",
 )
+COLOURED_BY = ("effect", "rank")
 LABEL, PREDICTED = "label", "predicted"
 SPECTRUM_ROWS = 512
 
@@ -31,17 +32,17 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
         "--method",
         "--strategy",
         choices=PROBE_METHODS,
-        default="exact",
+        default="shortlist",
         metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(PROBE_METHODS)} (default: exact, which needs most "
-        "evaluations)",
+        help=f"order in which tokens are masked: {', '.join(PROBE_METHODS)} (default: shortlist; exact takes many "
+        "times as long)",
     )
     add("--steps", metavar="N", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
     add("--noise", metavar="SHARE", type=float, help="of gradient_shap: deviation relative to the embeddings (0.1)")
     letters = "letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
-    mask = "replacement of a token: mask (default), n, pad, zero, or a token of the model"
-    add("--mask", metavar="TOKEN", default="mask", help=mask)
+    mask = "replacement of a token: mask, n, pad, zero, or a token of the model (default: n for classifiers and causal "
+    add("--mask", metavar="TOKEN", help=f"{mask}models of DNA, otherwise mask)")
     most = "tokens in one forward pass (default: %(default)s)"
     add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
     add = parser.add_argument_group("target").add_argument
@@ -52,7 +53,12 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
     least = "least probability of the target of a row (default: 0)"
     add("--minimum-probability", metavar="P", type=float, default=0.0, help=least)
-    add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
+    add_output_options(parser, "results, tables and figures; an interrupted command continues there", required=True)
+    colour = (
+        "colour of the tokens: effect (default), the probability lost once the token, too, is masked, or rank, the "
+    )
+    add = parser.add_argument_group("figures").add_argument
+    add("--colour-by", choices=COLOURED_BY, default="effect", help=f"{colour}order of masking")
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -80,3 +86,13 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
         add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
     parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
     add_output_options(parser, "spectrum.json and spectrum.png")
+
+
+def add_app(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm or transformers")
+    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
+    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
+    add("--port", type=int, default=7860, help="port (default: %(default)s)")
+    add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from hf_ssm.cli.options import add_model_options, add_table_options
+from hf_ssm.cli.options import SVG_HELP, add_model_options, add_table_options
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
@@ -76,4 +76,5 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
     add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
+    add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
     add_table_options(parser, "csv, tsv or parquet")

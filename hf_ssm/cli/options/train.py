@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hf_ssm.cli.options import SVG_HELP
+
 FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
 TASK_NAMES = (
     *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
@@ -95,7 +97,7 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
 
 OPTION_NAMES = (
     *(name for options in OPTIONS.values() for names, *_ in options for name in names),
-    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private"),
+    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--svg"),
     *("--output", "--output-dir", "--overwrite-output", "--overwrite-output-dir"),
 )
 """The names of all options of `train`, for suggestions."""
@@ -124,6 +126,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
     dry_run = "print the settings, and the sizes of data and model, without training; writes nothing"
     add("--dry-run", action="store_true", help=dry_run)
+    add("--svg", action="store_true", help=SVG_HELP)
     add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
     add("--private", action="store_true", help="make a new Hub repository private")
 
