@@ -553,7 +553,7 @@ def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
     assert "is of family 'hyena'" in found
     arguments = ["--model", finished, "--set", "model.hiden_size=16"]
     found = error_of(capsys, "train", *PLANTED, *arguments, "--output", tmp_path / "run")
-    assert "did you mean 'hidden_size'?" in found
+    assert "did you mean `hidden_size`?" in found
 
 
 def test_masked_language_model_of_the_other_family_on_bytes(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import transformers
 
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
+from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub import pushing, reload
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.modules.roles import QUANTITIES
@@ -35,12 +38,61 @@ def run_train(args: argparse.Namespace) -> None:
         folder.last_checkpoint(args.output)
     settings = _settings(args)
     launch.begin(settings)
+    if args.dry_run:
+        _dry_run(args, settings)
+        return
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
-        result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
-        launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
-        if args.push_to_hub and launch.is_main():
+        with TrainingProgress() as progress:
+            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress)
+        launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub))
+        if not launch.is_main():
+            return
+        if args.push_to_hub:
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
+        suggest(*_next_steps(settings, result, args), file=sys.stdout)
+
+
+def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
+    """Print the settings, the sizes of data and model, and the number of steps."""
+    launch.on_main(lambda: _check(args))
+    plan = run.plan(settings, args.output, args.resume)
+    if not launch.is_main():
+        return
+    model, data = plan.model, plan.data
+    count = sum(parameter.numel() for parameter in model.parameters())
+    unit = "tokens" if data.tokenizer is not None else "positions"
+    print(plan.settings.to_yaml())
+    print(f"Model: {type(model).__name__} with {count:,} parameters")
+    if data.classes is not None:
+        print(f"Classes: {', '.join(data.classes)}")
+    for split, rows in data.splits.items():
+        print(f"{split:>10}: {len(rows):,} rows")
+    print(f"Longest row: {data.longest:,} {unit}")
+    print(f"Steps: {plan.steps:,} ({plan.steps_per_epoch:,} for each pass over the training split)")
+    print("Nothing was written.")
+    words = [word for word in args.words if word != "--dry-run"]
+    suggest((command(*words), "train"), file=sys.stdout)
+
+
+def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Commands that suit the model."""
+    output, task = args.output, settings.task
+    steps = []
+    if result.data.tokenizer is not None:
+        if task in ("sequence-classification", "token-classification"):
+            predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
+            steps.append((predict, "classes of other sequences"))
+        if task == "sequence-classification":
+            probe = command("probe", output, "--rows", "4", "--output", output / "probe")
+            steps.append((probe, "which tokens a prediction needs"))
+        if task in ("causal-lm", "masked-lm"):
+            score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
+            steps.append((score, "effects of variants"))
+    steps.append((command("report", output), "what the theory says of model and data"))
+    if not args.push_to_hub:
+        steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
+    return steps
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -85,22 +137,44 @@ def _check_field(name: str) -> None:
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
-def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
-    """Write plots and card to the output folder, and print the results."""
-    metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
-    with staged_files(output, replaces=[folder.PICTURE_NAME, folder.RESPONSE_PICTURE_NAME]) as scratch:
-        if plotting.can_plot():
-            plotting.plot_training_log(result.log_history, scratch / folder.PICTURE_NAME, metrics, title=output.name)
-            if result.responses[1]:
-                responses = scratch / folder.RESPONSE_PICTURE_NAME
-                plotting.plot_frequency_responses(*result.responses, responses, title=output.name)
-        else:
-            print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
-        pictures = {path.name for path in scratch.iterdir()}
-        write_card(scratch, _facts(settings, result, (repo_id or output.resolve().name), pictures))
+def finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
+    """Print the results, write the card, and then the figures, without which the run is complete."""
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+    name = repo_id or output.resolve().name
+    with staged_files(output, replaces=[PICTURE_NAME, RESPONSE_PICTURE_NAME]) as scratch:
+        write_card(scratch, _facts(settings, result, name, set()))
+    if pictures := _draw(result, output):
+        with staged_files(output) as scratch:
+            write_card(scratch, _facts(settings, result, name, pictures))
     print(f"The model, its card and its log are in {output}")
+
+
+def _draw(result: RunResult, output: Path) -> set[str]:
+    """Draw what can be drawn, and return the names of the figures; one that cannot is named on stderr."""
+    if not plotting.can_plot():
+        print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
+        return set()
+    metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
+    figures: dict[str, Callable[[Path], object]] = {
+        PICTURE_NAME: lambda path: plotting.plot_training_log(result.log_history, path, metrics, title=output.name)
+    }
+    if result.responses[1]:
+        figures[RESPONSE_PICTURE_NAME] = lambda path: plotting.plot_frequency_responses(
+            *result.responses, path, title=output.name
+        )
+    if not any("loss" in entry for entry in result.log_history):  # without a step there is no curve
+        del figures[PICTURE_NAME]
+    drawn = set()
+    for name, draw in figures.items():
+        try:
+            with staged_files(output) as scratch:
+                draw(scratch / name)
+            drawn.add(name)
+        # An installation of matplotlib can fail in many ways, and no figure is worth the run.
+        except Exception as error:
+            print(f"No {name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    return drawn
 
 
 def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[str]) -> CardFacts:
@@ -164,11 +238,12 @@ def run_demo(args: argparse.Namespace) -> None:
     settings = resolve(DEMO_SETTINGS)
     launch.begin(settings)
     with launch.locked(args.output):
-        launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
+        remedy = "choose another folder, or replace it (--overwrite-output)"
+        launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output, remedy))
         print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
         result = run.train(settings, args.output, overwrite=args.overwrite_output)
         if launch.is_main():
-            _finish(settings, result, args.output, None)
+            finish(settings, result, args.output, None)
             _prove_demo(args.output, result)
 
 

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_ssm.data.signals import row_lengths, signal_rows
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.loading import read_config, reading
-from hf_ssm.training.settings import RunSettings, check_choice, config_class, family_of
+from hf_ssm.training.settings import RunSettings, check_config_field, config_class, family_of
 from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
@@ -146,9 +146,8 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
         )
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
-    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name, value in settings.config_fields.items():
-        check_choice("key", name, known, "model")
+        check_config_field(type(config), name)
         with reading(f"model.{name}={value!r}"):
             setattr(config, name, value)
     config.check()
