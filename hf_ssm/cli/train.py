@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ Sections = dict[str, dict[str, Any]]
 # Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
+_COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
+_CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
+_LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 _FAMILY_NAMES = ", ".join(family.short_name for family in FAMILIES.values())
 # Option of `hf-ssm train` -> setting, type, help.
@@ -65,6 +69,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--overwrite-output", action="store_true", help="replace the run in --output")
     add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
     add("--private", action="store_true", help="make a new Hub repository private")
+    add("--license", metavar="ID", help="licence of the weights for the card, such as apache-2.0 (default: none)")
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -76,7 +81,7 @@ def run_train(args: argparse.Namespace) -> None:
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
         result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
-        launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
+        launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub, args.license))
         if args.push_to_hub and launch.is_main():
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
 
@@ -108,7 +113,9 @@ def _settings(args: argparse.Namespace) -> RunSettings:
     return resolved
 
 
-def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
+def _finish(
+    settings: RunSettings, result: RunResult, output: Path, repo_id: str | None, licence: str | None = None
+) -> None:
     """Write plots and card to the output folder, and print the results."""
     metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
     with staged_files(output, replaces=[folder.PICTURE_NAME, folder.RESPONSE_PICTURE_NAME]) as scratch:
@@ -120,7 +127,8 @@ def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str
         else:
             print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         pictures = {path.name for path in scratch.iterdir()}
-        write_card(scratch, _facts(settings, result, (repo_id or output.resolve().name), pictures))
+        facts = _facts(settings, result, (repo_id or output.resolve().name), pictures)
+        write_card(scratch, replace(facts, licence=licence))
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     print(f"The model, its card and its log are in {output}")
@@ -152,17 +160,14 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
             **{f"training.{name}": value for name, value in settings.training.items()},
         },
         tau=result.tau,
-        selection_note=(
-            "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
-            if chosen
-            else "The checkpoint is the last one; no split was used to choose it."
-        ),
+        selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",
         environment=f"{result.steps} steps with {versions}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
         dna=reads_dna(tokenizer),
         signal_shape=result.data.signal_shape,
         images=result.data.images,
+        classes=result.data.classes or (),
         has_picture=PICTURE_NAME in pictures,
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
         response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,

@@ -99,8 +99,8 @@ def verify(
         check_source(source, cache_dir=cache_dir, token=token)
     except FileNotFoundError as error:
         raise ValueError(str(error)) from None
-    with user_errors(source, revision, token):
-        return _verify_cached(source, revision, cache_dir, token)
+    with user_errors(str(source), revision, token):
+        return _verify_cached(str(source), revision, cache_dir, token)
 
 
 def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[Problem]:
