@@ -13,6 +13,7 @@ import transformers
 from hf_ssm import __version__, plotting
 from hf_ssm.hub import pushing, reload
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
+from hf_ssm.hub.eval_results import write_eval_results
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
@@ -129,6 +130,7 @@ def _finish(
         pictures = {path.name for path in scratch.iterdir()}
         facts = _facts(settings, result, (repo_id or output.resolve().name), pictures)
         write_card(scratch, replace(facts, licence=licence))
+    write_eval_results(output, facts, settings.data.get("revision"))
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     print(f"The model, its card and its log are in {output}")
