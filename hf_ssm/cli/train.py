@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from hf_ssm import __version__, plotting
+from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
 from hf_ssm.hub import pushing, reload
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
@@ -38,7 +39,8 @@ def run_train(args: argparse.Namespace) -> None:
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
         result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
-        launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
+        with plotting.also_svg(args.svg):
+            launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
         if args.push_to_hub and launch.is_main():
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
 
@@ -87,13 +89,9 @@ def _check_field(name: str) -> None:
 
 def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
     """Write plots and card to the output folder, and print the results."""
-    metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
-    with staged_files(output, replaces=[folder.PICTURE_NAME, folder.RESPONSE_PICTURE_NAME]) as scratch:
+    with staged_files(output, replaces=folder.FIGURES) as scratch:
         if plotting.can_plot():
-            plotting.plot_training_log(result.log_history, scratch / folder.PICTURE_NAME, metrics, title=output.name)
-            if result.responses[1]:
-                responses = scratch / folder.RESPONSE_PICTURE_NAME
-                plotting.plot_frequency_responses(*result.responses, responses, title=output.name)
+            draw_run(result, scratch, output.name)
         else:
             print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         pictures = {path.name for path in scratch.iterdir()}
