@@ -47,8 +47,6 @@ def load_config(checkpoint: str) -> Any:
     folder = Path(checkpoint)
     if folder.is_file():
         raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
-    if not checkpoint or (not folder.is_dir() and (checkpoint.count("/") != 1 or checkpoint[0] in "./~")):
-        raise FileNotFoundError(f"{checkpoint!r} is neither a folder nor the id of a Hub repository, USER/NAME")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
             f"{checkpoint!r} holds a PEFT adapter without its model: load both, merge them (`merge_and_unload`), save "

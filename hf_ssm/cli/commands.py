@@ -133,9 +133,18 @@ COMMANDS: dict[str, Command] = {
         "probe",
         "the same command continues with the results in {output}",
     ),
+    "app": Command(
+        "understand",
+        "a page in the browser on which a model can be tried",
+        "Serve a web page for a checkpoint: predictions, importance of bases, variants, frequencies, theory. Needs the "
+        "extra app (gradio, matplotlib).",
+        ("hf-ssm app runs/mine", "hf-ssm app runs/mine --host 0.0.0.0 --port 8000"),
+        "analysis",
+        "app",
+    ),
     "report": Command(
         "understand",
-        "what the theory says of a model and its data",
+        "theory report of a model on its data",
         "Theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful range of α, "
         "bounds, change of the parameters in training.",
         ("hf-ssm report runs/mine", "hf-ssm report runs/mine --output runs/mine/report --update-card"),

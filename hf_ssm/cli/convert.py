@@ -3,12 +3,14 @@
 import argparse
 
 from hf_ssm.hub.exporting import auto_class_of
+from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.loading import converters_of
 from hf_ssm.models.conversion import convert_checkpoint
 
 
 def run_convert(args: argparse.Namespace) -> None:
     """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
+    check_source(args.source)
     model = convert_checkpoint(
         args.source,
         args.target,

@@ -131,7 +131,14 @@ class MaskingProbe:
         self.minimum_probability = minimum_probability
         self.allow_wrong = allow_wrong
 
-    def run(self, inputs: Any, target: Any = None, output: str | Path | None = None, *, progress: bool = True) -> Any:
+    def run(
+        self,
+        inputs: Any,
+        target: Any = None,
+        output: str | Path | None = None,
+        *,
+        progress: bool | Callable[[int], Any] = True,
+    ) -> Any:
         """Probe one sequence or many.
 
         Under `accelerate launch` the processes share the sequences; each returns all results.
@@ -148,7 +155,8 @@ class MaskingProbe:
                 sequences also a list with one target for each.
             output: A safetensors file for finished results; a call with the same arguments resumes from it after an
                 interruption.
-            progress: Show a progress bar (in the first process).
+            progress: Show a progress bar (in the first process), or a function that is called with the number of
+                tokens masked since its last call.
 
         Returns:
             A `MaskingResult` for one sequence, `MaskingResults` for many.
@@ -165,10 +173,12 @@ class MaskingProbe:
             file = ResultsFile(output, self._fingerprint(sequences), processes)
             own = file.share([number for number in range(len(sequences)) if number not in file.finished])
             total = sum(len(sequences[number].candidates) for number in own)
-            bar = logging.tqdm(total=total, unit="token", disable=not (progress and processes.is_main_process))
+            is_shown = progress and not callable(progress) and processes.is_main_process
+            bar = logging.tqdm(total=total, unit="token", disable=not is_shown)
+            advance = progress if callable(progress) else bar.update
             try:
                 for number in own:
-                    file.add(number, self._search(sequences[number], bar.update))
+                    file.add(number, self._search(sequences[number], advance))
             finally:
                 file.write()
                 bar.close()
