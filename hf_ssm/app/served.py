@@ -51,6 +51,7 @@ class ServedModel:
         name: Name of the checkpoint.
         examples: Sequences to click on; by default generated ones.
         movement: Relative change of each group of parameters in training, for the theory report.
+        num_training: Number of training sequences, for the theory report; `None` if unknown.
     """
 
     model: Any
@@ -58,6 +59,7 @@ class ServedModel:
     name: str = "model"
     examples: Sequence[Example] = ()
     movement: Mapping[str, float | None] = field(default_factory=dict)
+    num_training: int | None = None
 
     def __post_init__(self) -> None:
         self.model = unwrapped(self.model).eval().requires_grad_(False)
