@@ -78,8 +78,8 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     what = "bases" if served.has_bases else "tokens"
     gr.Markdown(
-        f"### Which {what} matter\nMasks one token after the other, the least important first: the tokens without which "
-        "the prediction is lost are those that it depends on. Reads the first sequence, at most "
+        f"### Which {what} matter\nMasks one token after the other, the least important first: a prediction depends "
+        "on the tokens without which it is lost. Reads the first sequence, at most "
         f"{_MOST_LETTERS:,} letters ({_MOST_EXACT} with the exact search)."
     )
     kinds = masks(served)

@@ -29,9 +29,9 @@ _FEWEST_FREQUENCIES = 257
 _SHARES = (0.5, 0.9)
 _EXPLANATION = (
     "How strongly the convolution of a layer passes each frequency. **α** multiplies the frequencies of the state "
-    "matrix (Yu et al. 2025, eq. 5): with a larger α the layer reacts to faster changes. **β** weighs each frequency s by "
-    "(1 + |s|) to the power β (eq. 8): above 0 it amplifies high frequencies. Both are applied to the trained weights, "
-    "without training."
+    "matrix (Yu et al. 2025, eq. 5): with a larger α the layer reacts to faster changes. **β** weighs each frequency s "
+    "by (1 + |s|) to the power β (eq. 8): above 0 it amplifies high frequencies. Both are applied to the "
+    "trained weights, without training."
 )
 
 

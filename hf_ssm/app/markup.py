@@ -37,8 +37,8 @@ CSS = f"""
 .gradio-container {{ max-width: 1100px !important; margin: 0 auto !important; width: 100% !important; }}
 .gradio-container .wrap, .gradio-container .contain {{ max-width: 100%; min-width: 0; }}
 @media (max-width: 640px) {{
-  .gradio-container > .main {{ padding: 12px !important; }}
-  .gradio-container .tab-container button {{ font-size: 0.8rem; padding: 0 0.4rem !important; }}
+  .gradio-container .main {{ padding: 12px !important; }}
+  .tab-container button {{ font-size: 0.8rem !important; padding: 0 0.45rem !important; }}
   .hf-ssm .heat, .hf-ssm .heat table {{ width: 100%; }}
   .hf-ssm .bar {{ grid-template-columns: minmax(4rem, 8rem) 1fr 3.6rem; }}
 }}
@@ -52,11 +52,12 @@ CSS = f"""
 .hf-ssm progress {{ accent-color: {PALETTE[0]}; height: 0.8rem; width: 100%; }}
 .hf-ssm .wide {{ overflow-x: auto; max-width: 100%; }}
 .hf-ssm table {{ border-collapse: collapse; font-size: 0.9rem; }}
-.hf-ssm table, .hf-ssm table thead, .hf-ssm table tr, .hf-ssm table th, .hf-ssm table td {{ border: 0 !important; }}
+.hf-ssm table, .hf-ssm thead, .hf-ssm tr, .hf-ssm th, .hf-ssm td {{ border: 0 !important; }}
 .hf-ssm table caption {{ font-size: 0.9rem; padding: 0.2rem 0; text-align: left; }}
 .hf-ssm table.numbers th, .hf-ssm table.numbers td {{
   border-bottom: 1px solid var(--border-color-primary) !important;
   padding: 0.25rem 0.7rem 0.25rem 0; text-align: right; white-space: nowrap; vertical-align: top; }}
+.hf-ssm table.numbers th {{ white-space: normal; }}
 .hf-ssm table.numbers th.word, .hf-ssm table.numbers td.word {{ text-align: left; }}
 .hf-ssm td.word.long {{ white-space: normal !important; min-width: 12rem; }}
 .hf-ssm .bar {{ display: grid; grid-template-columns: minmax(4rem, 12rem) 1fr 4.2rem; gap: 0.6rem; margin: 0.25rem 0;
@@ -79,9 +80,11 @@ CSS = f"""
   vertical-align: text-bottom; }}
 .hf-ssm .heat {{ display: flex; flex-wrap: wrap; gap: 0.9rem 1rem; margin: 0.6rem 0; }}
 .hf-ssm .heat table {{ font-family: var(--font-mono); line-height: 1; }}
+.hf-ssm .heat th[scope] {{ width: 1.4rem; }}
 .hf-ssm .heat th {{ font-weight: 600; padding: 0 0.35rem 0 0; }}
 .hf-ssm .heat th.place {{ font-weight: 400; font-size: 0.75rem; padding: 0 0 0.2rem; text-align: left; }}
-.hf-ssm .heat td.cell {{ border: 1px solid rgba(127, 127, 127, 0.35) !important; font-size: 0.85rem; height: 1.3rem; padding: 0;
+.hf-ssm .heat td.cell {{ border: 1px solid rgba(127, 127, 127, 0.35) !important;
+  font-size: 0.85rem; height: 1.3rem; padding: 0;
   text-align: center; width: 1.3rem; min-width: 1.3rem; }}
 .hf-ssm .figures {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
 .hf-ssm figure {{ flex: 1 1 21rem; margin: 0; max-width: 34rem; min-width: 0; overflow-x: auto; }}

@@ -159,7 +159,8 @@ def launch(
         prevent_thread_lock=True,
         quiet=True,
         theme=theme(),
-        css=markup.CSS,
+        # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
+        head=f"<style>{markup.CSS}</style>",
         footer_links=[],
         max_file_size=_MOST_UPLOADED,
         enable_monitoring=False,
