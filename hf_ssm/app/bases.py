@@ -76,7 +76,7 @@ def masks(served: ServedModel) -> list[tuple[str, str]]:
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
-    what = "bases" if served.has_bases else "tokens"
+    what = "bases" if served.reads_dna else "tokens"
     gr.Markdown(
         f"### Which {what} matter\nMasks one token after the other, the least important first: a prediction depends "
         "on the tokens without which it is lost. Reads the first sequence, at most "
@@ -194,7 +194,7 @@ def _summary(served: ServedModel, result: MaskingResult) -> str:
         what = f"token {token}"
     at = f" at position {target['position'] + 1}" if target.get("position") is not None else ""
     left = result.tokens_left(0.9 * start)
-    return f"{what}{at}: {start:.1%}. {left} of {len(result.order)} tokens suffice for nine tenths of it."
+    return f"{what}{at}: {start:.1%}. Nine tenths of it need {left} of {len(result.order)} tokens."
 
 
 def _caution(result: MaskingResult) -> str:
@@ -209,4 +209,4 @@ def _caution(result: MaskingResult) -> str:
 
 def _top(names: list[str], values: torch.Tensor, count: int = 10) -> list[list[Any]]:
     order = values.nan_to_num(0).abs().argsort(descending=True, stable=True)[:count].tolist()
-    return [[place + 1, names[place], values[place].item()] for place in sorted(order)]
+    return [[place + 1, names[place], values[place].item()] for place in sorted(order) if values[place] != 0]

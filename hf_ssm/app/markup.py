@@ -57,7 +57,7 @@ CSS = f"""
 .hf-ssm table.numbers th, .hf-ssm table.numbers td {{
   border-bottom: 1px solid var(--border-color-primary) !important;
   padding: 0.25rem 0.7rem 0.25rem 0; text-align: right; white-space: nowrap; vertical-align: top; }}
-.hf-ssm table.numbers th {{ white-space: normal; }}
+.hf-ssm table.numbers th {{ overflow-wrap: normal; white-space: normal; }}
 .hf-ssm table.numbers th.word, .hf-ssm table.numbers td.word {{ text-align: left; }}
 .hf-ssm td.word.long {{ white-space: normal !important; min-width: 12rem; }}
 .hf-ssm .bar {{ display: grid; grid-template-columns: minmax(4rem, 12rem) 1fr 4.2rem; gap: 0.6rem; margin: 0.25rem 0;
@@ -86,6 +86,7 @@ CSS = f"""
 .hf-ssm .heat td.cell {{ border: 1px solid rgba(127, 127, 127, 0.35) !important;
   font-size: 0.85rem; height: 1.3rem; padding: 0;
   text-align: center; width: 1.3rem; min-width: 1.3rem; }}
+.hf-ssm .heat td.own {{ background: {_PLAIN}; color: #1A1A1A; }}
 .hf-ssm .figures {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
 .hf-ssm figure {{ flex: 1 1 21rem; margin: 0; max-width: 34rem; min-width: 0; overflow-x: auto; }}
 .hf-ssm figure svg {{ display: block; height: auto; width: 100%; }}
@@ -98,6 +99,9 @@ CSS = f"""
 .hf-ssm .beside {{ flex: 1 1 18rem; min-width: 0; }}
 .html-container {{ padding: 0 !important; }}
 button.primary, button.stop {{ flex: 0 0 auto !important; white-space: nowrap; width: max-content !important; }}
+.gradio-container {{ --color-accent: #0072B2; }}
+.dark .gradio-container, .dark.gradio-container {{ --color-accent: #4B99CB; }}
+.min_value, .max_value {{ color: var(--body-text-color) !important; }}
 #sequence textarea {{ font-family: var(--font-mono); }}
 #title h1 {{ font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }}
 #title p {{ margin: 0.2rem 0 0; }}
@@ -293,7 +297,7 @@ def _block(
             if value is None:
                 mark = "•" if letters[place].upper() == letter else ""
                 what = f"{first + place}: {letters[place]} in the sequence"
-                columns.append(f'<td class="cell" title="{escape(what, quote=True)}">{mark}</td>')
+                columns.append(f'<td class="cell own" title="{escape(what, quote=True)}">{mark}</td>')
                 continue
             colour = diverging(value / limit if limit else 0.0)
             what = f"{first + place}: {letters[place]} to {letter}: {value:+.3g} {unit}"
