@@ -20,7 +20,7 @@ __all__ = ["beside", "figure_html", "plot_curve", "plot_responses", "plot_spectr
 _WIDTH, _HEIGHT = 4.8, 3.1
 # Neighbouring frequencies that are averaged: the spectrum of a single sequence is noisy.
 _SMOOTHED = 5
-_FONTS = {"font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9}
+_FONTS: dict[Any, Any] = {"font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9}
 # White and black of figures become those of the page. A grey in between suits both.
 _COLOURS = {"#ffffff": "none", "#000000": "currentColor", "#1a1a1a": "currentColor", "#666666": "#767676"}
 
@@ -131,8 +131,11 @@ def plot_responses(trained: Any, changed: Any | None, label: str) -> "Figure":
 
 def resized(figure: "Figure") -> "Figure":
     """A figure of the package in the width of the page."""
+    from matplotlib.text import Text
+
     width, height = figure.get_size_inches()
     figure.set_size_inches(_WIDTH, max(_HEIGHT, float(height * np.sqrt(_WIDTH / width))))
-    for text in figure.findobj(lambda part: hasattr(part, "set_fontsize")):
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
         text.set_fontsize(max(9, text.get_fontsize()))
     return figure

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from typing import Any
 
 import gradio as gr
 import torch
@@ -84,7 +85,7 @@ def _add_response(served: ServedModel) -> None:
     def show(name: str, power: float, added: float) -> str:
         return response_html(served, responses[names.index(name)], power, added)
 
-    controls = [layer, alpha, beta]
+    controls: list[Any] = [layer, alpha, beta]
     for component in controls:
         component.change(
             show, controls, figure, show_progress="hidden", trigger_mode="always_last", api_visibility="private"

@@ -25,7 +25,7 @@ TITLE = "Predict"
 _MOST_BARS, _MOST_ROWS, _MOST_NEW = 10, 200, 500
 _MOST_POSITIONS = 20_000
 _PROBABILITY = "probability_"
-_WHAT = {
+_WHAT: dict[str | None, str] = {
     "class": "What the model predicts for each sequence.",
     "tokens": "The class of each token.",
     "values": "The numbers that the model predicts from the signal.",
@@ -196,10 +196,16 @@ def _next_tokens(served: ServedModel, record: Any) -> str:
 def _token_bars(served: ServedModel, logits: Tensor) -> str:
     shares = logits.double().softmax(-1).cpu()
     best = shares.topk(min(_MOST_BARS, len(shares)))
-    names = served.processor.convert_ids_to_tokens(best.indices.tolist())
+    names = _names(served, best.indices)
     # Rare tokens of a small vocabulary, such as special ones, only fill the page.
-    found = {str(name): share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
+    found = {name: share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
     return markup.bars(found, "Probabilities of tokens")
+
+
+def _names(served: ServedModel, ids: Tensor) -> list[str]:
+    """The tokens of ids; a model may have more embeddings than its tokenizer has tokens."""
+    found = served.processor.convert_ids_to_tokens(ids.tolist())
+    return [f"[{number}]" if name is None else name for name, number in zip(found, ids.tolist(), strict=True)]
 
 
 def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
@@ -217,7 +223,7 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=int(min(count, room)), **sampling
         )
     new = output[0, len(ids) :]
-    tokens = served.processor.convert_ids_to_tokens(new.tolist())
+    tokens = _names(served, new)
     if all(len(token) == 1 for token in tokens):
         strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=len(ids) + 1)
     else:
@@ -240,6 +246,6 @@ def _filled(served: ServedModel, record: Any, position: float = 1) -> str:
     ids[place] = mask
     with evaluating(served.model):
         logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
-    (token,) = served.processor.convert_ids_to_tokens([int(own.ids[place])])
+    (token,) = _names(served, own.ids[place : place + 1])
     lead = f"Probability of each token at position {int(position)}, which is masked; the sequence has {token} there."
     return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)
