@@ -20,16 +20,6 @@ _EXAMPLES, _LONGEST_EXAMPLE = 4, 2000
 _INSTALL_HINT = 'the page needs gradio and matplotlib: pip install "hf_ssm[app]"'
 
 
-def add_app(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm or transformers")
-    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
-    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
-    add("--port", type=int, default=7860, help="port (default: %(default)s)")
-    add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")
-
-
 def run_app(args: argparse.Namespace) -> None:
     """`hf-ssm app`: serve the page of a checkpoint until the process is interrupted."""
     # Gradio reads it when it is imported.
