@@ -48,7 +48,9 @@ class LinkedNames(griffe.Extension):
             return f"[{match[0]}][{known[name]}]"
 
         text = TYPES.sub(lambda match: f"{match[1]}({re.sub('[`*]', '', match[2])}):", documented.docstring.value)
-        lines = (line if line.lstrip().startswith((">>>", "...")) else CODE.sub(link, line) for line in text.split("\n"))
+        lines = (
+            line if line.lstrip().startswith((">>>", "...")) else CODE.sub(link, line) for line in text.split("\n")
+        )
         return "\n".join(lines)
 
 

@@ -82,7 +82,13 @@ def frequency_bias() -> Any:
             (response,) = frequency_responses(hf_ssm.S4Model(config), 4000)
             cycles, power = response.omega / (2 * math.pi), response.response.abs().square().mean(0)
             parts = [power[(cycles >= low) & (cycles < high)].mean() for low, high in itertools.pairwise(bands)]
-            axes.plot((bands[1:] * bands[:-1]).sqrt(), torch.stack(parts).sqrt(), style, color=colour, label=f"{symbol} = {value:g}")
+            axes.plot(
+                (bands[1:] * bands[:-1]).sqrt(),
+                torch.stack(parts).sqrt(),
+                style,
+                color=colour,
+                label=f"{symbol} = {value:g}",
+            )
         axes.set(xscale="log", yscale="log", xlabel="frequency (cycles per token)", ylabel="gain of the layer")
         axes.legend()
     ratio = torch.tensor(stored("denoising")["ratio"])
