@@ -64,8 +64,8 @@ def fasta_windows(path: Path, window: int, min_window: int) -> Columns:
     windows, longest = [], 0
     for name, sequence in read_fasta(path):
         longest = max(longest, len(sequence))
-        starts = range(0, len(sequence) - min_window + 1, window)
-        windows += [(sequence[start : start + window], name, start) for start in starts]
+        places = range(0, len(sequence) - min_window + 1, window)
+        windows += [(sequence[place : place + window], name, place) for place in places]
     known = [row for row in windows if row[0].upper().count("N") <= _MOSTLY_UNKNOWN * len(row[0])]
     if len(known) < len(windows):
         logger.warning("%s: skipped %d windows of more than half N.", path.name, len(windows) - len(known))

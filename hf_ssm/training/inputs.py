@@ -22,6 +22,7 @@ from hf_ssm.data.labels import label_kind
 from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
+from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
 from hf_ssm.training.settings import RunSettings, suggestion
@@ -179,6 +180,8 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
             "data.pair_column"
         )
     # A misspelled name is found before a download.
+    if settings.model["checkpoint"] is not None:
+        check_source(settings.model["checkpoint"])
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
     rows = load_rows(settings, labelled)
     kind = classes = None
