@@ -104,7 +104,7 @@ def command_line() -> str:
     from hf_ssm import cli
 
     sections = []
-    for name in cli._COMMANDS:
+    for name in cli.COMMANDS:
         parser = _subparser(cli.build_parser(name), name)
         parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=96)
         sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{parser.format_help().rstrip()}\n```\n")
