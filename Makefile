@@ -6,6 +6,7 @@
 #   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
 #   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
+#   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
 #   make bench        compares speed with other implementations, and counts instructions (minutes);
@@ -33,7 +34,7 @@ PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
 TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance lint bench clean
+.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance docs lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
@@ -69,6 +70,11 @@ test-lowest:
 conformance: $(STAMP)
 	$(THREADS) $(BIN)/python tests/conformance/run.py $(CONFORMANCE_ARGS)
 
+# The variable silences an advertisement of the theme. To read the site while writing: make docs DOCS_COMMAND=serve
+DOCS_COMMAND ?= build --strict
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(THREADS) $(BIN)/python -m mkdocs $(DOCS_COMMAND)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -86,7 +92,7 @@ else
 endif
 
 clean:
-	rm -rf "$(VENV)" "$(VENV_LOWEST)" build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(VENV_LOWEST)" build dist site .mypy_cache .pytest_cache .ruff_cache
 
 # The stamp is written last: an interrupted installation is repeated at the next call.
 $(STAMP): pyproject.toml $(CONSTRAINTS)

@@ -4,7 +4,7 @@
     python benchmarks/score.py --tiny                # takes seconds; the numbers are meaningless
 
 Every base of a region is replaced by every other. The naive loop reads each mutant as a whole, from the beginning of
-the context to the horizon of its score, in batches as large as those of ours. Prints ratios, naive / shared, of tokens
+the context to the horizon of its score, in batches of the same size. Prints ratios, naive / shared, of tokens
 that the model reads and of time. Fails if a score differs by more than 1e-5 (float32) or 1e-10 (float64) of the
 largest one.
 """

@@ -34,7 +34,7 @@ def zero_shot_recovery() -> str:
     return grid(
         ["", "30 bases, generated", "next base"],
         [*rows, ["Markov chain, best of orders 0 to 11", *cells]],
-        f"{windows} windows; by chance 0.25. The order of the Markov chain is the best one on these windows, which "
+        f"{windows} windows; chance level 0.25. The order of the Markov chain is the best one on these windows, which "
         "favours the chain.",
     )
 
@@ -68,7 +68,7 @@ def zero_shot_needle() -> str:
             cells_of_row = [f"{means[measure]:.3f} ± {errors[measure]:.3f}" for measure in means]
             exact = sum(cell["exact"]["mean"] for cell in own) / len(own)
             rows.append([name, f"{length:,}", f"{exact:.2f}", *cells_of_row])
-    header = ["model", "length of the prompt", "exact values", "bases (by chance 0.25)", "decoys beaten (0.5)"]
+    header = ["model", "length of the prompt", "exact values", "bases (chance 0.25)", "decoys beaten (0.5)"]
     return grid(header, rows, "Means over five depths, ten prompts each.")
 
 

@@ -30,6 +30,8 @@ DOCUMENTS = (
     "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
+    "docs/how-to/generate.md",
+    "docs/how-to/kernels.md",
 )
 FAMILIES = {"hyena": "Hyena", "s4": "S4D-LegS", "selective": "two-sided Mamba blocks"}
 BLOCK = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)

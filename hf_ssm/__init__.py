@@ -5,9 +5,9 @@ functions are imported when they are first used.
 """
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
-
-from hf_ssm.models.registry import FAMILIES
 
 __version__ = "0.1.0"
 
@@ -38,9 +38,26 @@ _LAZY = {
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
 _PACKAGES = ("data", "hub", "inference", "metrics", "probes", "theory")
 
-_CLASSES = {
-    cls.__name__: cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())
-}
+
+def _register_families() -> dict[str, type]:
+    """Register the families with the Auto classes, and return their classes by name."""
+    from hf_ssm.models.registry import FAMILIES
+
+    found = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
+    return {cls.__name__: cls for cls in found}
+
+
+def _only_prints_help() -> bool:
+    """Whether this process is the command `hf-ssm` and prints a text for which torch and transformers are not needed.
+
+    Their import takes seconds. In every other process the import of the package registers the families.
+    """
+    program, *arguments = getattr(sys, "argv", None) or [""]
+    prints_text = arguments[:1] in ([], ["completion"], ["--version"]) or not {"-h", "--help"}.isdisjoint(arguments)
+    return Path(program).name == "hf-ssm" and prints_text
+
+
+_CLASSES = {} if _only_prints_help() else _register_families()
 globals().update(_CLASSES)
 
 __all__ = sorted([*_CLASSES, *_LAZY])
@@ -57,4 +74,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_PACKAGES})
+    special = (name for name in globals() if name.startswith("__"))
+    return sorted({*__all__, *_PACKAGES, *special})

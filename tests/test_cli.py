@@ -351,6 +351,11 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
         (["--max-length", "0"], "data.max_length must be a positive number"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--set", "training.report_to=tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
+        (
+            ["--set", "training.report_to=wandb"],
+            "report_to='wandb': WandbCallback requires wandb to be installed",
+        ),
     ],
 )
 def test_mistyped_settings(capsys, tmp_path, arguments, message):
@@ -400,8 +405,15 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
         ),
         ("data.csv", b"\xff\xfe\x00", [], "'utf-8' codec"),
         ("data.csv", b"", [], "No columns"),
-        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label'"),
+        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label': the FASTA records"),
         ("data.xyz", b"ACGT", [], "unknown file format"),
+        (
+            "data.csv",
+            b"sequence,label\nMKVLIEEFPQ,0\nACGT,1\n",
+            ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"],
+            "7 of the 10 letters of 'MKVLIEEFPQ' are none of DNA (E, F, I, L, P, Q), and the tokenizer reads DNA only: "
+            "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte",
+        ),
     ],
 )
 def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):

@@ -139,10 +139,19 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
     ("name", "text", "message"),
     [
         ("i.csv", "sequence,name\nACGT,a\n,b\n", "i.csv, row 2 has no sequence"),
-        ("i.tsv", "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n", "i.tsv, row 2: 100% of 'MKVLIEEFPQ'"),
+        (
+            "i.tsv",
+            "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n",
+            "i.tsv, row 2: 7 of the 10 letters of 'MKVLIEEFPQ'",
+        ),
+        (
+            "i.csv",
+            "sequence\nACGT\nhello world\n",
+            "6 of the 11 letters of 'hello world' are none of DNA (e, l, o)",
+        ),
         ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
         ("i.json", '[{"seq": "ACGT"}]', "sequence_column='sequence': i.json has no such column"),
-        ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 100% of 'MKVLIEEFPQ'"),
+        ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 7 of the 10 letters of 'MKVLIEEFPQ'"),
         ("i.fa", ">a\nACGT\n>b\n", "i.fa' cannot be read: the record 'b' has no sequence"),
         ("i.fa", "", "i.fa' cannot be read: the file has no FASTA record"),
         ("i.vcf", "", "i.vcf': the suffix must be one of"),

@@ -13,7 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import hf_ssm
 from hf_ssm import cli, plotting
-from hf_ssm.cli.probe_rows import Example, Rows, annotations_of
+from hf_ssm.cli.probe_rows import Example, Rows, annotations_of, default_mask, mask_note
+from hf_ssm.cli.probe_tables import Place, place_of
 from hf_ssm.data import load_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResults, attributions, masking
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -99,15 +100,20 @@ def found_in(output: Path) -> dict:
 
 def test_screen_and_files(capsys, pictured, trained, tmp_path):
     output = tmp_path / "deep" / "probe"
-    assert run(trained, "--rows", 3, "--mask", "n", "--allow-wrong", "--output", output) == 0
+    arguments = ["--rows", 3, "--method", "exact", "--allow-wrong", "--svg", "--output", output]
+    assert run(trained, *arguments) == 0
     printed = capsys.readouterr().out
-    for part in ("probability", "area", "left at 0.9", "left at 0.5", "evaluations", "mean", "deviation", str(output)):
+    for part in ("probability", "area", "left at 90%", "left at 50%", "evaluations", "mean", "deviation", str(output)):
         assert part in printed
+    assert "Tokens are masked by N, which occurs in none of 40 training sequences; compare with" in printed
+    # 24 tokens: 24 * 25 / 2 + 1 forward passes each.
+    assert "3 sequences by exact: at most 903 forward passes of one sequence, roughly" in printed
     found = found_in(output)
     rows = [entry["row"] for entry in found["sequences"]]
     assert rows == sorted(rows) and len(set(rows)) == 3
-    strips = sorted(f"strip_row{row}.png" for row in rows)
-    names = ["curve.png", "probe.safetensors", "results.json", *strips]
+    figures = ["curve", "sequences", *(f"strip_row{row}" for row in rows)]
+    tables = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
+    names = sorted([*tables, *(f"{name}.{form}" for name in figures for form in ("png", "svg"))])
     assert sorted(path.name for path in output.iterdir()) == names
     assert all((output / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith("png"))
     assert (found["dataset"], found["split"], found["mask"]) == ("planted-motifs", "test", "n")
@@ -122,7 +128,10 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
         assert entry["order"] == expected.order.tolist() == result.order.tolist()
         assert entry["probabilities"] == pytest.approx(expected.probabilities.tolist(), rel=1e-5)
         assert entry["area"] == pytest.approx(expected.area) and entry["tokens"] == 24
-        assert entry["tokens_left_at_0.5"] == expected.tokens_left(0.5)
+        for share in (0.9, 0.5):
+            left = expected.tokens_left(share * expected.probabilities[0].item())
+            assert entry[f"tokens_left_at_{share:.0%}"] == left
+        assert entry["probability_all_masked"] == pytest.approx(expected.probabilities[-1].item())
         assert f"{row:>10}  {expected.probabilities[0]:>11.4f}" in printed
     shares, mean, _ = stored.mean_curve()
     assert found["mean_curve"]["share_masked"] == pytest.approx(shares.tolist())
@@ -160,7 +169,7 @@ def test_results_of_another_model_or_other_settings(capsys, trained, saved, tmp_
     other = [saved("ForSequenceClassification"), "--dataset", "planted-motifs", *DATA, *arguments]
     message = error_of(capsys, *other)
     assert "holds results of another model" in message and "--overwrite-output" in message
-    message = error_of(capsys, trained, *arguments, "--mask", "n")
+    message = error_of(capsys, trained, *arguments, "--mask", "mask")
     assert "holds results of other settings (mask)" in message
     assert found_in(tmp_path / "probe") == before
     assert run(*other, "--overwrite-output") == 0
@@ -282,7 +291,7 @@ def test_texts_become_pages(saved, tmp_path):
     assert run(folder, "--dataset", data, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
     pages = sorted(output.glob("text_row*.html"))
     assert len(pages) == 2 and not list(output.glob("strip*"))
-    assert "texts.csv, test, row" in pages[0].read_text(encoding="utf-8")
+    assert "texts.csv, test row" in pages[0].read_text(encoding="utf-8")
 
 
 def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
@@ -295,6 +304,113 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
         assert len(annotations) == result.target["label"] * PLANTED["copies"]
         for start, stop, label in annotations:
             assert "".join(result.tokens_text[start:stop]) == label
+
+
+def test_tables_of_tokens(trained, tmp_path):
+    """A line for each token; bedGraph has a track for each sequence."""
+    output = tmp_path / "probe"
+    assert run(trained, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
+    head, *lines = (output / "tokens.tsv").read_text(encoding="utf-8").splitlines()
+    assert head.split("\t") == ["row", "position", "token", "rank", "probability", "effect", "score"]
+    stored = MaskingResults.load(output / "probe.safetensors")
+    rows = [entry["row"] for entry in found_in(output)["sequences"]]
+    assert len(lines) == 48
+    cells = [line.split("\t") for line in lines]
+    for row, result, own in zip(rows, stored, (cells[:24], cells[24:]), strict=True):
+        assert [(cell[0], cell[1], cell[2]) for cell in own] == [
+            (str(row), str(place), token) for place, token in enumerate(result.tokens_text, start=1)
+        ]
+        for rank, place in enumerate(result.order.tolist(), start=1):
+            assert own[place][3] == str(rank)
+            assert float(own[place][4]) == pytest.approx(result.probabilities[rank].item(), rel=1e-5)
+            assert float(own[place][5]) == pytest.approx(result.effect[place].item(), rel=1e-5)
+    tracks = (output / "effect.bedgraph").read_text(encoding="utf-8").splitlines()
+    assert tracks[0].startswith(f'track type=bedGraph name="row {rows[0]}" description="class ')
+    assert tracks[1].split("\t")[:3] == [f"row{rows[0]}", "0", "1"] and len(tracks) == 50
+
+
+def test_places_on_the_genome(saved, tmp_path):
+    """Columns, or the region in the name; on the reverse strand the first letter is the last base."""
+    data, output = tmp_path / "table.csv", tmp_path / "probe"
+    texts = ["".join(random.Random(row).choices("ACGT", k=8)) for row in range(20)]
+    lines = [f"{text},{row % 2},chr2,{1000 + row},{'+-'[row % 2]}" for row, text in enumerate(texts)]
+    data.write_text("\n".join(["sequence,label,chrom,start,strand", *lines]), encoding="utf-8")
+    folder = saved("ForSequenceClassification", build_dna_tokenizer(add_eos=True))
+    arguments = [folder, "--dataset", data, "--allow-wrong", *FAST, "--output", output, "--split", "train"]
+    assert run(*arguments, "--rows", 4) == 0
+    rows = load_sequences(data)["train"]
+    tracks = (output / "effect.bedgraph").read_text(encoding="utf-8").split("track ")[1:]
+    stored = MaskingResults.load(output / "probe.safetensors")
+    strands = set()
+    for entry, track, result in zip(found_in(output)["sequences"], tracks, stored, strict=True):
+        row = rows[entry["row"]]
+        effects = result.effect.tolist()[:8]
+        strands.add(row["strand"])
+        found = [line.split("\t") for line in track.splitlines()[1:]]
+        assert [(c, int(a), int(b)) for c, a, b, _ in found] == [
+            ("chr2", row["start"] + base, row["start"] + base + 1) for base in range(8)
+        ]
+        expected = effects[::-1] if row["strand"] == "-" else effects
+        assert [float(cell[3]) for cell in found] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    assert strands == {"+", "-"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({}, ("row7", 0, 10)),
+        ({"name": "gene one"}, ("gene", 0, 10)),
+        ({"name": "chr1", "start": 500}, ("chr1", 500, 510)),
+        ({"chrom": "chr1", "chrom_start": 20, "name": "site"}, ("chr1", 20, 30)),
+        ({"chrom": "chr1", "chrom_start": 20, "strand": "-"}, ("chr1", 20, 30, True)),
+        # As bedtools getfasta and samtools faidx name the same region.
+        ({"name": "chr1:100-110"}, ("chr1", 100, 110)),
+        ({"name": "chr1:101-110"}, ("chr1", 100, 110)),
+        ({"name": "chr1:1,000-1,010(-)"}, ("chr1", 1000, 1010, True)),
+        # Windows of a longer record.
+        ({"name": "chr1:100-200", "start": 30}, ("chr1", 130, 140)),
+        ({"name": "chr1:100-200(-)", "start": 30}, ("chr1", 160, 170, True)),
+    ],
+)
+def test_place_of_a_row(row, expected):
+    place = place_of(row, 7, 10)
+    assert place == Place(*expected)
+    assert place.interval(0, 2) == ((place.end - 2, place.end) if place.is_reversed else (place.start, place.start + 2))
+
+
+def test_the_default_mask_depends_on_head_and_tokens():
+    dna, text = build_dna_tokenizer(), build_byte_tokenizer()
+    assert [default_mask(head, dna) for head in ("class", "causal", "tokens", "masked")] == ["n", "n", "n", "mask"]
+    assert default_mask("class", text) == default_mask("masked", text) == "mask"
+    text.mask_token = None
+    assert default_mask("class", text) == "zero"
+
+
+@pytest.mark.parametrize(
+    ("mask", "sequences", "note"),
+    [
+        ("n", ["ACNT", "ACGT", "nnnn"], "by N, which occurs in 2 of 3 training sequences."),
+        ("n", ["ACGT"], "by N, which occurs in none of 1 training sequences; compare"),
+        ("mask", ["ACGT"], "by [MASK], which replaces no token in the training of this model."),
+        ("zero", ["ACGT"], "by a zero embedding, which replaces no token"),
+    ],
+)
+def test_note_on_the_mask(mask, sequences, note):
+    config = hf_ssm.S4Config(**MODEL)
+    rows = Dataset.from_dict({"sequence": sequences})
+    data = Rows(rows, "sequence", None, None, None, None, rows)
+    assert note in mask_note(
+        MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask), data
+    )
+    if mask == "mask":
+        probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
+        assert "with which masked language models are trained" in mask_note(probe, data)
+
+
+def test_predictions_without_evidence_are_named(capsys, trained, tmp_path):
+    """The model learned nothing, so that all its predictions stay."""
+    assert run(trained, "--rows", 2, "--allow-wrong", *FAST, "--output", tmp_path / "probe") == 0
+    assert "2 of 2 predictions stay when all tokens are masked (rows " in capsys.readouterr().out
 
 
 def test_annotations_follow_the_tokens():
@@ -323,7 +439,8 @@ def test_without_matplotlib(capsys, trained, tmp_path):
     output = tmp_path / "probe"
     assert run(trained, "--rows", 1, "--allow-wrong", *FAST, "--output", output) == 0
     assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
-    assert sorted(path.name for path in output.iterdir()) == ["probe.safetensors", "results.json"]
+    names = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
+    assert sorted(path.name for path in output.iterdir()) == names
 
 
 @pytest.mark.parametrize(
@@ -365,6 +482,13 @@ def test_models_and_data_that_have_no_tokens(capsys, saved, table, tmp_path):
     signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row % 2}) for row in range(20)))
     message = error_of(capsys, saved("ForSequenceClassification"), "--dataset", signals, *output)
     assert "holds images or numbers" in message
+
+
+def test_rows_of_another_alphabet(capsys, saved, tmp_path):
+    table = tmp_path / "proteins.csv"
+    table.write_text("sequence,label\n" + "".join(f"MKVLIEEFPQ{'A' * row},{row % 2}\n" for row in range(20)))
+    arguments = [saved("ForSequenceClassification"), "--dataset", table, "--output", tmp_path / "probe"]
+    assert "are none of DNA (E, F, I, L, P, Q)" in error_of(capsys, *arguments)
 
 
 def test_bare_backbone(capsys, saved, table, tmp_path):
@@ -432,7 +556,7 @@ def test_tokens_without_a_score_are_null(saved, table, tmp_path):
 
 def test_options_of_other_methods_and_missing_libraries(capsys, trained, tmp_path, monkeypatch):
     message = error_of(capsys, trained, "--steps", 8, "--output", tmp_path / "probe")
-    assert message == "--steps is for --method integrated_gradients, gradient_shap, not for exact: leave it out"
+    assert message == "--steps is for --method integrated_gradients, gradient_shap, not for shortlist: leave it out"
     monkeypatch.setattr(attributions, "find_spec", lambda name: None)
     message = error_of(capsys, trained, "--method", "occlusion", "--output", tmp_path / "probe")
     assert message == "'occlusion' needs captum, which is not installed: pip install \"hf_ssm[genomics]\""

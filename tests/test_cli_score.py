@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm.cli import main
+from hf_ssm.data.genome import Genome
+from hf_ssm.inference import evaluate_scores
 from hf_ssm.inference.score import VariantScorer
 
 pytest.importorskip("pysam", reason="pysam is not installed")
@@ -54,6 +56,29 @@ def test_table_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str], mod
     metrics = json.loads(Path("out.metrics.json").read_text())
     assert [row["metric"] for row in metrics] == ["auroc", "auprc", "spearman"] * 2
     assert f"| llr | auroc | {metrics[0]['value']:.4f} |" in printed
+
+
+def test_one_strand_and_metrics_by_group(folder: Path) -> None:
+    table = pd.read_csv("v.csv")
+    table["class"] = ["harmful" if label else "neutral" for label in table["label"]]
+    table["block"] = table["pos"] // 40
+    table.to_csv("v.csv", index=False)
+    more = ["--label-column", "class", "--positive", "harmful", "--by", "block", "--one-strand"]
+    assert main(arguments("own", "out.csv", *more)) == 0
+    with Genome("g.fa") as genome:
+        scored = hf_ssm.score_variants(
+            hf_ssm.S4ForCausalLM.from_pretrained("own"),
+            hf_ssm.build_dna_tokenizer(),
+            table.to_dict("records"),
+            genome,
+            window=16,
+            both_strands=False,
+        )
+    assert pd.read_csv("out.csv")["llr"][0] == pytest.approx(scored["llr"][0], rel=1e-4)
+    expected = evaluate_scores(scored, "class", "harmful", "block")
+    metrics = json.loads(Path("out.metrics.json").read_text())
+    assert [row["groups"] for row in metrics] == expected["groups"]
+    assert metrics[0]["value"] == pytest.approx(expected["value"][0], abs=1e-6)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

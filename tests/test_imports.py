@@ -30,7 +30,8 @@ ALLOWED = {
     "training": _MODELS | _LEAVES | {"analysis", "hub"},
     "inference": _MODELS | _LEAVES | {"probes"},
     "": _MODELS | _LEAVES | _TOP | {"analysis", "inference"},
-    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", ""},
+    "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "app", ""},
 }
 
 Found = Iterator[tuple[int, str]]

@@ -16,7 +16,8 @@ import _experiment
 from _experiment import experiment_parser, print_table
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM
-from hf_ssm.cli.sequences import add_model_options, load_sequence_model
+from hf_ssm.cli.options import add_model_options
+from hf_ssm.cli.sequences import load_sequence_model
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.tokenization import build_dna_tokenizer

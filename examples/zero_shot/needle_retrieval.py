@@ -4,9 +4,9 @@ A random key, followed by a random value, is planted at some depth of a random b
 the end: a model that finds its first occurrence predicts the value. Per length and depth:
 
 * exact: share of trials in which every token of the value is the most probable one, so that greedy generation gives the
-  whole value (by chance 0 for all but the shortest values);
-* base: share of tokens of the value that are the most probable ones, by teacher forcing (by chance 1/4);
-* rank: share of random decoy values that are less likely than the value (by chance 1/2);
+  whole value (chance level 0 for all but the shortest values);
+* base: share of tokens of the value that are the most probable ones, by teacher forcing (chance level 1/4);
+* rank: share of random decoy values that are less likely than the value (chance level 1/2);
 * log ratio: log-likelihood of the value minus the mean of the decoys, in nats.
 
     python examples/zero_shot/needle_retrieval.py CHECKPOINT --lengths 1024 4096 16384 65536 --picture needle.png

@@ -6,7 +6,7 @@ The first bases of coding sequences are perturbed in three ways that keep their 
 * expansion: a triplet is repeated at a codon boundary, and what exceeds the length is cut off at the end;
 * shuffled: the codons between the first and the last are permuted, which keeps their composition.
 
-A pair is won if the natural sequence has the higher log-likelihood; by chance half of them are. The coding sequences
+A pair is won if the natural sequence has the higher log-likelihood; the chance level is 0.5. The coding sequences
 are those of a FASTA file (`--coding`), or of a genome and its annotation:
 
     python examples/zero_shot/perturbation_pairs.py CHECKPOINT --genome GENOME.fna.gz --gff ANNOTATION.gff.gz

@@ -27,33 +27,6 @@ OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwri
 _GENERAL_SETTINGS = ("max_length",)
 
 
-def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint, and its data."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
-    parser.add_argument(
-        "--dataset", metavar="SOURCE", help="as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
-    )
-
-
-def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, purpose: str) -> None:
-    """The rows to read, with the defaults of --split and --rows; `purpose` is the use of the rows."""
-    splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
-    add = parser.add_argument
-    add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
-    add("--max-length", metavar="TOKENS", type=int, help="cut longer sequences")
-    add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")
-    add("--rows", type=int, default=rows, help=f"number of random sequences to {purpose} (default: %(default)s)")
-    add("--set", metavar="data.KEY=VALUE", action="append", default=[], dest="assignments", help="other data setting")
-
-
-def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:
-    """The output folder; `files` describes its contents."""
-    parser.add_argument("--output", metavar="DIR", type=Path, required=required, help=f"folder for {files}")
-    parser.add_argument(
-        "--overwrite-output", action="store_true", help="replace the files of an earlier run in --output"
-    )
-
-
 def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Raise a ValueError if one of the named options is less than 1."""
     for name in names:
@@ -66,8 +39,6 @@ def load_config(checkpoint: str) -> Any:
     folder = Path(checkpoint)
     if folder.is_file():
         raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
-    if not checkpoint or (not folder.is_dir() and (checkpoint.count("/") != 1 or checkpoint[0] in "./~")):
-        raise FileNotFoundError(f"{checkpoint!r} is neither a folder nor the id of a Hub repository, USER/NAME")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
             f"{checkpoint!r} holds a PEFT adapter without its model: load both, merge them (`merge_and_unload`), save "

@@ -1,32 +1,16 @@
 """`hf-ssm convert`."""
 
 import argparse
-from pathlib import Path
 
 from hf_ssm.hub.exporting import auto_class_of
+from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.loading import converters_of
 from hf_ssm.models.conversion import convert_checkpoint
 
 
-def add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4), or a "
-        "folder or Hub id of a Mamba, Caduceus or HyenaDNA model",
-    )
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
-    norm_first = (
-        "S4, whose files do not contain it: the norms precede the layers (the model was trained with --prenorm)"
-    )
-    parser.add_argument("--norm-first", action="store_true", default=None, help=norm_first)
-    rule = "S4, whose files do not contain it: rule of its training (default: that of the version that wrote the file)"
-    parser.add_argument("--discretization", choices=("zoh", "bilinear"), help=rule)
-
-
 def run_convert(args: argparse.Namespace) -> None:
     """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
+    check_source(args.source)
     model = convert_checkpoint(
         args.source,
         args.target,

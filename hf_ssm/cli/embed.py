@@ -11,40 +11,21 @@ from datasets import Dataset
 
 from hf_ssm.cli.checkpoints import check_positive
 from hf_ssm.cli.sequences import (
-    add_model_options,
-    add_table_options,
     checkpoint_facts,
     load_sequence_model,
     with_progress,
 )
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.records import INPUT_FORMATS, read_records
+from hf_ssm.data.records import read_records
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
-from hf_ssm.inference.embed import POOLINGS, Embedder
+from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
 from hf_ssm.utils.files import write_text_atomically
 
 _OUTPUTS = (".parquet", ".safetensors")
-
-
-def add_embed(parser: argparse.ArgumentParser) -> None:
-    add_model_options(parser)
-    add = parser.add_argument
-    add("input", metavar="INPUT", type=Path, help=f"sequences ({INPUT_FORMATS}), which may be gzipped")
-    add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
-    add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
-    add_table_options(parser, "parquet or safetensors")
-    add("--layers", metavar="N", type=int, nargs="+", default=[-1], help="0: the embedding, -1: the last (default)")
-    add("--pooling", choices=POOLINGS, default="mean", help="mean of the tokens (default), the last, or each token")
-    add("--both-strands", action="store_true", help="average over the DNA sequence and its reverse complement")
-    add("--window", metavar="LETTERS", type=int, help="cut each sequence into windows, one row each")
-    add("--stride", metavar="LETTERS", type=int, help="from the start of a window to the next (default: --window)")
-    labels = "cross-validated logistic regression on the embeddings; a column of INPUT, or a table with name and label"
-    add("--linear-probe", metavar="LABELS", help=labels)
-    add("--folds", type=int, default=5, help="folds of --linear-probe (default: %(default)s)")
 
 
 def run_embed(args: argparse.Namespace) -> None:

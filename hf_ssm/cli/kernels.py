@@ -1,13 +1,8 @@
 """`hf-ssm kernels`."""
 
 import argparse
-from pathlib import Path
 
 from hf_ssm.hub.kernel_repository import save_kernels
-
-
-def add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the repository; new or empty")
 
 
 def run_kernels(args: argparse.Namespace) -> None:

@@ -2,30 +2,16 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 from transformers.utils import logging
 
-from hf_ssm.cli.sequences import add_model_options, add_table_options, checkpoint_facts, load_sequence_model
-from hf_ssm.data.records import INPUT_FORMATS, Record, read_records
+from hf_ssm.cli.sequences import checkpoint_facts, load_sequence_model
+from hf_ssm.data.records import Record, read_records
 from hf_ssm.inference.parts import file_facts, write_in_parts
-from hf_ssm.inference.predict import AGGREGATIONS, Predictor, Unit, letters_of
+from hf_ssm.inference.predict import Predictor, Unit, letters_of
 
 _OPTIONS = ("window", "stride", "aggregate", "both_strands")
-
-
-def add_predict(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_model_options(parser)
-    add("input", metavar="INPUT", type=Path, help=f"sequences ({INPUT_FORMATS}), which may be gzipped")
-    add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
-    add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
-    add("--window", metavar="W", type=int, help="cut sequences into windows of W letters; default: only if too long")
-    add("--stride", metavar="S", type=int, help="letters from one window to the next (default: W)")
-    add("--aggregate", choices=AGGREGATIONS, help="one row per sequence: mean or maximum of its windows")
-    add("--both-strands", action="store_true", help="average the sequence and its reverse complement")
-    add_table_options(parser, "csv, tsv or parquet")
 
 
 def run_predict(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,30 @@ from torch import Tensor
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import (
     SEED,
-    add_checkpoint_options,
-    add_data_options,
-    add_output_options,
     check_positive,
     data_settings,
     load_config,
     load_model,
     public_name,
 )
+from hf_ssm.cli.options.analysis import LABEL
 from hf_ssm.cli.probe_rows import (
-    LABEL,
-    PREDICTED,
     Example,
     Rows,
     annotations_of,
     check_target,
     chosen_examples,
+    default_mask,
+    is_small_alphabet,
+    letters_of,
     load_rows,
+    mask_note,
     wants_labels,
 )
+from hf_ssm.cli.probe_tables import BEDGRAPH_NAME, TOKENS_NAME, bedgraph_lines, token_rows
+from hf_ssm.hub.card import reads_dna
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.strategies import STRATEGIES
+from hf_ssm.probes.targets import head_of
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
 from hf_ssm.training.inputs import load_tokenizer
@@ -43,9 +45,12 @@ from hf_ssm.training.settings import RunSettings
 from hf_ssm.utils.files import staged_files
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
-_PICTURES_OF_ROWS = ("strip_row*.png", "text_row*.html")
-# "screened" is another name of "shortlist".
-_METHODS = (*STRATEGIES, "screened")
+SEQUENCES_NAME = "sequences.png"
+# Files of an earlier run that this one replaces or deletes.
+_FILES = (
+    *(JSON_NAME, TOKENS_NAME, BEDGRAPH_NAME, CURVE_NAME, "curve.svg", SEQUENCES_NAME, "sequences.svg"),
+    *("strip_row*.png", "strip_row*.svg", "text_row*.html"),
+)
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
     "steps": ("integrated_gradients", "gradient_shap"),
@@ -55,33 +60,9 @@ _OPTIONS_OF_METHODS = {
 _THRESHOLDS = (0.9, 0.5)
 # Sequences with a plot of their own, and with a line in the table.
 _PICTURED, _LISTED = 4, 10
-# A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
-_MOST_LETTERS = 32
+# Longer sequences are not in the figure of several sequences.
+_MOST_IN_FIGURE = 600
 _OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
-
-
-def add_probe(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
-    add_data_options(parser, "test", 20, "probe")
-    add = parser.add_argument
-    add(
-        "--method",
-        "--strategy",
-        choices=_METHODS,
-        default="exact",
-        metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(_METHODS)} (default: exact, which needs most evaluations)",
-    )
-    add("--steps", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
-    add("--noise", type=float, help="of gradient_shap: deviation relative to the embeddings (default: 0.1)")
-    add("--alphabet", help="letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)")
-    add("--mask", default="mask", help="replacement of a token: mask (default), n, pad, zero, or a token of the model")
-    add("--target", help=f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}")
-    add("--position", type=int, help="token that is predicted or classified, counted from 0, or backwards from -1")
-    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    add("--minimum-probability", type=float, default=0.0, help="least probability of the target of a row (default: 0)")
-    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
-    add_output_options(parser, "results and plots; an interrupted command continues there", required=True)
 
 
 def run_probe(args: argparse.Namespace) -> None:
@@ -96,10 +77,11 @@ def run_probe(args: argparse.Namespace) -> None:
 def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> None:
     is_continued = any(args.output.glob(f"{RESULTS_NAME}*"))
     launch.on_main(lambda: check_output(args.output, args.overwrite_output or is_continued, _OUTPUT_REMEDY))
+    model, tokenizer = load_model(args.checkpoint, config), load_tokenizer(settings)
     probe = MaskingProbe(
-        load_model(args.checkpoint, config),
-        load_tokenizer(settings),
-        args.mask,
+        model,
+        tokenizer,
+        args.mask or default_mask(head_of(model), tokenizer),
         args.method,
         **_given(args),
         max_tokens_per_batch=args.max_tokens_per_batch,
@@ -109,6 +91,8 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
     check_target(args, probe)
     data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
     examples, left_out = chosen_examples(args, probe, data)
+    if launch.is_main():
+        print(mask_note(probe, data), _cost(probe, examples), sep="\n", flush=True)
     if args.overwrite_output:
         launch.on_main(lambda: [path.unlink() for path in args.output.glob(f"{RESULTS_NAME}*")])
     results = _probed(probe, examples, args.output / RESULTS_NAME)
@@ -140,6 +124,22 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in _OPTIONS_OF_METHODS if (value := getattr(args, name)) is not None}
 
 
+def _cost(probe: MaskingProbe, examples: Sequence[Example]) -> str:
+    """The cost of the chosen method, and those of the searches for comparison."""
+    (own, cost), *others = probe.costs([e.ids for e in examples], [e.target for e in examples]).items()
+    rest = "; ".join(f"{name}: {other.evaluations:,}, {_duration(other.seconds)}" for name, other in others)
+    return (
+        f"{len(examples)} sequences by {own}: at most {cost.evaluations:,} forward passes of one sequence, roughly "
+        f"{_duration(cost.seconds)} ({rest})."
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:
     existed = path.exists()
     try:
@@ -151,7 +151,8 @@ def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> Mas
 
 def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     """A table of the first sequences, with mean and standard deviation of all."""
-    names = ["probability", "area", *(f"left at {share:g}" for share in _THRESHOLDS), "evaluations", "tokens"]
+    names = ["probability", "all masked", "area", *(f"left at {share:.0%}" for share in _THRESHOLDS)]
+    names += ["evaluations", "tokens"]
     numbers = torch.tensor([list(_summary(result).values()) for result in results], dtype=torch.float64)
     lines = ["       row" + "".join(f"  {name:>11}" for name in names)]
     for example, values in list(zip(examples, numbers, strict=True))[:_LISTED]:
@@ -161,22 +162,31 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        "area: mean probability over the share of masked tokens; left: tokens not yet masked when the probability "
-        "first falls below the value; tokens: number of maskable tokens"
+        "all masked: probability with all tokens masked; area: mean probability over the share of masked tokens; left: "
+        "tokens not yet masked when the probability first falls below that share of the initial one; tokens: number of "
+        "maskable tokens"
     )
+    stays = [str(example.row) for example, result in zip(examples, results, strict=True) if result.needs_no_token]
+    if stays:
+        shown = ", ".join(stays[:_LISTED]) + (", ..." if len(stays) > _LISTED else "")
+        lines.append(
+            f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}): they are the "
+            "answer of the model without evidence, which no token explains."
+        )
     return "\n".join(lines)
 
 
 def _line(name: str, values: Tensor) -> str:
-    shares, counts = values[:2].tolist(), values[2:].tolist()
+    shares, counts = values[:3].tolist(), values[3:].tolist()
     return f"{name:>10}" + "".join(f"  {v:>11.4f}" for v in shares) + "".join(f"  {v:>11.6g}" for v in counts)
 
 
 def _summary(result: MaskingResult) -> dict[str, float]:
     return {
         "probability": result.probabilities[0].item(),
+        "probability_all_masked": result.probabilities[-1].item(),
         "area": result.area,
-        **{f"tokens_left_at_{share:g}": result.tokens_left(share) for share in _THRESHOLDS},
+        **{f"tokens_left_at_{share:.0%}": result.tokens_left(share, relative=True) for share in _THRESHOLDS},
         "evaluations": result.evaluations,
         "tokens": len(result.order),
     }
@@ -200,7 +210,7 @@ def _write(
         "split": args.split,
         "strategy": args.method,
         **_given(args),
-        "mask": args.mask,
+        "mask": probe.mask.name,
         "target": args.target or (LABEL if probe.head == "class" else None),
         "position": args.position,
         "allow_wrong": args.allow_wrong,
@@ -208,18 +218,21 @@ def _write(
         "drawn_with_seed": SEED,
         "left_out": left_out,
     }
-    with staged_files(args.output, replaces=(JSON_NAME, CURVE_NAME, *_PICTURES_OF_ROWS)) as folder:
+    names: Mapping[int, str] = probe.model.config.id2label or {}
+    with staged_files(args.output, replaces=_FILES) as folder, plotting.also_svg(args.svg):
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
-        if plotting.can_plot():
-            title = f"{source}: {results[0].strategy}, masked by {results[0].mask!r}"
-            plotting.plot_masking_curves(results, folder / CURVE_NAME, title=title)
-        else:
-            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
-        for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
-            what = f"{plotting.describe_target(result)}, probability {result.probabilities[0].item():.3f}"
-            _draw_row(folder, probe, data, example, result, f"{source}, {args.split}, row {example.row}: {what}")
+        _write_lines(folder / TOKENS_NAME, token_rows(examples, results))
+        if reads_dna(probe.tokenizer) and data.pair_column is None and probe.tokenizer.is_fast:
+            _write_lines(folder / BEDGRAPH_NAME, bedgraph_lines(probe.tokenizer, data, examples, results, names))
+        if not plotting.can_plot():
+            print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
+        _draw(folder, args, probe, data, examples, results, source, names)
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingResults) -> str:
@@ -248,18 +261,46 @@ def _numbers(values: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else value for value in _rounded(values)]
 
 
-def _draw_row(
-    folder: Path, probe: MaskingProbe, data: Rows, example: Example, result: MaskingResult, title: str
+def _draw(
+    folder: Path,
+    args: argparse.Namespace,
+    probe: MaskingProbe,
+    data: Rows,
+    examples: Sequence[Example],
+    results: MaskingResults,
+    source: str,
+    names: Mapping[int, str],
 ) -> None:
-    """A strip of letters for a small alphabet, HTML for other tokens."""
-    letters = set(probe.tokenizer.get_vocab()) - set(probe.tokenizer.all_special_tokens)
-    letters = {token for token in letters if not (token.startswith("[") and token.endswith("]"))}
-    small = len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
-    if not small or len(result.input_ids) > plotting.MAX_TOKENS:
-        plotting.write_sequence_html(result, folder / f"text_row{example.row}.html", title)
-    elif plotting.can_plot():
-        first, annotations = annotations_of(probe, data, example)
-        unit = "bp" if letters >= set("ACGT") and len(letters) < 20 else "token"
-        plotting.plot_sequence(
-            result, folder / f"strip_row{example.row}.png", annotations, first=first, unit=unit, title=title
+    """The mean curve, and the first sequences: letters of a small alphabet as figures, other tokens as HTML."""
+    how = f"masked by {results[0].mask!r}, {results[0].strategy}"
+    can_plot, is_small = plotting.can_plot(), is_small_alphabet(probe.tokenizer)
+    if can_plot:
+        plotting.plot_masking_curves(results, folder / CURVE_NAME, title=f"{source}: tokens {how}")
+    options: dict[str, Any] = {"by": args.colour_by, "class_names": names}
+    letters = letters_of(probe.tokenizer)
+    is_dna = letters >= set("ACGT") and len(letters) < 20
+    together: list[tuple[MaskingResult, int, list[tuple[int, int, str]], str]] = []
+    for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
+        row = f"{args.split} row {example.row}"
+        if not is_small or len(result.input_ids) > plotting.MAX_TOKENS:
+            path = folder / f"text_row{example.row}.html"
+            plotting.write_sequence_html(result, path, f"{source}, {row}: tokens {how}", **options)
+        elif can_plot:
+            first, annotations = annotations_of(probe, data, example)
+            together.append((result, first, annotations, row))
+            path, unit = folder / f"strip_row{example.row}.png", "bases" if is_dna else "tokens"
+            title = f"{source}, {row}: tokens {how}"
+            plotting.plot_sequence(result, path, annotations, first=first, unit=unit, title=title, **options)
+    together = [entry for entry in together if len(entry[0].input_ids) <= _MOST_IN_FIGURE]
+    if together:
+        chosen, firsts, annotations_of_all, rows = (list(column) for column in zip(*together, strict=True))
+        plotting.plot_sequences(
+            chosen,
+            folder / SEQUENCES_NAME,
+            annotations_of_all,
+            names=rows,
+            first=firsts,
+            unit="base" if is_dna else "token",
+            title=f"{public_name(args.checkpoint)}: {'bases' if is_dna else 'tokens'} that the predictions need",
+            **options,
         )

@@ -11,14 +11,20 @@ from datasets import ClassLabel, Dataset
 from torch import Tensor
 
 from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
+from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import inputs
 from hf_ssm.training.settings import RunSettings
 
-LABEL, PREDICTED = "label", "predicted"
+# A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
+_MOST_LETTERS = 32
+# Training sequences that are searched for the mask.
+_READ_ROWS = 2000
 _MOTIF_COLUMN = "motif_positions"
 # transformers represents "no limit" as int(1e30).
 _NO_LIMIT = 10**12
@@ -35,7 +41,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a split, their columns, the limit of their length in tokens, and the names of the classes."""
+    """The rows of a split, their columns, the limit of their length in tokens, the names of the classes, other rows.
+
+    Attributes:
+        train: The training split of the same data, of which the columns are the same, if there is one.
+    """
 
     rows: Dataset
     column: str
@@ -43,6 +53,7 @@ class Rows:
     label_column: str | None
     limit: int | None
     classes: list[str] | None
+    train: Dataset | None = None
 
     def encoded(self, row: int, tokenizer: Any, **options: Any) -> Any:
         """The output of the tokenizer for a row."""
@@ -86,7 +97,45 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
         check_column("label_column", label_column, rows.column_names, "the data")
     classes = label_names(splits, label_column) if labelled or named else None
     kept = label_column if label_column in rows.column_names and classes is not None else None
-    return Rows(rows, column, settings.data.get("pair_column"), kept, settings.data["max_length"], classes)
+    pair_column, limit = settings.data.get("pair_column"), settings.data["max_length"]
+    return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"))
+
+
+def default_mask(head: str | None, tokenizer: Any) -> str:
+    """The mask token for a masked language model, which is trained with it; otherwise N, the unknown base, if any."""
+    has_n = "N" in tokenizer.get_vocab()
+    if head == "masked" or not (has_n and is_small_alphabet(tokenizer)):
+        return "zero" if tokenizer.mask_token is None else "mask"
+    return "n"
+
+
+def letters_of(tokenizer: Any) -> set[str]:
+    """The tokens of a tokenizer that are not special."""
+    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    return {token for token in tokens if not (token.startswith("[") and token.endswith("]"))}
+
+
+def is_small_alphabet(tokenizer: Any) -> bool:
+    """Whether the tokens are few single letters, as of DNA, RNA or proteins."""
+    letters = letters_of(tokenizer)
+    return len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
+
+
+def mask_note(probe: MaskingProbe, data: Rows) -> str:
+    """A sentence about the replacement of masked tokens: whether the model read it in training."""
+    token = probe.mask.token_id
+    text = "a zero embedding" if token is None else probe.tokenizer.convert_ids_to_tokens(token)
+    if token is not None and token == probe.tokenizer.mask_token_id and probe.head == "masked":
+        return f"Tokens are masked by {text}, with which masked language models are trained."
+    if token is None or token in probe.tokenizer.all_special_ids:
+        return f"Tokens are masked by {text}, which replaces no token in the training of this model."
+    if data.train is None:
+        return f"Tokens are masked by {text}."
+    count = sum(text in sequence.upper() for sequence in data.train[data.column][:_READ_ROWS])
+    of = f"{count} of {min(len(data.train), _READ_ROWS)} training sequences"
+    if count:
+        return f"Tokens are masked by {text}, which occurs in {of}."
+    return f"Tokens are masked by {text}, which occurs in none{of[1:]}; compare with --mask mask or zero."
 
 
 def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> tuple[list[Example], dict[str, int]]:
@@ -119,8 +168,10 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
 
 def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterator[Example | None]:
     """All rows in random order; `None` for a row without a token at --position."""
-    count = len(data.rows)
+    count, dna = len(data.rows), reads_only_dna(probe.tokenizer)
     for row in random.Random(SEED).sample(range(count), count):
+        if dna:
+            check_letters(str(data.rows[row][data.column]), f"row {row} of split {args.split!r}", "remove the row")
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
         if len(ids) == 0:
             raise ValueError(f"row {row} of split {args.split!r} gives no token: remove it")

@@ -13,9 +13,6 @@ from hf_ssm.analysis.report import FILES, REPORT_NAME, TheoryReport, theory_repo
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
     SEED,
-    add_checkpoint_options,
-    add_data_options,
-    add_output_options,
     check_fit,
     check_positive,
     chosen_rows,
@@ -29,20 +26,6 @@ from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
 from hf_ssm.training.folder import LOG_NAME, check_output, locked
 from hf_ssm.utils.files import staged_files
-
-
-def add_report(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
-    add_data_options(parser, "train", 256, "measure")
-    parser.add_argument("--task", help="task that determines how the data are read; default: by the head of the model")
-    parser.add_argument("--batch-size", type=int, default=32, help="sequences in a batch (default: %(default)s)")
-    add_output_options(parser, "report.json and the plots")
-    parser.add_argument(
-        "--update-card",
-        action="store_true",
-        help='write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
-        "if `hf-ssm probe --output` wrote them to that folder",
-    )
 
 
 def run_report(args: argparse.Namespace) -> None:

@@ -14,9 +14,8 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm import plotting
+from hf_ssm.cli.options.sequences import SATURATION_HORIZON
 from hf_ssm.cli.sequences import (
-    add_model_options,
-    add_table_options,
     checkpoint_facts,
     load_sequence_model,
     with_progress,
@@ -27,45 +26,15 @@ from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.saturation import Saturation
-from hf_ssm.inference.score import SCORES, VariantScorer
+from hf_ssm.inference.score import VariantScorer
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import write_text_atomically
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
-# Bases from a substitution on that count, by default.
-_SATURATION_HORIZON = 128
 # Variants of a part of the output.
 _PART = 64
 
 Region = tuple[str, int, int]
-
-
-def add_score(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_model_options(parser)
-    add(
-        "variants",
-        metavar="VARIANTS",
-        nargs="?",
-        type=Path,
-        help="VCF, or a table with chrom, pos, ref, alt or with "
-        "ref_sequence, alt_sequence (csv, tsv, json, jsonl, parquet)",
-    )
-    add("--genome", metavar="FASTA", type=Path, help="the reference")
-    add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
-    add("--scores", nargs="+", choices=list(SCORES), help="default: llr and next_token, or masked_log_odds")
-    add("--window", type=int, default=1024, help="bases of a window around a variant (default: %(default)s)")
-    add(
-        "--horizon",
-        type=int,
-        help="bases from the variant on that count (default: the second half of the window; "
-        f"with --saturate {_SATURATION_HORIZON})",
-    )
-    add("--one-strand", action="store_true", help="do not average with the reverse complement")
-    add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
-    add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
-    add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
-    add_table_options(parser, "csv, tsv or parquet")
 
 
 def run_score(args: argparse.Namespace) -> None:
@@ -142,7 +111,7 @@ def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
 def _saturate(
     args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region], settings: dict[str, Any]
 ) -> None:
-    horizon = _SATURATION_HORIZON if args.horizon is None else args.horizon
+    horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
     saturation = Saturation(
         model, scores=args.scores, window=args.window, horizon=horizon, both_strands=not args.one_strand
     )

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model
+from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
 from hf_ssm.models.registry import FAMILIES
@@ -32,34 +33,21 @@ _AUTO_CLASSES = {
 _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
 
 
-def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """The checkpoint, which may be left out if it is not `required`, and how it is run."""
-    add = parser.add_argument
-    nargs = None if required else "?"
-    add("checkpoint", metavar="CHECKPOINT", nargs=nargs, help="folder or Hub id of a model of hf_ssm or transformers")
-    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
-    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
-    add("--max-tokens-per-batch", type=int, default=16384, help="tokens in one forward pass (default: %(default)s)")
-
-
-def add_table_options(parser: argparse.ArgumentParser, formats: str) -> None:
-    """The output file."""
-    add = parser.add_argument
-    what = f"file for the result ({formats}); an interrupted command continues where it stopped"
-    add("--output", metavar="FILE", type=Path, required=True, help=what)
-    add("--overwrite-output", action="store_true", help="replace --output and the parts of an interrupted command")
-
-
 def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
     """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer."""
     check_positive(args, "max_tokens_per_batch")
-    with reading(f"the config.json of {args.checkpoint!r}"):
-        is_own = _model_type(args.checkpoint) in _OWN_TYPES
-    if is_own:
+    if is_own_model(args.checkpoint):
         model: Any = load_model(args.checkpoint, load_config(args.checkpoint))
     else:
         model = _load_foreign(args.checkpoint, args.trust_remote_code)
-    return SequenceModel(model.eval(), _load_tokenizer(args), args.max_tokens_per_batch)
+    return SequenceModel(model.eval(), load_tokenizer(args), args.max_tokens_per_batch)
+
+
+def is_own_model(checkpoint: str) -> bool:
+    """Whether a checkpoint holds a model of hf_ssm; an error if there is none."""
+    check_source(checkpoint)
+    with reading(f"the config.json of {checkpoint!r}"):
+        return _model_type(checkpoint) in _OWN_TYPES
 
 
 def _model_type(checkpoint: str) -> str | None:
@@ -84,7 +72,8 @@ def _load_foreign(checkpoint: str, trust_remote_code: bool) -> Any:
     return model
 
 
-def _load_tokenizer(args: argparse.Namespace) -> Any:
+def load_tokenizer(args: argparse.Namespace) -> Any:
+    """The tokenizer of the options of `add_model_options`."""
     name = args.tokenizer or args.checkpoint
     if name in _TOKENIZERS:
         return _TOKENIZERS[name]()

@@ -17,8 +17,6 @@ from hf_ssm.analysis.frequency import AlphaRecommendation, alpha_recommendation
 from hf_ssm.analysis.recording import record_operators
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
-    add_data_options,
-    add_output_options,
     check_fit,
     check_positive,
     chosen_rows,
@@ -27,6 +25,7 @@ from hf_ssm.cli.checkpoints import (
     load_model,
     public_name,
 )
+from hf_ssm.cli.options.analysis import CONFIG_OPTIONS
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 from hf_ssm.training.folder import check_output, locked
@@ -36,29 +35,8 @@ from hf_ssm.utils.files import staged_files
 SPECTRUM_NAME, PICTURE_NAME = "spectrum.json", "spectrum.png"
 _SHARES = (0.5, 0.9, 0.99)
 _FEWEST_FREQUENCIES = 257
-_ROWS, _BATCH_SIZE = 512, 32
+_BATCH_SIZE = 32
 _INPUTS, _ALL_LAYERS = "inputs", "all layers"
-
-# Field of the configuration, set by an option of the same name -> type, help. With --model the checkpoint defines them.
-_CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
-    "state_size": (int, "N of the planned state space model"),
-    "init": (str, "initialisation of its state matrix: legs, lin or inv"),
-    "discretization": (str, "its discretization: zoh or bilinear"),
-    "time_step_min": (float, "its smallest step size Δ"),
-    "time_step_max": (float, "its largest step size Δ"),
-}
-
-
-def add_spectrum(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", metavar="DATASET", help="as in `hf-ssm train --dataset`; labels are not needed")
-    parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
-    add_data_options(parser, "train", _ROWS, "read")
-    parser.add_argument(
-        "--model", metavar="CHECKPOINT", help="also the spectra of the inputs of each layer of this folder or Hub id"
-    )
-    for name, (kind, help_text) in _CONFIG_OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_text)
-    add_output_options(parser, f"{SPECTRUM_NAME} and {PICTURE_NAME}")
 
 
 def run_spectrum(args: argparse.Namespace) -> None:
@@ -69,7 +47,7 @@ def run_spectrum(args: argparse.Namespace) -> None:
 
 def _run_spectrum(args: argparse.Namespace) -> None:
     _check_options(args)
-    planned = {name: getattr(args, name) for name in _CONFIG_OPTIONS if getattr(args, name) is not None}
+    planned = {name: getattr(args, name) for name in CONFIG_OPTIONS if getattr(args, name) is not None}
     config = S4Config(**planned) if args.model is None else load_config(args.model)
     settings = data_settings(
         args,
@@ -111,7 +89,7 @@ def _run_spectrum(args: argparse.Namespace) -> None:
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
     check_positive(args, "rows")
-    for name in _CONFIG_OPTIONS if args.model is not None else ():
+    for name in CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 import transformers
 
 from hf_ssm import __version__, plotting
+from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
 from hf_ssm.hub import pushing, reload
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
-from hf_ssm.models.registry import FAMILIES
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
@@ -20,6 +19,7 @@ from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
 from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of, resolve
 from hf_ssm.utils.files import staged_files
+from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
 
@@ -27,44 +27,6 @@ Sections = dict[str, dict[str, Any]]
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
-_FAMILY_NAMES = ", ".join(family.short_name for family in FAMILIES.values())
-# Option of `hf-ssm train` -> setting, type, help.
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "--dataset": (
-        "data.dataset",
-        str,
-        "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
-        "folder), or a Hub id",
-    ),
-    "--tokenizer": ("data.tokenizer", str, "dna (default), byte, listops, a folder or a Hub id; none for images"),
-    "--max-length": ("data.max_length", int, "cut longer sequences (tokens; default: no limit)"),
-    "--family": ("model.family", str, f"family of a fresh model: {_FAMILY_NAMES} (default: hyena)"),
-    "--task": (
-        "model.task",
-        str,
-        "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded separately), "
-        "token-classification, signal-regression, causal-lm or masked-lm",
-    ),
-    "--model": ("model.checkpoint", str, "fine-tune this folder or Hub id"),
-    "--epochs": ("training.num_train_epochs", float, "passes over the training split"),
-    "--batch-size": ("training.per_device_train_batch_size", int, "sequences per step and device"),
-    "--learning-rate": ("training.learning_rate", float, "peak rate"),
-    "--seed": ("training.seed", int, "of weights, order and dropout (data.seed: of the splits)"),
-}
-
-
-def add_train(parser: argparse.ArgumentParser) -> None:
-    for option, (_, kind, help_text) in _OPTIONS.items():
-        parser.add_argument(option, type=kind, help=help_text)
-    add = parser.add_argument
-    add("--output", metavar="DIR", type=Path, required=True, help="folder for the result")
-    add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
-    example = "any other setting, such as model.sobolev_order=0.5 or training.warmup_steps=100; takes precedence"
-    add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
-    add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
-    add("--overwrite-output", action="store_true", help="replace the run in --output")
-    add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
-    add("--private", action="store_true", help="make a new Hub repository private")
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -92,11 +54,14 @@ def _check(args: argparse.Namespace) -> None:
 def _settings(args: argparse.Namespace) -> RunSettings:
     """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
     options: Sections = {}
-    for option, (name, *_) in _OPTIONS.items():
-        section, key = name.split(".")
-        value = getattr(args, option.removeprefix("--").replace("-", "_"))
+    for setting in (setting for group in OPTIONS.values() for _, setting, *_ in group):
+        section, key = setting.split(".")
+        value = getattr(args, setting)
         if value is not None:
             options.setdefault(section, {})[key] = value
+    for name, text in args.fields.items():
+        _check_field(name)
+        options.setdefault("training", {})[name] = run_settings.parse_value(text)
     assignments = run_settings.parse_assignments(args.assignments)
     stored: Sections = {}
     if args.resume:
@@ -106,6 +71,18 @@ def _settings(args: argparse.Namespace) -> RunSettings:
     if args.resume:
         run_settings.check_same_run(resolved, stored)
     return resolved
+
+
+def _check_field(name: str) -> None:
+    """Refuse an option that is neither one of the command nor a field of the training arguments."""
+    known = run_settings.training_types()
+    if name in known:
+        return
+    option = f"--{name.replace('_', '-')}"
+    if any(name == field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)):
+        raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
+    near = closest_name(option, [*OPTION_NAMES, *(f"--{field}" for field in known)])
+    raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
 def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
@@ -180,11 +157,6 @@ DEMO_SETTINGS: Sections = {
     "data": {"dataset": "planted-motifs", "length": 100},
     "training": {"num_train_epochs": 6, "learning_rate": 3e-3, "logging_steps": 0.05},
 }
-
-
-def add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="DIR", type=Path, default=Path("runs/demo"), help="default: runs/demo")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace the run in --output")
 
 
 def run_demo(args: argparse.Namespace) -> None:

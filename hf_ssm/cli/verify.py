@@ -2,15 +2,9 @@
 
 import argparse
 import shlex
-from pathlib import Path
 
 from hf_ssm.hub.pushing import push_folder
 from hf_ssm.hub.verifying import verify
-
-
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a folder, or USER/NAME on the Hub")
-    parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit on the Hub")
 
 
 def run_verify(args: argparse.Namespace) -> None:
@@ -26,13 +20,6 @@ def run_verify(args: argparse.Namespace) -> None:
         print(f"To download it again: {shlex.join(command)}")
     if found.problems:
         raise SystemExit(1)
-
-
-def add_push(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the output folder of a run, or an export")
-    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository; created if absent")
-    parser.add_argument("--revision", metavar="BRANCH", help="default: main; created if absent")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
 
 
 def run_push(args: argparse.Namespace) -> None:

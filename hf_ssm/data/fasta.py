@@ -61,19 +61,18 @@ def fasta_windows(path: Path, window: int, min_window: int) -> Columns:
         FileNotFoundError: The file does not exist.
         ValueError: The file is malformed, or no window is left.
     """
-    windows = [
-        (sequence[start : start + window], name, start)
-        for name, sequence in read_fasta(path)
-        for start in range(0, len(sequence), window)
-        if len(sequence) - start >= min_window
-    ]
+    windows, longest = [], 0
+    for name, sequence in read_fasta(path):
+        longest = max(longest, len(sequence))
+        places = range(0, len(sequence) - min_window + 1, window)
+        windows += [(sequence[place : place + window], name, place) for place in places]
     known = [row for row in windows if row[0].upper().count("N") <= _MOSTLY_UNKNOWN * len(row[0])]
     if len(known) < len(windows):
         logger.warning("%s: skipped %d windows of more than half N.", path.name, len(windows) - len(known))
     if not known:
         raise ValueError(
-            f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; lower "
-            "min_window."
+            f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; the "
+            f"longest record has {longest}: lower min_window (command: --set data.min_window=1)."
         )
     sequences, names, starts = zip(*known, strict=True)
     return {"sequence": list(sequences), "name": list(names), "start": list(starts)}

@@ -63,9 +63,9 @@ class Genome:
         ImportError: pysam is not installed.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: str | Path):
         pysam = import_pysam()
-        self.path = path
+        self.path = Path(path)
         self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
         try:
             self._open(pysam)

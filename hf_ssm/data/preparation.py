@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 
 from datasets import ClassLabel, Dataset, Image, List
 
-from hf_ssm.data.checks import RowName, check_column, check_sequences
+from hf_ssm.data.checks import RowName, check_column, check_sequences, column_remedy
 from hf_ssm.data.images import ImageOptions, images_to_pixels
 from hf_ssm.data.labels import check_no_missing, classes_in, label_kind, read_labels
 from hf_ssm.data.signals import check_signals, is_signal
 from hf_ssm.data.splits import split_name
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = 100  # rows from which the column of the sequences is guessed
 
 
 def prepare(
@@ -43,7 +45,11 @@ def prepare(
     splits = _named_splits(source, loaded)
     needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
     for argument, column in needed.items():
-        check_column(argument, column, splits["train"].column_names, source)
+        train = splits["train"]
+        if column not in train.column_names:
+            # Images would be decoded.
+            shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
+            check_column(argument, column, train.column_names, source, column_remedy(argument, shown[:_SHOWN]))
     if label_column is not None:
         splits = splits if targets else _without_hidden_labels(source, splits, label_column)
         splits = _with_clean_labels(source, splits, label_column, targets, places)

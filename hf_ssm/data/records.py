@@ -1,5 +1,6 @@
 """Sequences as the functions for inference read them: from files, one after the other, or from Python."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.checks import check_column, column_remedy
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
@@ -20,6 +21,7 @@ __all__ = [
     "Record",
     "as_records",
     "check_dna",
+    "check_letters",
     "is_dna",
     "read_records",
     "reverse_complement",
@@ -30,6 +32,8 @@ INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 # Letters of the International Union of Pure and Applied Chemistry, and their complements.
 _COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
 AMBIGUOUS_LETTERS = "RYSWKMBDHVN"
+# About a third of a protein are letters without a meaning in DNA: E, F, I, L, P, Q.
+_MOST_FOREIGN = 0.2
 _DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
 
 
@@ -56,6 +60,17 @@ def reverse_complement(sequence: str) -> str:
 def is_dna(sequence: str) -> bool:
     """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
     return _DNA.issuperset(sequence)
+
+
+def check_letters(sequence: str, where: str, remedy: str) -> None:
+    """Raise `ValueError` if more than a fifth of a sequence are no letters of DNA, as of about every protein."""
+    foreign = {} if is_dna(sequence) else Counter(letter for letter in sequence if letter not in _DNA)
+    count = sum(foreign.values())
+    if count > _MOST_FOREIGN * len(sequence):
+        raise ValueError(
+            f"{where}: {count} of the {len(sequence)} letters of {sequence[:40]!r} are none of DNA "
+            f"({', '.join(sorted(foreign)[:10])}), and the tokenizer reads DNA only: {remedy}."
+        )
 
 
 def check_dna(record: Record) -> None:
@@ -109,7 +124,8 @@ def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, A
                 yield from batch.to_pylist()
         return
     columns = read_table(path, [sequence_column])
-    check_column("sequence_column", sequence_column, list(columns), path.name)
+    remedy = column_remedy("sequence_column", columns, "--sequence-column ")
+    check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
     for name, values in columns.items():
         try:
             pa.array(values)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.checks import check_column, column_remedy
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.splits import rows_of_splits
 
@@ -120,7 +120,10 @@ def read_table(
         if is_json:
             columns = _read_json(file.read(), by_line=suffix == ".jsonl")
         else:
-            columns = _read_csv(file, "," if suffix == ".csv" else "\t", set(text_columns), column_names, quoted)
+            delimiter = "," if suffix == ".csv" else "\t"
+            if column_names is None:
+                _check_delimiter(file, delimiter)
+            columns = _read_csv(file, delimiter, set(text_columns), column_names, quoted)
         if not columns or not _count(columns):
             raise ValueError("the file has no rows of data.")
     return columns
@@ -131,12 +134,25 @@ def _read(
 ) -> Columns:
     columns = read_table(path, texts, column_names, quoted)
     for argument, column in needed.items():
-        check_column(argument, column, list(columns), path.name)
+        check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
     return columns
 
 
 def _count(columns: Columns) -> int:
     return len(next(iter(columns.values())))
+
+
+def _check_delimiter(file: IO[str], delimiter: str) -> None:
+    """Refuse a file whose first line is separated by another character."""
+    # What is peeked at is read again by pandas.
+    line = file.buffer.peek().decode("utf-8", "replace").split("\n")[0]  # type: ignore[attr-defined]
+    found = next((other for other in ";\t,|" if other in line), None)
+    if delimiter not in line and found is not None:
+        remedy = {
+            "\t": "rename it to .tsv",
+            ",": "rename it to .csv",
+        }.get(found, f"convert it, such as by pandas.read_csv(FILE, sep={found!r}).to_csv(NEW, index=False)")
+        raise ValueError(f"its columns are separated by {found!r}, not by {delimiter!r}; {remedy}.")
 
 
 def _read_csv(

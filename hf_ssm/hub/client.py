@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -85,7 +85,7 @@ def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
         OSError: The Hub cannot be reached.
     """
     namespace = check_repo_id(repo_id).partition("/")[0]
-    identity = _whoami(api or HfApi())
+    identity = _whoami(api or HfApi(), repo_id)
     organisations = {organisation["name"]: organisation for organisation in identity.get("orgs", [])}
     writable = [identity["name"], *organisations]
     if namespace not in writable:
@@ -110,7 +110,7 @@ def make_repo(repo_id: str, *, private: bool | None = None, token: str | None = 
     """
     api = HfApi(token=token)
     if "/" not in repo_id:
-        repo_id = f"{_whoami(api)['name']}/{repo_id}"
+        repo_id = f"{_whoami(api, repo_id)['name']}/{repo_id}"
     check_can_push(repo_id, api)
     with user_errors(repo_id, token=token):
         return retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True)).repo_id
@@ -197,7 +197,11 @@ def user_error(
         return OSError(f"{file}the Hub demands a wait of {demanded:.0f} seconds ({text})")
     if status is not None:
         return OSError(f"{file}the Hub answered {status}: {text}")
-    return OSError(f"{file}the Hub cannot be reached: {text}" if is_transient(error) else file + text)
+    if is_transient(error):
+        return OSError(
+            f"{file}the Hub cannot be reached at {constants.ENDPOINT}: {text} (check network and HF_ENDPOINT)"
+        )
+    return OSError(file + text)
 
 
 def redact(text: str, token: str | bool | None = None) -> str:
@@ -208,8 +212,14 @@ def redact(text: str, token: str | bool | None = None) -> str:
     return _TOKEN.sub("[token]", text)
 
 
-def _whoami(api: HfApi) -> dict[str, Any]:
-    with user_errors(token=api.token):
+def _whoami(api: HfApi, repo_id: str) -> dict[str, Any]:
+    """The login; the error is that of a push to `repo_id`."""
+
+    def failed(error: Exception, line: str) -> str:
+        repeat = "; repeat the push when the Hub can be reached" if is_transient(error) else ""
+        return f"nothing was pushed to {repo_id!r}: {line}{repeat}"
+
+    with user_errors(token=api.token, sentence=failed):
         return retry(api.whoami, attempts=3)
 
 

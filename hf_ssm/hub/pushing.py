@@ -20,6 +20,7 @@ from hf_ssm.hub.card import CARD_NAME, addressed
 from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
+from hf_ssm.hub.sources import suggestion
 from hf_ssm.hub.verifying import check_folder, family_of
 from hf_ssm.models.registry import Family
 from hf_ssm.utils.checks import check_path
@@ -109,6 +110,8 @@ def push_folder(
     """
     check_path("folder", folder)
     folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(folder)!r}{suggestion(folder)}")
     check_repo_id(repo_id)
     _check_branch(revision)
     family = _check_model(folder)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
+from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
@@ -95,10 +95,11 @@ def verify(
             raise ValueError(f"revision={revision!r} is for a repository on the Hub, but {str(source)!r} is a folder")
         checked = sum(path.is_file() for path in folder.iterdir())
         return Verification(None, checked, (), tuple(check_folder(folder)))
-    if isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "~", "/")):
-        raise ValueError(f"there is no folder {str(source)!r}")
+    try:
+        check_source(source, cache_dir=cache_dir, token=token)
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
     with user_errors(source, revision, token):
-        validate_repo_id(source)
         return _verify_cached(source, revision, cache_dir, token)
 
 

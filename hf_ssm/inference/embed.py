@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import Batch, Encoded, SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Window, groups_of, spans
+from hf_ssm.inference.windows import Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
@@ -108,16 +108,11 @@ class Embedder:
         max_tokens_per_batch: int = 16384,
     ):
         check_choice("pooling", pooling, POOLINGS)
-        if window is None and stride is not None:
-            raise ValueError(f"`stride`={stride} needs `window` (--window).")
-        if window is not None and not 1 <= (window if stride is None else stride) <= window:
-            raise ValueError(
-                f"`window`={window}, `stride`={stride}: give positive numbers, the stride at most the window."
-            )
-        self._window, self._stride = window, window if stride is None else stride
         # The head, such as the logits of a large vocabulary, is not computed.
         whole = unwrapped(model)
         self._reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
+        windows = Windows(self._reader, window, stride)
+        self._windows = None if window is None else windows
         self._pooling, self._of_tokens, self._both_strands = pooling, pooling == "token", both_strands
         asked = [layers] if isinstance(layers, int) else list(layers)
         self._layers, width = self._resolved(asked)
@@ -151,12 +146,11 @@ class Embedder:
 
     def _cut(self, records: Iterable[Record]) -> Iterator[Record]:
         for number, record in enumerate(records):
-            if self._window is None or self._stride is None:
+            if self._windows is None:
                 yield _extended(record, {"record": number}) if self._of_tokens else record
                 continue
-            for start, end in spans(len(record.sequence), self._window, self._stride):
-                part = Window(record, number, start, end).cut()
-                yield _extended(part, {"record": number, "start": start, "end": end})
+            for window in self._windows.of(number, record):
+                yield _extended(window.cut(), {"record": number, "start": window.start, "end": window.stop})
 
     def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
         """The table of the sequences of several groups."""
@@ -180,7 +174,7 @@ class Embedder:
 
     def _letters(self, record: Record, encoded: Encoded) -> Tensor:
         """Letters of each token in the whole sequence, `(T, 2)`."""
-        return encoded.letters[~encoded.special] + (0 if self._window is None else record.columns["start"])
+        return encoded.letters[~encoded.special] + (0 if self._windows is None else record.columns["start"])
 
     def vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
         """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""

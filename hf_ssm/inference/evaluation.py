@@ -1,5 +1,6 @@
 """How well scores of variants separate labels."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
 
     Raises:
         ValueError: A column is missing, or there are not two classes.
-        ImportError: scikit-learn is not installed.
+        ImportError: scikit-learn is not installed, and the label has two classes.
     """
     for name, column in (("label", label), ("by", by)):
         if column is not None and column not in scored.column_names:
@@ -42,6 +43,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     frame = scored.to_pandas()
     labels = _labels(frame[label], positive, label)
     is_binary = labels.dropna().isin((0, 1)).all()
+    if is_binary and find_spec("sklearn") is None:
+        raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"')
     if is_binary and labels.nunique() < 2:
         raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
     rows = []
@@ -105,9 +108,7 @@ def _value(metric: str, score: str, labels: np.ndarray, values: np.ndarray) -> f
     if metric == "spearman":
         ranks = pd.DataFrame({"score": values, "label": labels}).rank()
         return float(ranks["score"].corr(ranks["label"]))
-    try:
-        from sklearn.metrics import average_precision_score, roc_auc_score
-    except ImportError as error:
-        raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"') from error
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     impact = values if score == "embedding_distance" else -values
     return float((roc_auc_score if metric == "auroc" else average_precision_score)(labels, impact))

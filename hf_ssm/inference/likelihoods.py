@@ -97,7 +97,7 @@ class CausalLikelihood:
         self.shares = share and (self._own or self._can_branch())
 
     def _can_branch(self) -> bool:
-        # A token of which any model of this vocabulary has an embedding.
+        # Token 0 exists in every vocabulary.
         output = self.model.forward(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
         return can_branch(getattr(output, "past_key_values", None))
 

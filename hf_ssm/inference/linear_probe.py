@@ -1,6 +1,7 @@
 """Linear probes: how well a linear classifier of embeddings predicts labels, by cross-validation."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -100,10 +101,8 @@ def check_labels(labels: Sequence[Any], folds: int = 5) -> np.ndarray:
         ImportError: scikit-learn is not installed.
         ValueError: Fewer than 2 folds, a missing label, one class only, or a class with fewer rows than folds.
     """
-    try:
-        import sklearn  # noqa: F401 - an early error
-    except ImportError as error:
-        raise ImportError('a linear probe needs scikit-learn: pip install "hf_ssm[genomics]"') from error
+    if find_spec("sklearn") is None:
+        raise ImportError('a linear probe needs scikit-learn: pip install "hf_ssm[genomics]"')
     check_integer("folds", folds, 2)
     missing = [row for row, label in enumerate(labels) if label is None or label != label]
     if missing:

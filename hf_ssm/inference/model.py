@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, is_dna
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["Batch", "Encoded", "SequenceModel"]
@@ -46,12 +47,10 @@ class Batch:
 
     Attributes:
         rows: Number of each text in the list that was given, `B`.
-        mask: `(B, L)`, true at tokens and false at padding, which is at the right.
         outputs: What the model returned.
     """
 
     rows: list[int]
-    mask: Tensor
     outputs: Any
 
 
@@ -95,13 +94,21 @@ class SequenceModel:
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
+        self._reads_only_dna = reads_only_dna(tokenizer)
         self._known = inspect.signature(self.model.forward).parameters
+
+    def check_letters(self, record: Record) -> None:
+        """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
+        if self._reads_only_dna:
+            remedy = "remove the row, or train a model of such letters (hf-ssm train --tokenizer byte)"
+            check_letters(record.sequence, record.where, remedy)
 
     def encode(self, records: Sequence[Record]) -> list[Encoded]:
         """The tokens of each sequence, special tokens included.
 
         Raises:
-            ValueError: A sequence has no token, more than the model takes, or mostly unknown ones.
+            ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
+                than those of DNA for a model of DNA.
         """
         found = self.tokenizer(
             [record.sequence for record in records],
@@ -132,6 +139,7 @@ class SequenceModel:
                 f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows of at "
                 "most as many (`window`, --window)."
             )
+        self.check_letters(record)
         unknown = self.tokenizer.unk_token_id
         if unknown is None:
             return
@@ -156,7 +164,7 @@ class SequenceModel:
             ids = pad_sequence([encoded[row].ids for row in rows], batch_first=True, padding_value=self._pad_id)
             lengths = torch.tensor([len(encoded[row].ids) for row in rows])
             mask = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).to(self.device)
-            yield Batch(rows, mask, self.forward(ids.to(self.device), mask, **options))
+            yield Batch(rows, self.forward(ids.to(self.device), mask, **options))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Call the model.

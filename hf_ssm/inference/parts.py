@@ -220,7 +220,11 @@ class Parts:
 
 @contextmanager
 def _written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path that replaces `path` when the block ends without an error."""
+    """A temporary path that replaces `path` when the block ends without an error.
+
+    Its name is fixed, unlike those of `utils.files.staged_files`, so that a command that is killed and repeated leaves
+    no file behind.
+    """
     # The suffix determines the format.
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:

@@ -154,12 +154,13 @@ class Predictor:
         """The number of letters to read, on one strand; those of overlapping windows count repeatedly.
 
         Raises:
-            ValueError: A sequence that is to be read on both strands is no DNA.
+            ValueError: A sequence that a model of DNA reads, or that is to be read on both strands, is no DNA.
         """
         total = 0
         for number, record in enumerate(records):
             if self._both_strands:
                 check_dna(record)
+            self._reader.check_letters(record)
             windows = self._windows.of(number, record)
             self._has_spans |= len(windows) > 1 and self._aggregate is None
             total += letters_of(windows)

@@ -6,27 +6,34 @@ writes the figure there; the suffix of the path gives the format. Without matplo
 to install.
 """
 
-from hf_ssm.plotting.html import describe_target, sequence_html, write_sequence_html
+from hf_ssm.plotting.html import sequence_html, write_sequence_html
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
-from hf_ssm.plotting.style import INSTALL_HINT, can_plot
+from hf_ssm.plotting.style import INSTALL_HINT, also_svg, can_plot
 from hf_ssm.plotting.theory import plot_frequency_responses, plot_parameter_change, plot_spectrum, plot_tau
+from hf_ssm.plotting.tiles import plot_sequences
+from hf_ssm.plotting.tokens import ColouredToken, coloured_tokens, describe_target, sequence_text
 from hf_ssm.plotting.training import plot_training_log
 
 __all__ = [
     "INSTALL_HINT",
     "MAX_TOKENS",
+    "ColouredToken",
+    "also_svg",
     "can_plot",
+    "coloured_tokens",
     "describe_target",
     "plot_frequency_responses",
     "plot_masking_curves",
     "plot_parameter_change",
     "plot_saturation",
     "plot_sequence",
+    "plot_sequences",
     "plot_spectrum",
     "plot_tau",
     "plot_training_log",
     "sequence_html",
+    "sequence_text",
     "write_sequence_html",
 ]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Width of a column of a journal, in inches.
-_WIDTH, _HEIGHT = 3.5, 2.8
+# Inches.
+_WIDTH, _HEIGHT = 6.0, 3.6
 # Points at which curves of different lengths are interpolated, at least.
 _MIN_POINTS = 101
 
@@ -65,7 +65,8 @@ def plot_masking_curves(
     if all(curve.min() >= 0 and curve.max() <= 1 for group in groups.values() for curve in group):
         axes.set_ylim(-0.02, 1.02)
     if has_band or len(axes.get_lines()) > 1:
-        axes.legend(title="mean ± one standard deviation" if has_band else None)
+        title_of_legend = "mean, and band of one standard deviation to either side" if has_band else None
+        figure.legend(loc="outside lower center", ncols=min(3, len(axes.get_lines())), title=title_of_legend)
     return finish_figure(figure, path, title)
 
 
@@ -112,11 +113,11 @@ def _label_x_axis(axes: "Axes", count: int | None, counts: set[int]) -> None:
 
     axes.set_xlim(0, count or 1)
     if count is None:
-        axes.set_xlabel(f"share of the {min(counts)} to {max(counts)} tokens masked")
+        axes.set_xlabel(f"share of the {min(counts)} to {max(counts)} tokens that is masked, the least important first")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         return
-    axes.set_xlabel("number of masked tokens")
+    axes.set_xlabel("number of masked tokens, the least important first")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     share = axes.secondary_xaxis("top", functions=(partial(np.multiply, 1 / count), partial(np.multiply, count)))
-    share.set_xlabel("share of tokens masked")
+    share.set_xlabel("share of the tokens")
     share.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -1,11 +1,11 @@
-"""A sequence as rows of letters whose height and colour show their importance, with annotations below.
+"""A sequence as rows of letters whose height and colour show their effect or rank, with annotations below.
 
 All lengths are in inches: letters, ticks and bars have the same size in short and in long sequences.
 """
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_ssm.plotting import style
+from hf_ssm.plotting.tokens import headline, scale_labels, shares, value_name, warning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,23 +24,23 @@ MAX_TOKENS = 5000
 """Longest sequence that `plot_sequence` accepts."""
 
 # Margins of the figure, and the parts of a row from top to bottom.
-_SIDE, _HEAD, _FOOT = 0.12, 0.4, 0.2
-_LETTERS, _TICKS, _LANE, _GAP = 0.32, 0.16, 0.19, 0.08
+_SIDE, _TOP, _LINE, _FOOT = 0.12, 0.08, 0.17, 0.22
+_LETTERS, _TICKS, _LANE, _GAP = 0.34, 0.17, 0.19, 0.1
 # Height of the least important letter, as a share of the most important one: smaller letters are unreadable.
 _MIN_HEIGHT = 0.22
 _MAX_CHARACTERS = 4
-_TICK_EVERY = 10
-_SMALL = 6
-# Width of the legend, and of a letter of the title.
-_LEGEND, _LETTER = 1.8, 0.062
+_TICK_EVERY, _STEPS = 10, 64
+_SMALL, _TEXT = 7, 8
+# Width of the scale of colours, and of a letter of the text above the sequence.
+_SCALE, _LETTER = 1.1, 0.064
 # Vermilion first, which differs most from the colours of importance.
-_BAR_COLOURS = (*style.PALETTE[1:4], style.PALETTE[5], style.PALETTE[4], "#000000")
+BAR_COLOURS = (*style.PALETTE[1:4], style.PALETTE[5], style.PALETTE[4], "#000000")
 # Symbols for invisible characters, including those that tokenizers write for them.
 _VISIBLE = {"Ġ": "␣", "▁": "␣", " ": "␣", "Ċ": "↵", "\n": "↵", "ĉ": "⇥", "\t": "⇥"}
 
 
 @dataclass(frozen=True)
-class _Bar:
+class Bar:
     """The part of an annotation in one row: columns from `start` to `stop`, in a lane below the letters."""
 
     row: int
@@ -58,14 +59,17 @@ def plot_sequence(
     *,
     first: int = 0,
     unit: str = "bp",
-    per_row: int = 80,
+    per_row: int = 60,
     width: float = 7.0,
     title: str = "",
+    by: str = "effect",
+    class_names: Mapping[int, str] | None = None,
 ) -> "Figure":
-    """Plot the letters of a sequence; tokens that were masked later are higher and darker.
+    """Plot the letters of a sequence; tokens that the prediction depends on are higher and darker.
 
     Letters that were never masked are grey, special tokens are grey blocks with their names, and the predicted token
-    has a frame. Positions are counted from 1.
+    has a frame. Positions are counted from 1. Above the sequence stand the target, the probability with nothing and
+    with all tokens masked, the meaning of the height, and a warning for a prediction that stays with all tokens masked.
 
     Args:
         result: `MaskingResult` of a sequence of at most 5000 tokens of at most four characters each.
@@ -74,17 +78,24 @@ def plot_sequence(
         first: Index of the token at position 1; special tokens before it are not counted.
         unit: Unit of the positions.
         per_row: Letters in a row.
-        width: Width of the figure in inches: 7 for a page, 3.5 (with 40 letters in a row) for a column.
+        width: Width of the figure in inches: 7 for a page, 3.5 (with 30 letters in a row) for a column.
+        by: "effect", the share of the probability that is lost once the token, too, is masked; or "rank", the rank in
+            the order of masking, under which tokens without any effect differ in height, too.
+        class_names: Names by the number of the class, such as `model.config.id2label`.
 
     Raises:
-        ValueError: The sequence or one of its tokens is too long, an annotation lies outside of the sequence, or
-            `per_row` is not a positive integer.
+        ValueError: The sequence or one of its tokens is too long, an annotation lies outside of the sequence,
+            `per_row` is not a positive integer, or `by` is unknown.
     """
-    tokens = _visible_tokens(result)
+    tokens = visible_tokens(result)
     if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
         raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
-    bars = list(_bars(annotations, len(tokens), per_row))
-    baselines, end = _baselines(bars, -(-len(tokens) // per_row))
+    heights = shares(result, by)
+    bars = list(split_annotations(annotations, len(tokens), per_row))
+    texts = [title, headline(result, class_names), warning(result, class_names)]
+    lines = [textwrap.wrap(text, max(10, int((width - 2 * _SIDE) / _LETTER))) for text in texts]
+    head = _TOP + _LINE * sum(map(len, lines)) + 0.28
+    baselines, end = _baselines(bars, -(-len(tokens) // per_row), head)
     height = end + _FOOT
     figure = style.new_figure(width, height)
     figure.set_layout_engine("none")
@@ -92,22 +103,23 @@ def plot_sequence(
     # x: columns; y: inches from the top.
     axes.set(xlim=(0, per_row), ylim=(height, 0))
     axes.set_axis_off()
-    _draw_letters(axes, result, tokens, per_row, baselines)
+    top = _TOP
+    for own, weight in zip(lines, ("bold", "normal", "normal"), strict=True):
+        for line in own:
+            axes.text(0, top, style.literal(line), va="top", fontsize=_TEXT, weight=weight)
+            top += _LINE
+    _draw_legend(axes, top + 0.08, width, by, value_name(result))
+    _draw_letters(axes, result, tokens, heights, per_row, baselines)
     _draw_positions(axes, len(tokens), first, per_row, baselines)
     for bar in bars:
         _draw_bar(axes, bar, baselines[bar.row] + _TICKS + _LANE * bar.lane)
-    axes.text(0, height - 0.07, f"position ({unit})", va="bottom")
+    axes.text(0, height - 0.07, f"position ({unit})", va="bottom", fontsize=_TEXT)
     if notes := _notes(result):
         axes.text(per_row, height - 0.07, notes, fontsize=_SMALL, va="bottom", ha="right", color="#333333")
-    if title:
-        # Two lines fit beside the legend.
-        lines = textwrap.fill(title, max(10, int((width - _LEGEND) / _LETTER)), max_lines=2, placeholder=" …")
-        axes.text(0, 0.08, style.literal(lines), va="top")
-    _draw_legend(figure, width, height)
     return style.finish_figure(figure, path)
 
 
-def _visible_tokens(result: Any) -> list[str]:
+def visible_tokens(result: Any) -> list[str]:
     texts = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
     if len(texts) > MAX_TOKENS:
         raise ValueError(
@@ -123,7 +135,7 @@ def _visible_tokens(result: Any) -> list[str]:
     return ["".join(_VISIBLE.get(character, character) for character in text) for text in texts]
 
 
-def _bars(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[_Bar]:
+def split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[Bar]:
     """The annotations split at the ends of rows; overlapping ones get different lanes."""
     labels = list(dict.fromkeys(label for _, _, label in annotations))
     ends: list[int] = []
@@ -134,7 +146,7 @@ def _bars(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int
             )
         lane = next((lane for lane, end in enumerate(ends) if end <= start), len(ends))
         ends[lane : lane + 1] = [stop]
-        colour = _BAR_COLOURS[labels.index(label) % len(_BAR_COLOURS)]
+        colour = BAR_COLOURS[labels.index(label) % len(BAR_COLOURS)]
         parts = [
             (row, max(start, row * per_row), min(stop, (row + 1) * per_row))
             for row in range(start // per_row, (stop - 1) // per_row + 1)
@@ -142,12 +154,12 @@ def _bars(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int
         longest = max(parts, key=lambda part: part[2] - part[1])
         for row, left, right in parts:
             named = label if (row, left, right) == longest else ""
-            yield _Bar(row, left - row * per_row, right - row * per_row, lane, named, colour)
+            yield Bar(row, left - row * per_row, right - row * per_row, lane, named, colour)
 
 
-def _baselines(bars: Sequence[_Bar], rows: int) -> tuple[list[float], float]:
+def _baselines(bars: Sequence[Bar], rows: int, top: float) -> tuple[list[float], float]:
     """Baseline of the letters of each row, and the lower end of the last row."""
-    baselines, top = [], _HEAD
+    baselines = []
     for row in range(rows):
         baselines.append(top + _LETTERS)
         lanes = 1 + max((bar.lane for bar in bars if bar.row == row), default=-1)
@@ -163,16 +175,23 @@ def _notes(result: Any) -> str:
     return "; ".join(notes)
 
 
-def _draw_letters(axes: "Axes", result: Any, tokens: Sequence[str], per_row: int, baselines: Sequence[float]) -> None:
+def _draw_letters(
+    axes: "Axes",
+    result: Any,
+    tokens: Sequence[str],
+    heights: Sequence[float],
+    per_row: int,
+    baselines: Sequence[float],
+) -> None:
     from matplotlib.collections import PathCollection
     from matplotlib.patches import Rectangle
 
     glyphs = _Glyphs()
     outlines, colours = [], []
     target = result.target.get("position")
-    for place, (token, importance) in enumerate(zip(tokens, result.importance.tolist(), strict=True)):
+    for place, (token, share) in enumerate(zip(tokens, heights, strict=True)):
         baseline, column = baselines[place // per_row], place % per_row
-        never_masked = math.isnan(importance)
+        never_masked = math.isnan(share)
         if place == target:
             frame = Rectangle((column, baseline - _LETTERS), 1, _LETTERS + 0.02, fill=False, edgecolor=style.PALETTE[1])
             axes.add_patch(frame)
@@ -182,10 +201,9 @@ def _draw_letters(axes: "Axes", result: Any, tokens: Sequence[str], per_row: int
             name, middle = style.literal(token.strip("[]<>|")[:4]), baseline - _LETTERS / 2
             axes.text(column + 0.5, middle, name, fontsize=5, rotation=90, ha="center", va="center")
         elif token:
-            share = 0.5 if never_masked else importance
-            height = _LETTERS * (_MIN_HEIGHT + (1 - _MIN_HEIGHT) * share)
+            height = _LETTERS * (_MIN_HEIGHT + (1 - _MIN_HEIGHT) * (0.5 if never_masked else min(share, 1.0)))
             outlines.append(glyphs.outline(token, column, baseline, height))
-            colours.append(style.NEVER_MASKED if never_masked else style.importance_colour(importance))
+            colours.append(style.NEVER_MASKED if never_masked else style.importance_colour(share))
     axes.add_collection(PathCollection(outlines, facecolors=colours, linewidths=0), autolim=False)
 
 
@@ -234,7 +252,7 @@ def _draw_positions(axes: "Axes", length: int, first: int, per_row: int, baselin
                 axes.text(x, baseline + 0.055, str(number), fontsize=_SMALL, color="#333333", ha="center", va="top")
 
 
-def _draw_bar(axes: "Axes", bar: _Bar, top: float) -> None:
+def _draw_bar(axes: "Axes", bar: Bar, top: float) -> None:
     from matplotlib.patches import Rectangle
 
     left, right = bar.start + 0.08, bar.stop - 0.08
@@ -243,16 +261,16 @@ def _draw_bar(axes: "Axes", bar: _Bar, top: float) -> None:
         axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
 
 
-def _draw_legend(figure: "Figure", width: float, height: float) -> None:
-    """The colours and their meaning, at the top right."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
+def _draw_legend(axes: "Axes", middle: float, width: float, by: str, value: str) -> None:
+    """The meaning of height and colour, with the scale of colours."""
+    from matplotlib.patches import Rectangle
 
-    length = 1.1 if width > 5 else 0.8
-    axes = figure.add_axes(((width - _SIDE - length - 0.02) / width, 1 - 0.16 / height, length / width, 0.08 / height))
-    colours = ListedColormap([style.importance_colour(step / 255) for step in range(256)])
-    bar = figure.colorbar(ScalarMappable(cmap=colours), cax=axes, orientation="horizontal", ticks=[0, 1])
-    bar.outline.set_linewidth(0.4)
-    axes.tick_params(labelsize=_SMALL, length=2, width=0.4, pad=1)
-    axes.set_xticklabels(["masked first", "last"])
-    axes.text(-0.04, 0.5, "importance", fontsize=_SMALL, ha="right", va="center", transform=axes.transAxes)
+    columns = axes.get_xlim()[1] / (width - 2 * _SIDE)
+    low, high = scale_labels(by, value, "token")
+    words = axes.text(0, middle, f"height and colour: {low}", fontsize=_SMALL, va="center")
+    left = words.get_window_extent().x1 / axes.figure.dpi - _SIDE + 0.06
+    for step in range(_STEPS):
+        place = (left + _SCALE * step / _STEPS) * columns, middle - 0.05
+        colour = style.importance_colour(step / (_STEPS - 1))
+        axes.add_patch(Rectangle(place, (_SCALE / _STEPS + 0.005) * columns, 0.1, color=colour, linewidth=0))
+    axes.text((left + _SCALE + 0.06) * columns, middle, high, fontsize=_SMALL, va="center")

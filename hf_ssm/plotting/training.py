@@ -5,7 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_ssm.plotting.style import LINE_STYLES, MARKERS, PALETTE, figure_style, finish_figure, literal, new_figure
+from hf_ssm.plotting.style import (
+    BLACK,
+    GREY,
+    LINE_STYLES,
+    MARKERS,
+    PALETTE,
+    figure_style,
+    finish_figure,
+    literal,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,26 +36,56 @@ def plot_training_log(
     path: str | Path | None = None,
     metrics: Sequence[str] = (),
     title: str = "",
+    *,
+    chance: Mapping[str, float] | None = None,
+    tau: Mapping[str, Sequence[float]] | None = None,
 ) -> "Figure":
-    """Plot losses, metrics of the validation split, and τ where it is logged.
+    """Plot losses, metrics of the validation split, and τ where it is known.
+
+    A vertical line marks the chosen checkpoint and stars its values on the test split, where the log has them.
 
     Args:
-        log_history: `trainer.state.log_history`; each entry has `step` and some of `loss`, `task_loss`,
-            `eval_loss`, `eval_<metric>`, `tau`, `tau_layer_<i>`. Values that are not finite are left out.
+        log_history: `trainer.state.log_history`; each entry has `step` and some of `loss`, `task_loss`, `eval_loss`,
+            `eval_<metric>`, `test_loss`, `test_<metric>`, `tau`, `tau_layer_<i>`, `relative_change_step` (of the chosen
+            checkpoint). Values that are not finite are left out.
         metrics: Names without the prefix `eval_`; those without an entry are left out.
+        chance: Values of metrics without information, such as those of `constant_class_metrics`; dotted lines.
+        tau: τ of each layer by the time of the measurement, as in `RunResult.tau`: the first before any rescaling, the
+            last after training. Between them the log is shown.
 
     Raises:
         ValueError: The log has neither a loss nor a metric.
     """
-    panels = [panel for panel in _panels(log_history, metrics) if panel.lines]
+    log = [*log_history, *_tau_entries(log_history, list((tau or {}).values()))]
+    panels = [panel for panel in _panels(log, metrics) if panel.lines]
     if not panels:
         raise ValueError("`log_history` has no loss, metric or τ to plot.")
     figure = new_figure(7.0, 1.9 * len(panels) + 0.6)
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, panel in zip(grid[:, 0], panels, strict=True):
-        _plot_panel(axes, log_history, panel)
+        _plot_panel(axes, log, panel)
+        if panel.label == "τ":
+            _plot_tau_before(axes, panel, list((tau or {}).values()))
+        else:
+            _plot_references(axes, log, panel, chance or {})
+        _plot_choice(axes, log)
+        # Beside the axes: many layers would cover the curves.
+        columns = 1 + (len(axes.get_legend_handles_labels()[1]) - 1) // 9
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, ncols=columns)
     grid[-1, 0].set_xlabel("optimizer step")
     return finish_figure(figure, path, title)
+
+
+def _tau_entries(log_history: Sequence[Mapping[str, Any]], taus: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+    """Entries of the log for τ at the start, after any rescaling, and at the end, unless the log has τ itself."""
+    if not taus or any("tau_layer_0" in entry for entry in log_history):
+        return []
+    last = max((float(entry["step"]) for entry in log_history if "step" in entry), default=0.0)
+    ends = [(0.0, taus[-2])] if len(taus) > 1 else []
+    return [
+        {"step": step, **{f"tau_layer_{layer}": value for layer, value in enumerate(values)}}
+        for step, values in [*ends, (last, taus[-1])]
+    ]
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
@@ -75,10 +115,10 @@ def _panels(log_history: Sequence[Mapping[str, Any]], metrics: Sequence[str]) ->
     return [panel._replace(lines={key: label for key, label in panel.lines.items() if key in keys}) for panel in panels]
 
 
-def _plot_panel(axes: "Axes", log_history: Sequence[Mapping[str, Any]], panel: _Panel) -> None:
+def _plot_panel(axes: "Axes", log: Sequence[Mapping[str, Any]], panel: _Panel) -> None:
     values: list[float] = []
     for index, (key, label) in enumerate(panel.lines.items()):
-        steps, line = _series(log_history, key)
+        steps, line = _series(log, key)
         marker, line_style = MARKERS[index % len(MARKERS)], LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
         axes.plot(steps, line, marker=marker, linestyle=line_style, label=literal(label))
         values += line
@@ -86,5 +126,49 @@ def _plot_panel(axes: "Axes", log_history: Sequence[Mapping[str, Any]], panel: _
     if panel.scale == "log" and min(values) > 0:
         axes.set_yscale("log")
     axes.set_ylabel(panel.label)
-    # Beside the axes: many layers would cover the curves.
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, ncols=1 + (len(panel.lines) - 1) // 9)
+
+
+def _plot_references(
+    axes: "Axes", log: Sequence[Mapping[str, Any]], panel: _Panel, chance: Mapping[str, float]
+) -> None:
+    """Stars at the values of the test split, and dotted lines at those without information, in the metrics' colours."""
+    chosen = _chosen_step(log)
+    starred, dotted = False, False
+    for index, key in enumerate(panel.lines):
+        name, colour = key.removeprefix("eval_"), PALETTE[index % len(PALETTE)]
+        steps, values = _series(log, f"test_{name}")
+        if key.startswith("eval_") and values:
+            place = steps[-1] if chosen is None else chosen
+            mark = {"color": colour, "markersize": 9, "markeredgecolor": BLACK, "markeredgewidth": 0.5, "zorder": 4}
+            axes.plot(place, values[-1], "*", **mark)
+            starred = True
+        if key.startswith("eval_") and name in chance:
+            axes.axhline(chance[name], color=colour, linewidth=1.0, linestyle=":")
+            dotted = True
+    # Without a colour of their own: they stand for all metrics.
+    if starred:
+        axes.plot([], [], "*", color=GREY, markersize=9, label="test")
+    if dotted:
+        axes.plot([], [], ":", color=GREY, linewidth=1.0, label="chance: always the\nmost frequent class")
+
+
+def _chosen_step(log: Sequence[Mapping[str, Any]]) -> float | None:
+    return next(iter(_series(log, "relative_change_step")[1][-1:]), None)
+
+
+def _plot_choice(axes: "Axes", log: Sequence[Mapping[str, Any]]) -> None:
+    chosen = _chosen_step(log)
+    if chosen is not None:
+        axes.axvline(chosen, color=GREY, linewidth=1.0, linestyle="--", label="chosen checkpoint", zorder=1)
+
+
+def _plot_tau_before(axes: "Axes", panel: _Panel, taus: Sequence[Sequence[float]]) -> None:
+    """τ before the rescaling, if there was one, and the value 1 that it sets."""
+    if len(taus) > 2:
+        for index, key in enumerate(panel.lines):
+            layer = key.removeprefix("tau_layer_")
+            if layer.isdigit() and int(layer) < len(taus[0]):
+                colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
+                axes.plot(0, taus[0][int(layer)], marker, color=colour, markerfacecolor="white", markersize=6, zorder=4)
+        axes.plot([], [], "o", color=GREY, markerfacecolor="white", markersize=6, label="before rescaling")
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=":", label="τ = 1", zorder=1)

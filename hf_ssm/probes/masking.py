@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, check_library, check_strands, letters_of
+from hf_ssm.probes.cost import ProbeCost, count_evaluations, seconds_per_evaluation
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
 from hf_ssm.probes.reading import (
     check_choice,
@@ -26,7 +27,7 @@ from hf_ssm.probes.reading import (
 )
 from hf_ssm.probes.results import MaskingResult
 from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerprint_of_model
-from hf_ssm.probes.strategies import SCORES, STRATEGIES, SearchSettings, canonical_strategy, search
+from hf_ssm.probes.strategies import SCORES, SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
 from hf_ssm.probes.targets import ProbedSequence, head_of, prepare_sequence
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -130,7 +131,14 @@ class MaskingProbe:
         self.minimum_probability = minimum_probability
         self.allow_wrong = allow_wrong
 
-    def run(self, inputs: Any, target: Any = None, output: str | Path | None = None, *, progress: bool = True) -> Any:
+    def run(
+        self,
+        inputs: Any,
+        target: Any = None,
+        output: str | Path | None = None,
+        *,
+        progress: bool | Callable[[int], Any] = True,
+    ) -> Any:
         """Probe one sequence or many.
 
         Under `accelerate launch` the processes share the sequences; each returns all results.
@@ -147,7 +155,8 @@ class MaskingProbe:
                 sequences also a list with one target for each.
             output: A safetensors file for finished results; a call with the same arguments resumes from it after an
                 interruption.
-            progress: Show a progress bar (in the first process).
+            progress: Show a progress bar (in the first process), or a function that is called with the number of
+                tokens masked since its last call.
 
         Returns:
             A `MaskingResult` for one sequence, `MaskingResults` for many.
@@ -164,10 +173,12 @@ class MaskingProbe:
             file = ResultsFile(output, self._fingerprint(sequences), processes)
             own = file.share([number for number in range(len(sequences)) if number not in file.finished])
             total = sum(len(sequences[number].candidates) for number in own)
-            bar = logging.tqdm(total=total, unit="token", disable=not (progress and processes.is_main_process))
+            is_shown = progress and not callable(progress) and processes.is_main_process
+            bar = logging.tqdm(total=total, unit="token", disable=not is_shown)
+            advance = progress if callable(progress) else bar.update
             try:
                 for number in own:
-                    file.add(number, self._search(sequences[number], bar.update))
+                    file.add(number, self._search(sequences[number], advance))
             finally:
                 file.write()
                 bar.close()
@@ -194,6 +205,33 @@ class MaskingProbe:
         with probing(self.model):
             found = [sequence.target.prediction(self._full_passes(sequence).start_logits()) for sequence in sequences]
         return found[0] if is_single(inputs) else found
+
+    def costs(self, inputs: Any, target: Any = None) -> dict[str, ProbeCost]:
+        """Estimate forward passes and seconds of `run`, from a few timed variants of the longest sequence.
+
+        Args:
+            inputs: As for `run`.
+            target: As for `run`.
+
+        Returns:
+            The cost of the strategy of the probe, then of the other searches ("exact", "shortlist", "one_shot").
+
+        Raises:
+            ValueError: As for `run`, but wrong predictions and unlikely targets are not refused.
+        """
+        sequences = self._sequences(inputs, target)
+        longest = max(sequences, key=lambda sequence: len(sequence.read))
+        with probing(self.model):
+            longest = replace(longest, target=longest.target.resolved(self._full_passes(longest).start_logits()))
+            evaluator = evaluator_for(self.model, longest, self.mask.token_id, self.max_tokens_per_batch)
+            seconds = seconds_per_evaluation(evaluator) / len(longest.read)
+        found = {}
+        for strategy in dict.fromkeys([self.settings.strategy, *SEARCHES]):
+            settings = replace(self.settings, strategy=strategy)
+            counts = [count_evaluations(settings, len(sequence.candidates)) for sequence in sequences]
+            tokens = sum(count * len(sequence.read) for count, sequence in zip(counts, sequences, strict=True))
+            found[strategy] = ProbeCost(sum(counts), seconds * tokens)
+        return found
 
     def evaluate(self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None) -> Tensor:
         """The probability of the target of one sequence along a given masking order.

@@ -25,6 +25,8 @@ __all__ = ["MaskingResult", "MaskingResults"]
 
 _FORMAT = "hf_ssm masking results"
 _VERSION = 1
+# Share of the initial probability that a prediction without evidence keeps when all tokens are masked.
+_KEPT = 0.75
 _PER_SEQUENCE = ("target", "strategy", "mask", "evaluations", "tokens", "tokens_text")
 
 
@@ -70,11 +72,17 @@ class MaskingResult:
         """Another name of `auc`."""
         return self.auc
 
-    def tokens_left(self, threshold: float) -> int:
+    def tokens_left(self, threshold: float, *, relative: bool = False) -> int:
         """Number of unmasked tokens, out of M, just before the probability first falls below a threshold.
 
         M if the probability is below the threshold from the start.
+
+        Args:
+            threshold: The probability, or the value of a callable target.
+            relative: Whether `threshold` is a share of the initial probability instead, default False.
         """
+        if relative:
+            threshold *= self.probabilities[0].item()
         below = (self.probabilities < threshold).nonzero()
         masked = int(below[0]) - 1 if len(below) else len(self.order)
         return len(self.order) - max(masked, 0)
@@ -95,6 +103,28 @@ class MaskingResult:
         found = torch.full((len(self.input_ids),), math.nan, dtype=torch.float64)
         found[self.order] = torch.arange(1, len(self.order) + 1, dtype=torch.float64) / len(self.order)
         return found
+
+    @property
+    def effect(self) -> Tensor:
+        """Probability that the prediction has lost once the token, too, is masked, `(L,)`, float64.
+
+        The initial probability minus that after the token was masked in `order`, and 0 where it rose; NaN for tokens
+        that cannot be masked. Tokens that are masked at no cost have the effect 0, at whatever rank, unlike in
+        `importance`. For a callable target, the values take the place of the probabilities.
+        """
+        found = torch.full((len(self.input_ids),), math.nan, dtype=torch.float64)
+        found[self.order] = (self.probabilities[0] - self.probabilities[1:]).clamp(min=0)
+        return found
+
+    @property
+    def needs_no_token(self) -> bool:
+        """Whether at least three quarters of the initial probability are left when all tokens are masked.
+
+        The target is then the answer of the model to a sequence without information, and neither ranks nor effects
+        explain it. Always false for a callable target.
+        """
+        start, end = self.probabilities[0].item(), self.probabilities[-1].item()
+        return self.target["kind"] != "callable" and end >= _KEPT * start
 
     def agreement(self, other: "MaskingResult") -> dict[str, float]:
         """Agreement with the result of another strategy for the same sequence.

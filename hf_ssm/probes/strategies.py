@@ -22,7 +22,7 @@ SCORES = ("occlusion", "gradient")
 # Each token of a step after the first one may lower the value by this share of the value at the start.
 _TOLERANCE = 0.001
 # Occlusion scores are recomputed when this share of the tokens scored last is left.
-_RESCORE_SHARE = 0.75
+RESCORE_SHARE = 0.75
 
 # Called with the number of tokens masked since the last call.
 Advance = Callable[[int], Any]
@@ -180,7 +180,7 @@ class _OcclusionScores(_GradientScores):
 
     def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
         if len(left) <= self.due:
-            self.due = int(_RESCORE_SHARE * len(left))
+            self.due = int(RESCORE_SHARE * len(left))
             places, values = list(left), self.evaluator.after(masked, left)
         else:
             places, values = self._best(self.effects, masked, left)

@@ -1,6 +1,9 @@
 """Tokenizer of single nucleotides with the ids of HyenaDNA (Nguyen et al. 2023)."""
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+import re
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_ssm.tokenization._common import finish
@@ -18,6 +21,7 @@ def build_dna_tokenizer(
     padding_side: str = "right",
     add_eos: bool = False,
     keep_whitespace: bool = False,
+    keep_ambiguity: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Build the single-nucleotide tokenizer.
 
@@ -26,7 +30,9 @@ def build_dna_tokenizer(
     * `a c g t n` (soft-masked bases) are the tokens of their capitals;
     * white space is dropped, such as line breaks of a FASTA record (or one `[UNK]` each, with `keep_whitespace`);
       offsets refer to the original text;
-    * every other character, including the ambiguity codes `R Y S W K M B D H V` and `U`, is one `[UNK]`;
+    * `U` is `T`, and the ambiguity codes `R Y S W K M B D H V` are `N`, in either case (or one `[UNK]` each, with
+      `keep_ambiguity`);
+    * every other character is one `[UNK]`;
     * a special token in the text, such as `ACG[MASK]TT`, is that token, in this spelling only;
     * a pair of sequences is joined by `[SEP]`.
 
@@ -38,6 +44,8 @@ def build_dna_tokenizer(
         padding_side: "right" (default), or "left" for `generate`.
         add_eos: Append `[SEP]` to every sequence, as in HyenaDNA's pretraining. Default False: L bases give L tokens.
         keep_whitespace: Read white space as `[UNK]`, as Caduceus' tokenizer does. Default False.
+        keep_ambiguity: Read ambiguity codes and U as `[UNK]`, as the tokenizers of HyenaDNA and Caduceus do. Default
+            False.
 
     Returns:
         A fast tokenizer with `[SEP]` as end of sequence, and the outputs `input_ids` and `attention_mask`.
@@ -49,7 +57,11 @@ def build_dna_tokenizer(
     # per base, which takes four times as long for 1 Mb.
     backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
     # The library has no upper-case normalizer.
-    backend.normalizer = normalizers.Sequence([normalizers.Replace(base.lower(), base) for base in _BASES])
+    replaced = [normalizers.Replace(base.lower(), base) for base in _BASES]
+    if not keep_ambiguity:
+        # In the tokenizer and not in the preparation of data, so that a pipeline on the saved folder reads them alike.
+        replaced += [normalizers.Replace(Regex("[RYSWKMBDHVryswkmbdhv]"), "N"), normalizers.Replace(Regex("[Uu]"), "T")]
+    backend.normalizer = normalizers.Sequence(replaced)
     if not keep_whitespace:
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.Fuse()
@@ -83,3 +95,10 @@ def build_plant_dna_tokenizer(
     backend.normalizer = normalizers.Lowercase()
     backend.decoder = decoders.Fuse()
     return finish(backend, special, model_max_length, padding_side, eos_token=None, pair_separator=None)
+
+
+def reads_only_dna(tokenizer: Any) -> bool:
+    """Whether all tokens of a tokenizer, but special ones such as "[UNK]" and "<pad>", are made of A, C, G, T and N."""
+    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    letters = {letter for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token) for letter in token}
+    return {"A", "C", "G", "T"} <= {letter.upper() for letter in letters} <= {"A", "C", "G", "T", "N"}

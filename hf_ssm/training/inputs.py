@@ -15,11 +15,15 @@ from transformers import (
 
 from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import label_kind
+from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
-from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer
+from hf_ssm.hub.sources import check_source
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
 from hf_ssm.training.settings import RunSettings, suggestion
 from hf_ssm.training.tasks import TASKS
@@ -165,12 +169,19 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     labels = settings.label_column if labelled else None
     if labelled and task.labelled and labels is None:
         raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
+    if labelled and task.labelled and bare_suffix(Path(source)) in FASTA_SUFFIXES:
+        raise ValueError(
+            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, which model.task="
+            f"{settings.task!r} needs: choose --task causal-lm or masked-lm, or give a table with labels"
+        )
     if task.reads_pairs and not settings.data.get("pair_column"):
         raise ValueError(
             f"model.task={settings.task!r} reads two texts of each row: name the column of the second one with "
             "data.pair_column"
         )
     # A misspelled name is found before a download.
+    if settings.model["checkpoint"] is not None:
+        check_source(settings.model["checkpoint"])
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
     rows = load_rows(settings, labelled)
     kind = classes = None
@@ -191,11 +202,22 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
         processor, limit = tokenizer or load_tokenizer(settings), settings.data["max_length"]
         pairs = settings.data.get("pair_column")
+        if reads_only_dna(processor):
+            _check_letters(rows, [settings.sequence_column, *([pairs] if pairs else [])])
         splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, separate=task.reads_pairs)
         if kind == "classes":
             splits = align_labels(splits, processor, limit)
     description = rows["train"].info.description if source in GENERATORS else ""
     return RunData(splits, processor, classes, kind, description, settings.data["max_length"], settled)
+
+
+def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
+    """Refuse texts of other letters than those of DNA."""
+    remedy = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
+    for name, split in rows.items():
+        for column in columns:
+            for number, text in enumerate(split[column], start=1):
+                check_letters(text, f"column {column!r}, row {number} of {name!r}", remedy)
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_ssm.hub.sources import check_source
 from hf_ssm.models.registry import FAMILIES
 
 
@@ -29,6 +30,7 @@ def reading(what: str) -> Iterator[None]:
 def read_config(checkpoint: Any) -> Any:
     """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     what = f"the config.json of {str(checkpoint)!r}"
+    check_source(checkpoint)
     with reading(what):
         model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
         classes = {entry.config_class.model_type: entry.config_class for entry in FAMILIES.values()}
@@ -43,6 +45,7 @@ def read_config(checkpoint: Any) -> Any:
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub repository; one that needs code of its own is refused."""
+    check_source(name)
     with reading(f"the tokenizer of {name!r}"):
         try:
             return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

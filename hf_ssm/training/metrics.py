@@ -43,6 +43,18 @@ def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     return {name: metric(predictions, labels) for name, metric in computed.items()}
 
 
+def constant_class_metrics(labels: Any) -> dict[str, float]:
+    """The metrics of always predicting the most frequent class: the level of chance of `classification_metrics`.
+
+    Args:
+        labels: The class of each example, or a list of classes for each, of which `IGNORED_LABEL` is left out.
+    """
+    found = np.concatenate([np.ravel(label) for label in labels])
+    found = found[found != IGNORED_LABEL]
+    most_frequent = np.full_like(found, np.bincount(found).argmax())
+    return classification_metrics(EvalPrediction(predictions=most_frequent, label_ids=found))
+
+
 def predicted_classes(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
     """Class indices `(B, L)` of logits `(B, L, K)`, kept of each batch in token classification."""
     del labels  # part of the Trainer's signature

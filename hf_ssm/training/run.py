@@ -29,6 +29,7 @@ from hf_ssm.data.signals import fingerprint
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model
 from hf_ssm.training.inputs import RunData, build_collator, load_data
+from hf_ssm.training.metrics import constant_class_metrics
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
@@ -67,6 +68,14 @@ class RunResult:
     log_history: list[dict[str, Any]]
     steps: int
     seconds: float
+
+    @property
+    def chance(self) -> dict[str, float]:
+        """Metrics of always predicting the most frequent class of the validation split; empty without classes."""
+        validation = self.data.splits.get("validation")
+        if validation is None or self.data.label_kind not in ("class", "classes"):
+            return {}
+        return constant_class_metrics(validation["labels"])
 
 
 class _TauBeforeTraining(TrainerCallback):
@@ -221,6 +230,7 @@ def _build_trainer(
         "greater_is_better": task.greater_is_better,
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "use_cpu": launch.uses_cpu(),
+        "run_name": output.resolve().name,
         **settings.training,
     }
     data = loaded.splits

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.data.features import NORMALIZATIONS
@@ -228,10 +229,22 @@ def config_class(family: str) -> Any:
     return next(entry.config_class for entry in FAMILIES.values() if entry.short_name == family)
 
 
+def config_fields(family: str) -> list[Any]:
+    """The fields of a family's configuration that hf_ssm defines, those of all families first."""
+    own = {name for cls in config_class(family).__mro__ if cls.__module__.startswith("hf_ssm.") for name in vars(cls)}
+    return [field for field in dataclasses.fields(config_class(family)) if field.name in own and field.init]
+
+
 def family_of(config: Any) -> str | None:
     """The short name of a configuration's family; None for a model of another library."""
     names = {entry.config_class.model_type: entry.short_name for entry in FAMILIES.values()}
     return names.get(config.model_type)
+
+
+def training_types() -> dict[str, Any]:
+    """The fields of the training arguments, with their type annotations."""
+    types = typing.get_type_hints(SSMTrainingArguments)
+    return {field.name: types[field.name] for field in dataclasses.fields(SSMTrainingArguments) if field.init}
 
 
 def _check_model(settings: RunSettings) -> None:
@@ -269,9 +282,22 @@ def _check_training(settings: RunSettings) -> None:
     for key in settings.training:
         if key in _MANAGED:
             raise ValueError(f"training.{key} is determined by the command: use {_MANAGED[key]}")
-    types = typing.get_type_hints(SSMTrainingArguments)
-    fields = [field.name for field in dataclasses.fields(SSMTrainingArguments) if field.init]
-    _check_types("training", settings.training, {name: types[name] for name in fields if name not in _MANAGED})
+    types = {name: kind for name, kind in training_types().items() if name not in _MANAGED}
+    _check_types("training", settings.training, types)
+    _check_trackers(settings.training["report_to"])
+
+
+def _check_trackers(report_to: str | list[str] | None) -> None:
+    """Raise an error for an unknown tracker, or one whose package is missing, before data are prepared."""
+    for name in [report_to] if isinstance(report_to, str) else report_to or []:
+        if name in ("none", "all"):
+            continue
+        check_choice("tracker", name, INTEGRATION_TO_CALLBACK, "training.report_to")
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (ImportError, RuntimeError) as error:
+            extra = '; pip install "hf_ssm[tracking]"' if name in ("tensorboard", "trackio") else ""
+            raise ImportError(f"training.report_to={name!r}: {' '.join(str(error).split())}{extra}") from error
 
 
 def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:

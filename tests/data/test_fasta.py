@@ -65,7 +65,7 @@ def test_windows_of_mostly_n_are_left_out_and_counted(fasta, caplog):
 
 
 def test_no_window_is_an_error(fasta):
-    with pytest.raises(ValueError, match="min_window=4"):
+    with pytest.raises(ValueError, match=r"min_window=4 .*longest record has 3: .*--set data.min_window=1"):
         fasta_windows(fasta(">a\nACG\n"), window=8, min_window=4)
 
 

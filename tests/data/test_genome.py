@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pysam = pytest.importorskip("pysam")
+from hf_ssm.data import genome as module
+from hf_ssm.data.genome import Genome
 
-from hf_ssm.data import genome as module  # noqa: E402
-from hf_ssm.data.genome import Genome  # noqa: E402
+pysam = pytest.importorskip("pysam")
 
 TEXT = ">chr1 first\nACGTACGTAC\nGTnnNRacgt\nACG\n>chr2\r\nTTTT\r\n"
 

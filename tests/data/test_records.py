@@ -147,7 +147,11 @@ def test_bed_and_genome_belong_together(file):
             r"i\.jsonl: .*column 'x' differ in type",
         ),
         ("i.fa", ">a\nACGT\n>b\n>c\nA\n", r"i\.fa' cannot be read: the record 'b' has no sequence"),
-        ("i.csv", "seq,name\nACGT,a\n", r"sequence_column='sequence': i\.csv has no such column"),
+        (
+            "i.csv",
+            "seq,name\nACGT,a\n",
+            r"sequence_column='sequence': i\.csv has no such column.*--sequence-column seq",
+        ),
         ("i.csv", "", r"i\.csv' cannot be read"),
         ("i.fa", "", r"i\.fa' cannot be read: the file has no FASTA record"),
         ("i.fa", "sequence\nACGT\n", r"i\.fa' cannot be read: line 1: 'sequence' is not a header"),

@@ -176,6 +176,28 @@ def test_errors_name_the_file(write, lines, message):
         load_sequences(train, test_file=write("test.csv", lines), **NO_CUT)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "id,seq,y\nx1,ACGT,0\nx2,CCGT,1\n", r"If it is 'seq': .*--set data.sequence_column=seq\)\.$"),
+        ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"If it is 'y': .*--set data.label_column=y\); .*causal-lm"),
+        ("a.json", '[{"sequence": "ACGT"}]', r"For data without labels: label_column=None .*--task causal-lm"),
+        ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert it"),
+        ("a.csv", "sequence\tlabel\nACGT\t0\n", r"separated by '.t', not by ','; rename it to .tsv"),
+        ("a.tsv.gz", "sequence,label\nACGT,0\n", r"separated by ',', not by '.t'; rename it to .csv"),
+    ],
+)
+def test_errors_name_the_way_out(write, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        load_sequences(write(name, content), **NO_CUT)
+
+
+def test_a_column_of_texts_with_semicolons(write):
+    path = write("a.csv", "one; two\n")
+    assert read_table(path, ["text"], column_names=["text"]) == {"text": ["one; two"]}
+    assert read_table(write("b.csv", 'text,"a;b"\none,2\n'), []) == {"text": ["one"], "a;b": [2]}
+
+
 def test_files_that_are_not_tables(write):
     fasta = write("train.fa", ">a\n" + "ACGT" * 10)
     train = write("train.csv", "sequence,label\nA,0\nC,1\n")

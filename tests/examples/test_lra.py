@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
+from hf_ssm.cli.options.train import add_train
 from hf_ssm.data import load_sequences, loading
 from hf_ssm.training import run
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
@@ -108,7 +109,7 @@ def commands() -> list[str]:
 def test_the_commands_of_the_readme(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER.parents[1])
     parser = argparse.ArgumentParser()
-    train_command.add_train(parser)
+    add_train(parser)
     arguments = parser.parse_args(shlex.split(command))
     settings = train_command._settings(arguments)
     task, kernel = arguments.config.stem.split("_")

@@ -252,7 +252,7 @@ def test_other_models_are_refused(make_model, tokenizer, family, head, message):
         (SEQUENCES, {"aggregate": "men"}, "`aggregate`='men' is not known: did you mean 'mean'"),
         ([], {}, "`inputs` is empty"),
         (["ACGT", "MKVIAAGE"], {"both_strands": True}, "row 1: 'E' is no letter of DNA"),
-        (["ACGT", "MKVIAAGE"], {}, "row 1: .* is unknown to the tokenizer"),
+        (["ACGT", "MKVIAAGE"], {}, "row 1: 2 of the 8 letters of .* are none of DNA"),
         ([{"sequence": "A", "prediction": 1}], {}, "row 0: the input has a column 'prediction'"),
         ([{"sequence": "A", "start": 1}], {"window": 4}, "row 0: the input has a column 'start'.*rename it"),
     ],

@@ -328,6 +328,29 @@ def test_saturation_of_masked_models_equals_scores(make_model, genome: Genome) -
     assert found["masked_log_odds"] == pytest.approx(expected["masked_log_odds"], abs=1e-10)
 
 
+def test_the_score_of_the_next_token_alone_reads_the_context_once(model_of) -> None:
+    model, tokens = model_of("S4"), []
+    for scores in (None, ["next_token"]):
+        saturation = Saturation(SequenceModel(model, TOKENIZER), scores=scores, window=16, horizon=6)
+        with evaluating(model):
+            tokens.append((saturation.table(GENOME[:60], 20, 30), saturation.model.tokens))
+    (both, many), (alone, few) = tokens
+    assert alone.column("next_token").to_pylist() == pytest.approx(both.column("next_token").to_pylist(), abs=1e-10)
+    assert "llr" not in alone.column_names
+    assert few <= 2 * (10 + 16) < many
+
+
+def test_the_horizon_ends_the_windows_of_variants(model_of, genome: Genome) -> None:
+    model = model_of("S4")
+    row = {"chrom": "chr1", "pos": 61, "ref": GENOME[60], "alt": turned(GENOME[60])}
+    (found,) = hf_ssm.score_variants(model, TOKENIZER, [row], genome, window=16, horizon=3, both_strands=False)
+    (whole,) = hf_ssm.score_variants(model, TOKENIZER, [row], genome, window=16, both_strands=False)
+    first = 60 - 8
+    pair = (GENOME[first:63], GENOME[first:60] + row["alt"] + GENOME[61:63])
+    assert found["llr"] == pytest.approx(naive_llr(model, [pair]), abs=1e-9)
+    assert abs(found["llr"] - whole["llr"]) > 1e-6
+
+
 def test_saturation_evaluates_few_tokens(model_of) -> None:
     model = model_of("SSD")
     tokens = []

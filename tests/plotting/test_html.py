@@ -1,13 +1,16 @@
 """Pages of coloured text: content, escaping, tooltips."""
 
+import math
 import re
 from html.parser import HTMLParser
 
 import pytest
+import rich.console
+import torch
 
-from hf_ssm.plotting import sequence_html, write_sequence_html
-from hf_ssm.plotting.html import displayed_tokens
+from hf_ssm.plotting import coloured_tokens, sequence_html, sequence_text, write_sequence_html
 from hf_ssm.plotting.style import importance_background
+from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 
@@ -50,7 +53,7 @@ def test_page_preserves_the_text(make_result):
     page = sequence_html(result, "a <b> & c")
     found = Page(page)
     assert found.text == NASTY + "[EOS]"
-    assert found.tags == {"html", "head", "meta", "title", "style", "body", "h1", "p", "span", "ul", "li"}
+    assert found.tags == {"html", "head", "meta", "title", "style", "body", "div", "h1", "p", "span", "ul", "li"}
     assert found.open == [] and "<title>a &lt;b&gt; &amp; c</title>" in page
     assert not re.search(r"https?:|url\(|@import| on\w+=", page)
 
@@ -64,13 +67,54 @@ def test_words_are_escaped(make_result):
 
 def test_tooltips_and_colours_of_a_page(make_result):
     result = make_result("ACGT", build_dna_tokenizer(add_eos=True))
-    *letters, special = Page(sequence_html(result)).spans
+    *letters, special = Page(sequence_html(result, by="rank")).spans
     for rank, place in enumerate(result.order.tolist(), start=1):
         attributes, _ = letters[place]
         after = f"{result.probabilities[rank].item():.3f}"
         assert attributes["title"] == f"position {place + 1}: masked as number {rank} of 4, probability then {after}"
         assert attributes["style"].startswith(f"background:{importance_background(rank / 4)};")
-    assert special[0]["title"] == "position 5: never masked" and special[0]["class"] == "never"
+    assert special[0]["title"] == "position 5: never masked" and special[0]["style"].startswith("background:#E4E4E4")
+
+
+def test_colours_show_the_share_of_the_probability_that_is_lost(make_result):
+    result = make_result("ACGT", build_dna_tokenizer(add_eos=True))
+    result.order, result.probabilities = torch.tensor([2, 0, 3, 1]), torch.tensor([0.8, 0.9, 0.8, 0.6, 0.2]).double()
+    found = coloured_tokens(result)
+    assert [token.text for token in found] == ["A", "C", "G", "T", "[SEP]"]
+    assert [token.share for token in found[:4]] == pytest.approx([0.0, 0.75, 0.0, 0.25])
+    assert math.isnan(found[4].share)
+    assert [token.background for token in found[:4]] == [importance_background(share) for share in (0, 0.75, 0, 0.25)]
+    # The same in a terminal.
+    text = sequence_text(result)
+    assert text.plain == "ACGT[SEP]" and str(text.spans[1].style) == f"#FFFFFF on {found[1].background}"
+    console = rich.console.Console(force_terminal=True, color_system="truecolor", width=80)
+    with console.capture() as capture:
+        console.print(text)
+    assert "\x1b[" in capture.get()
+    with pytest.raises(ValueError, match="`by`='ranks': give one of effect, rank"):
+        coloured_tokens(result, "ranks")
+
+
+def test_values_of_a_function_are_relative_to_the_largest_loss(make_result):
+    result = make_result("ACG", target={"kind": "callable", "name": "f"})
+    result.order, result.probabilities = torch.tensor([0, 1, 2]), torch.tensor([-3.0, -4.0, -7.0, -5.0]).double()
+    assert [token.share for token in coloured_tokens(result)] == pytest.approx([0.25, 1.0, 0.5])
+
+
+def test_a_prediction_that_needs_no_token_has_a_warning(make_result):
+    result = make_result("ACG")
+    for last, warned in ((0.74, False), (0.76, True)):
+        result.probabilities = torch.tensor([1.0, 1.0, 1.0, last]).double()
+        page = sequence_html(result, class_names={1: "enhancer <a>"})
+        assert ("Stays at 0.76 with all tokens masked: class enhancer &lt;a&gt; is the answer" in page) == warned
+        assert "target: class enhancer &lt;a&gt;<" in page
+
+
+def test_fragments_can_be_put_into_a_page(make_result):
+    fragment = sequence_html(make_result("ACGT"), page=False)
+    assert Page(fragment).tags == {"style", "div", "h1", "p", "span", "ul", "li"}
+    selectors = re.findall(r"^(.*?) {", fragment, re.MULTILINE)
+    assert selectors and all(part.startswith(".hf-ssm") for line in selectors for part in line.split(", "))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from hf_ssm.plotting import plot_sequence, sequences
+from hf_ssm.plotting import coloured_tokens, plot_sequence, plot_sequences, sequences
 from hf_ssm.plotting.style import NEVER_MASKED, importance_colour
 from hf_ssm.tokenization import build_dna_tokenizer
 
@@ -17,7 +17,7 @@ def letters_of(figure):
 
 def test_height_and_colour_show_the_importance(make_result):
     result = make_result("ACGTTGCAACGT" * 3)
-    boxes, colours = letters_of(plot_sequence(result, per_row=10))
+    boxes, colours = letters_of(plot_sequence(result, per_row=10, by="rank"))
     assert len(boxes) == 36
     assert colours == [importance_colour(share) for share in result.importance.tolist()]
     # One letter only: round letters extend beyond the line.
@@ -29,6 +29,40 @@ def test_height_and_colour_show_the_importance(make_result):
         assert place % 10 <= box.x0 < box.x1 <= place % 10 + 1
     feet = [box.y1 for place, box in enumerate(boxes) if result.tokens_text[place] == "T"]
     assert len({round(foot, 6) for foot in feet}) == 4
+
+
+def test_the_effect_is_the_default(make_result):
+    result = make_result("ACGTTGCA")
+    figure = plot_sequence(result, title="row 3", class_names={1: "enhancer"})
+    _, colours = letters_of(figure)
+    lost = [share / result.probabilities[0].item() for share in result.effect.tolist()]
+    assert colours == [importance_colour(share) for share in lost]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    start, end = result.probabilities[[0, -1]].tolist()
+    assert texts[:2] == ["row 3", f"class enhancer: probability {start:.2f}, with all tokens masked {end:.2f}"]
+    assert "height and colour: probability lost once the token, too, is masked: none" in texts
+    result.probabilities[-1] = 0.8
+    result.probabilities[0] = 1.0
+    texts = [text.get_text() for text in plot_sequence(result).axes[0].texts]
+    assert any(text.startswith("Stays at 0.80 with all tokens masked: class 1 is the answer") for text in texts)
+
+
+def test_several_sequences_as_tiles(make_result, tmp_path):
+    results = [make_result("ACGTTGCA", seed=1), make_result("ACGTN", build_dna_tokenizer(add_eos=True), seed=2)]
+    results[1].probabilities[-1] = results[1].probabilities[0]
+    options = {"annotations": [[(6, 8, "motif")], []], "names": ["row 5", "row $9"], "per_row": 7, "title": "a run"}
+    figure = plot_sequences(results, tmp_path / "sequences.png", first=[0, 1], **options)
+    (axes,) = figure.axes
+    tiles = [[to_hex(colour).upper() for colour in drawn.get_facecolor()] for drawn in axes.collections]
+    assert tiles == [[token.background for token in coloured_tokens(result)] for result in results]
+    texts = [text.get_text() for text in axes.texts]
+    for text in ("a run", "row 5", r"row \$9", "known site", "SEP", "8", *"ACGTN"):
+        assert text in texts
+    assert sum(text.startswith("Stays at") for text in texts) == 1
+    # All lines of text and tiles are inside the figure, and none of the letters is above the legend.
+    assert all(0 <= text.get_position()[1] <= figure.get_size_inches()[1] for text in axes.texts)
+    with pytest.raises(ValueError, match="`results` is empty"):
+        plot_sequences([])
 
 
 def test_tokens_never_masked_are_grey(make_result):
@@ -44,7 +78,7 @@ def test_tokens_never_masked_are_grey(make_result):
 
 
 def bars_of(figure) -> list[tuple[float, float, float]]:
-    thin = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_height() < 0.1]
+    thin = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_height() < 0.09]
     return [(round(p.get_x()), round(p.get_x() + p.get_width()), round(p.get_y(), 3)) for p in thin]
 
 

@@ -25,6 +25,7 @@ FIGURES = {
     "plot_parameter_change": lambda path: plotting.plot_parameter_change({"D": 0.5}, path),
     "plot_saturation": lambda path: plotting.plot_saturation({"position": []}, "llr", path),
     "plot_sequence": lambda path: plotting.plot_sequence(None, path),
+    "plot_sequences": lambda path: plotting.plot_sequences([], path),
     "plot_spectrum": lambda path: plotting.plot_spectrum({"inputs": [1.0, 2.0, 1.0]}, path),
     "plot_tau": lambda path: plotting.plot_tau([], path),
     "plot_training_log": lambda path: plotting.plot_training_log([{"step": 1, "loss": 1.0}], path),
@@ -62,6 +63,18 @@ def test_any_title_is_drawn_whatever_the_settings_of_the_user(settings, tmp_path
         for title in ("run$1_{$", "$", "$$", r"a\$b$", r"$\frac{$", "x_1 $ % # y ^"):
             figure = plotting.plot_training_log([{"step": 1, "loss": 1.0}], tmp_path / "a.png", title=title)
             assert not is_math_text(figure.get_suptitle())
+
+
+def test_a_figure_is_also_written_as_svg_on_request(make_result, tmp_path):
+    for enabled, names in ((False, ["a.png"]), (True, ["a.png", "a.svg"])):
+        with plotting.also_svg(enabled):
+            FIGURES["plot_masking_curves"](tmp_path / "a.png")
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+    FIGURES["plot_masking_curves"](tmp_path / "b.png")
+    with plotting.also_svg():
+        FIGURES["plot_masking_curves"](tmp_path / "c.svg")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "c.svg"]
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

@@ -108,7 +108,10 @@ def test_softmax_and_attention_add_up() -> None:
         "log": lambda x: x.log_softmax(-1) * x,
     }
     for name, inner in functions.items():
-        function = lambda x, inner=inner: inner(x).square().flatten(1).sum(1)  # noqa: E731
+
+        def function(x, inner=inner):
+            return inner(x).square().flatten(1).sum(1)
+
         for x, x0 in (query, key.repeat(1, 1, 2, 1, 1)):
             found = hf_ssm.deep_lift(function, x, x0, nn.Identity())
             torch.testing.assert_close(
@@ -120,7 +123,10 @@ def test_sharp_softmax_in_single_precision() -> None:
     """The largest logits of the halves differ by factors that a product of exponentials does not survive."""
     x, x0 = 30 * torch.randn(2, 8, 6)
     weights = torch.randn(6)
-    function = lambda x: x.softmax(-1) @ weights  # noqa: E731
+
+    def function(x):
+        return x.softmax(-1) @ weights
+
     found = hf_ssm.deep_lift(function, x, x0, nn.Identity())
     torch.testing.assert_close(found.sum(1), function(x) - function(x0), rtol=1e-5, atol=1e-5)
     assert found.abs().max() < 10

@@ -49,6 +49,23 @@ def test_tokens_left_does_not_wait_for_the_curve_to_come_back():
     assert make(probabilities=(0.9, 0.2, 0.9, 0.9)).tokens_left(0.5) == 3
 
 
+def test_tokens_left_relative_to_the_start():
+    # The initial probability is 0.9: thresholds 0.81 and 0.63.
+    assert make().tokens_left(0.9, relative=True) == make().tokens_left(0.81) == 2
+    assert make().tokens_left(0.7, relative=True) == make().tokens_left(0.63) == 2
+    assert make().tokens_left(0.5, relative=True) == 1
+
+
+def test_effect_is_the_probability_lost():
+    result = make()
+    assert result.effect[[0, 2, 3]].tolist() == pytest.approx([0.3, 0.0, 0.8])
+    assert math.isnan(result.effect[1])
+    assert not result.needs_no_token and make(probabilities=(0.8, 0.9, 0.1, 0.61)).needs_no_token
+    function = make(probabilities=(1.0, 1.0, 1.0, 1.0))
+    function.target = {"kind": "callable", "name": "f"}
+    assert not function.needs_no_token
+
+
 def test_survivors_and_importance():
     result = make()
     assert result.survivors(2).tolist() == [3, 0]

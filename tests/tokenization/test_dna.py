@@ -5,7 +5,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
+from hf_ssm.tokenization import (
+    DNA_TOKENS,
+    build_byte_tokenizer,
+    build_dna_tokenizer,
+    build_listops_tokenizer,
+    build_plant_dna_tokenizer,
+    build_word_tokenizer,
+    reads_only_dna,
+)
 
 IDS = {"[CLS]": 0, "[SEP]": 1, "[BOS]": 2, "[MASK]": 3, "[PAD]": 4, "[RESERVED]": 5, "[UNK]": 6}
 IDS |= {"A": 7, "C": 8, "G": 9, "T": 10, "N": 11}
@@ -18,11 +26,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def reference_ids(text: str) -> list[int]:
     """Characters one by one; the text holds no special token."""
-    return [
-        IDS[character.upper()] if character in "ACGTNacgtn" else IDS["[UNK]"]
-        for character in text
-        if not character.isspace()
-    ]
+    table = {**dict.fromkeys("RYSWKMBDHV", "N"), "U": "T", **{base: base for base in "ACGTN"}}
+    table |= {letter.lower(): base for letter, base in table.items()}
+    return [IDS[table.get(character, "[UNK]")] for character in text if not character.isspace()]
 
 
 def test_the_ids_are_hyena_dnas(tokenizer):
@@ -55,8 +61,28 @@ def test_ids_equal_the_reference(text):
 
 def test_special_tokens_stand_inside_a_sequence_and_survive_the_folding(tokenizer):
     assert tokenizer("ac[MASK]gt[PAD]\n[UNK]N")["input_ids"] == [7, 8, 3, 9, 10, 4, 6, 11]
-    # Only in their own spelling: these are six letters and brackets.
-    assert tokenizer("[mask]")["input_ids"] == [6, 6, 7, 6, 6, 6]
+    # Only in their own spelling: these are letters and brackets, of which m, s and k are ambiguity codes.
+    assert tokenizer("[mask]")["input_ids"] == [6, 11, 7, 11, 11, 6]
+
+
+def test_ambiguity_is_unknown_to_published_tokenizers():
+    published = build_dna_tokenizer(keep_ambiguity=True)
+    assert published("AaRrUuNn-")["input_ids"] == [7, 7, 6, 6, 6, 6, 11, 11, 6]
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (build_dna_tokenizer, True),
+        (build_plant_dna_tokenizer, True),
+        (build_byte_tokenizer, False),
+        (build_listops_tokenizer, False),
+        (lambda: build_word_tokenizer(["ACG", "TTA", "<x>"]), True),
+        (lambda: build_word_tokenizer(["ACG", "TTA", "x"]), False),
+    ],
+)
+def test_which_tokenizers_read_only_dna(build, expected):
+    assert reads_only_dna(build()) is expected
 
 
 def test_only_ids_and_mask_come_out(tokenizer):

@@ -17,6 +17,8 @@ from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 
+_NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
+
 
 def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
@@ -105,6 +107,21 @@ class SSMPreTrainedModel(PreTrainedModel):
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """As in transformers, with an error that names the cause if the Hub cannot be reached."""
+        try:
+            found: str = super().push_to_hub(repo_id, **kwargs)
+        except Exception as error:
+            # By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub. After other
+            # faults, such as a lost connection, the commit may have been made.
+            if not _NO_CONNECTION & {kind.__name__ for kind in type(error).__mro__}:
+                raise
+            raise ConnectionError(
+                f"nothing was pushed to {repo_id!r}, because the Hub cannot be reached: {error} (check the network, "
+                "HF_ENDPOINT and HF_HUB_OFFLINE, then call `push_to_hub` again)"
+            ) from error
+        return found
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; new tokens are their own complement."""

@@ -149,7 +149,7 @@ class HyenaDNAConverter(CheckpointConverter):
         if config.get("vocab_size", 12) != 12:
             return None
         longest = self.convert_config(config)["max_position_embeddings"]
-        return build_dna_tokenizer(model_max_length=longest, padding_side="left", add_eos=True)
+        return build_dna_tokenizer(longest, "left", add_eos=True, keep_ambiguity=True)
 
     def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of the `HyenaConfig` that computes what HyenaDNA's model computes.

@@ -227,7 +227,7 @@ CONVERTERS = (CaduceusConverter(),)
 
 
 def _build_caduceus(model_max_length: int | None, padding_side: str) -> PreTrainedTokenizerFast:
-    return build_dna_tokenizer(model_max_length, padding_side, add_eos=True, keep_whitespace=True)
+    return build_dna_tokenizer(model_max_length, padding_side, add_eos=True, keep_whitespace=True, keep_ambiguity=True)
 
 
 def _value(config: Mapping[str, Any], name: str, kind: type, default: Any, where: str = "") -> Any:

@@ -1,0 +1,60 @@
+"""Links from docstrings to the reference: `` `name` `` of a public object becomes a link to its entry.
+
+Public are the names of `hf_ssm` and those of the same module. Parameters of the documented function are left alone, and
+so are the types of transformers' style of docstrings, which lose their backticks.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+import hf_ssm
+
+CODE = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)`(?![`\]])")
+ENTRY = re.compile(r"^::: (hf_ssm[\w.]*)$", re.MULTILINE)
+TYPES = re.compile(r"^( +[\w, ]+ )\((.*`.*)\):", re.MULTILINE)
+
+
+class LinkedNames(griffe.Extension):
+    """Rewrites the docstrings of the package before they are parsed."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        public = {name: getattr(hf_ssm, name) for name in hf_ssm.__all__}
+        self.top = {name: f"{found.__module__}.{found.__qualname__}" for name, found in public.items()}
+        pages = Path(__file__).parent.glob("reference/**/*.md")
+        self.entries = {path for page in pages for path in ENTRY.findall(page.read_text("utf-8"))}
+        self._visit(pkg)
+
+    def _visit(self, found: Any) -> None:
+        for member in found.members.values():
+            if not member.is_alias:
+                if member.docstring:
+                    member.docstring.value = self._linked(member)
+                if member.is_module or member.is_class:
+                    self._visit(member)
+
+    def _linked(self, documented: Any) -> str:
+        own = {} if documented.is_attribute else {p.name for p in getattr(documented, "parameters", ())}
+        module = documented if documented.is_module else documented.module
+        shown = {name: member.path for name, member in module.members.items() if _is_public(member)}
+        known = {name: path for name, path in shown.items() if self.entries & {path, module.path}} | self.top
+
+        def link(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in own or name == documented.name or name not in known:
+                return match[0]
+            return f"[{match[0]}][{known[name]}]"
+
+        text = TYPES.sub(lambda match: f"{match[1]}({re.sub('[`*]', '', match[2])}):", documented.docstring.value)
+        lines = (
+            line if line.lstrip().startswith((">>>", "...")) else CODE.sub(link, line) for line in text.split("\n")
+        )
+        return "\n".join(lines)
+
+
+def _is_public(member: Any) -> bool:
+    if member.is_alias or member.name.startswith("_"):
+        return False
+    return (member.is_class or member.is_function) and member.docstring is not None

@@ -1,0 +1,207 @@
+"""The tab of the probe: which tokens a prediction depends on."""
+
+import math
+from html import escape
+from typing import Any
+
+import gradio as gr
+import torch
+
+from hf_ssm.app import markup
+from hf_ssm.app.figures import figure_html, plot_curve
+from hf_ssm.app.jobs import Job
+from hf_ssm.app.served import ServedModel
+from hf_ssm.app.wiring import Jobs
+from hf_ssm.plotting.html import displayed_tokens
+from hf_ssm.probes import MaskingProbe, MaskingResult
+from hf_ssm.probes.attributions import ATTRIBUTIONS, check_library, check_strands
+
+__all__ = ["METHODS", "add_tab", "missing", "probe", "probe_html"]
+
+TITLE = "Which bases matter"
+METHODS = {
+    "shortlist": "shortlist: a search among the likeliest candidates (seconds)",
+    "one_shot": "one shot: each token masked alone, then in that order (fastest)",
+    "exact": "exact: the best token in each step (slow)",
+    "occlusion": "occlusion: what masking one token changes",
+    "integrated_gradients": "integrated gradients",
+    "gradient_shap": "gradient SHAP",
+    "deep_lift": "DeepLIFT",
+    "in_silico_mutagenesis": "in-silico mutagenesis: what replacing a base changes",
+}
+"""Methods by the name of the strategy of `MaskingProbe`, as the page describes them."""
+
+_MOST_LETTERS = 2000
+_MOST_EXACT = 300
+_PREDICTED = "the predicted class"
+
+
+def missing(served: ServedModel) -> str | None:
+    """Why the tab makes no sense for a model; `None` if it does."""
+    if served.reads in ("numbers", "videos"):
+        return f"This model reads {served.reads}: the probe masks the tokens of texts."
+    if served.reads == "pairs":
+        return "This model compares two sequences; the probe explains predictions for one."
+    if served.head is None:
+        return "This model has no prediction that could be explained."
+    if served.head == "class" and not served.predicts_classes:
+        return "This model predicts no single class, whose probability the probe would follow."
+    return None
+
+
+def available_methods(served: ServedModel) -> list[tuple[str, str]]:
+    """Descriptions and names of the methods whose library is installed and that suit the model."""
+    found = []
+    for name, text in METHODS.items():
+        try:
+            if name in ATTRIBUTIONS:
+                check_library(name)
+                check_strands(name, served.model)
+            if name == "in_silico_mutagenesis" and not served.has_bases:
+                continue
+        except (ImportError, ValueError):
+            continue
+        found.append((text, name))
+    return found
+
+
+def masks(served: ServedModel) -> list[tuple[str, str]]:
+    """Descriptions and names of the replacements of masked tokens, the best first."""
+    known = served.processor.get_vocab()
+    found = [("N, an unknown base", "n")] if "N" in known else []
+    found += [("the mask token", "mask")] if served.processor.mask_token is not None else []
+    # A masked language model has seen its mask in training.
+    return [*(found[::-1] if served.head == "masked" else found), ("a zero embedding", "zero")]
+
+
+def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
+    """Add the contents of the tab."""
+    gr.Markdown(
+        "Masks one token after the other, the least important first. What keeps the prediction alive until the end is "
+        f"what it depends on. Reads the first sequence, at most {_MOST_LETTERS:,} letters ({_MOST_EXACT} with *exact*)."
+    )
+    kinds = masks(served)
+    with gr.Row():
+        methods = available_methods(served)
+        method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=240)
+        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=200)
+        if served.head == "class":
+            target: Any = gr.Dropdown([_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain")
+        else:
+            target = gr.Number(0, precision=0, label="Explain the token at position (from 1; 0: the last)")
+    result = gr.HTML()
+    jobs.add_button(
+        "Find them",
+        lambda job, *values: [probe_html(served, probe(served, job, *values))],
+        [text, method, mask, target],
+        [result],
+        unit="tokens masked",
+    )
+
+
+def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, target: Any) -> MaskingResult:
+    """Run the probe on the first sequence.
+
+    Args:
+        served: The model.
+        job: The computation.
+        text: The input field.
+        method: A strategy of `MaskingProbe`.
+        mask: The replacement of masked tokens.
+        target: Name of a class or `_PREDICTED`; otherwise the position of a token, from 1, or 0 for the last.
+    """
+    record = served.first_record(text, _MOST_EXACT if method == "exact" else _MOST_LETTERS)
+    (own,) = served.encoded([record])
+    runner = MaskingProbe(
+        served.model,
+        served.processor,
+        mask,
+        method,
+        max_tokens_per_batch=served.reader.max_tokens_per_batch,
+        allow_wrong=True,
+    )
+    places = (~own.special).nonzero().flatten().tolist()
+    goal: Any = None
+    if served.head == "class":
+        goal = None if target == _PREDICTED else served.class_names.index(target)
+    else:
+        if not 0 <= int(target or 0) <= len(places):
+            raise ValueError(f"Position {target}: the sequence has the positions 1 to {len(places)}.")
+        goal = places[int(target or 0) - 1]
+    # A causal model does not read the token that it predicts, nor later ones.
+    job.expect(sum(place < goal for place in places) if served.head == "causal" else len(places))
+    found: MaskingResult = runner.run(own.ids, goal, progress=job.advance)
+    return found
+
+
+def effects(result: MaskingResult) -> torch.Tensor:
+    """The colour of each token, `(L,)`: the scores of an attribution, otherwise the probability lost.
+
+    The latter is the initial probability minus that once the token, too, is masked, and 0 where it rose.
+    """
+    if result.scores is not None:
+        return result.scores
+    found = torch.full((len(result.input_ids),), math.nan, dtype=torch.float64)
+    found[result.order] = (result.probabilities[0] - result.probabilities[1:]).clamp(min=0)
+    return found
+
+
+def probe_html(served: ServedModel, result: MaskingResult) -> str:
+    """Coloured tokens, the curve, and what they show in words."""
+    values, probabilities = effects(result), result.probabilities.tolist()
+    signed = result.scores is not None
+    largest = float(values.nan_to_num().abs().max()) or 1.0
+    scale = largest if signed else max(probabilities[0], 1e-12)
+    ranks = {place: rank for rank, place in enumerate(result.order.tolist(), start=1)}
+    names = displayed_tokens(result.tokens_text or [str(token) for token in result.input_ids.tolist()])
+    goal = result.target.get("position")
+    tokens = []
+    for place, (name, value) in enumerate(zip(names, values.tolist(), strict=True)):
+        if math.isnan(value):
+            what, colour = "never masked", None
+        else:
+            colour = markup.diverging(value / scale) if signed else markup.sequential(value / scale)
+            kind = "score" if signed else "probability lost"
+            rank = f", masked as number {ranks[place]} of {len(ranks)}" if place in ranks else ""
+            what = f"{kind} {value:.3g}{rank}"
+        tokens.append(markup.Token(name, colour, f"{place + 1}: {what}", place == goal))
+    scale_text = (
+        markup.legend("against", "for the prediction", True)
+        if signed
+        else markup.legend("masked at no cost", "all of the probability lost once masked", False)
+    )
+    label = "probability" if result.target["kind"] != "callable" else "value"
+    caption = f"The {label} while tokens are masked: a late fall means that few tokens suffice."
+    return (
+        markup.section(f'<p class="answer">{escape(_summary(served, result))}</p>', _caution(result))
+        + markup.section(scale_text, markup.tokens(tokens), title="Tokens by their effect")
+        + markup.section(figure_html(plot_curve(probabilities, label), caption), title="Curve")
+        + markup.section(markup.table(["position", "token", "effect"], _top(names, values)), title="Largest effects")
+    )
+
+
+def _summary(served: ServedModel, result: MaskingResult) -> str:
+    target, start = result.target, result.probabilities[0].item()
+    if target["kind"] == "class":
+        what = f"class {served.class_names[target['label']]}"
+    else:
+        (token,) = served.processor.convert_ids_to_tokens([target["token"]])
+        what = f"token {token}"
+    at = f" at position {target['position'] + 1}" if target.get("position") is not None else ""
+    left = result.tokens_left(0.9 * start)
+    return f"{what}{at}: {start:.1%}; {left} of {len(result.order)} tokens keep nine tenths of it."
+
+
+def _caution(result: MaskingResult) -> str:
+    start, end = result.probabilities[0].item(), result.probabilities[-1].item()
+    if end < 0.75 * start:
+        return ""
+    return (
+        f'<p class="message">With all tokens masked the probability is still {end:.1%}: this is the answer to a '
+        "sequence without information, and no token explains it.</p>"
+    )
+
+
+def _top(names: list[str], values: torch.Tensor, count: int = 10) -> list[list[Any]]:
+    order = values.nan_to_num(0).abs().argsort(descending=True, stable=True)[:count].tolist()
+    return [[place + 1, names[place], values[place].item()] for place in sorted(order)]

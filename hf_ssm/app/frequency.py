@@ -1,0 +1,228 @@
+"""The tab of frequencies: power spectra of sequences and layers, and the response of a layer with other α and β."""
+
+import copy
+import dataclasses
+import math
+
+import gradio as gr
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.frequency import FrequencyResponse, alpha_recommendation, frequency_responses
+from hf_ssm.analysis.recording import record_operators
+from hf_ssm.app import markup
+from hf_ssm.app.figures import figure_html, plot_responses, plot_spectra, row
+from hf_ssm.app.jobs import Job
+from hf_ssm.app.reading import MOST_SEQUENCES
+from hf_ssm.app.served import ServedModel
+from hf_ssm.app.wiring import Jobs
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
+
+__all__ = ["add_tab", "changed_response", "missing", "response_html", "spectrum_html"]
+
+TITLE = "Frequencies"
+_MOST_POSITIONS = 20_000
+_FEWEST_FREQUENCIES = 257
+_SHARES = (0.5, 0.9)
+
+
+def missing(served: ServedModel) -> str | None:
+    """Why the tab makes no sense for a model; `None` if it does."""
+    if served.reads == "videos":
+        return "This model reads videos; spectra are those of sequences."
+    return None
+
+
+def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
+    """Add the contents of the tab."""
+    _add_response(served)
+    gr.Markdown(
+        "### Spectrum of the sequences\nWhich frequencies the input has, and what is left of them at each layer. At "
+        f"most {MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
+    )
+    result = gr.HTML()
+    jobs.add_button("Compute the spectrum", lambda job, value: [spectrum_html(served, job, value)], [text], [result])
+
+
+def _add_response(served: ServedModel) -> None:
+    gr.Markdown("### Frequency response of a layer")
+    try:
+        responses = frequency_responses(served.model)
+    except ValueError:
+        gr.HTML(markup.note(_no_response(served)))
+        return
+    has_alpha = any(map(_frequencies, (response.operator for response in responses)))
+    gr.Markdown(
+        "How strongly the convolution of a layer passes each frequency. **α** multiplies the frequencies of the state "
+        "matrix (Yu et al. 2025, eq. 5): above 1 the layer reacts to faster changes. **β** weighs each frequency by "
+        "(1 + |s|)^β (eq. 8): above 0 it amplifies high frequencies. Both act on the trained weights, without training."
+    )
+    names = [_name(response, responses) for response in responses]
+    layer = gr.Dropdown(names, value=names[0], label="Layer", visible=len(names) > 1)
+    with gr.Row():
+        alpha = gr.Slider(
+            -2,
+            2,
+            0,
+            step=0.1,
+            label="α: power of ten",
+            info="0 leaves α as it is, 1 multiplies it by 10, -1 by 0.1"
+            if has_alpha
+            else "no effect: this layer has no state matrix with frequencies",
+            interactive=has_alpha,
+            min_width=240,
+        )
+        beta = gr.Slider(-2, 2, 0, step=0.1, label="β: added", info="0 leaves β as it is", min_width=240)
+    reset = gr.Button("As trained", size="sm", scale=0, min_width=120)
+
+    def show(name: str, power: float, added: float) -> str:
+        return response_html(served, responses[names.index(name)], power, added)
+
+    figure = gr.HTML(response_html(served, responses[0], 0.0, 0.0))
+    controls = [layer, alpha, beta]
+    for component in controls:
+        component.change(
+            show, controls, figure, show_progress="hidden", trigger_mode="always_last", api_visibility="private"
+        )
+    reset.click(lambda: (0, 0), None, [alpha, beta], show_progress="hidden", api_visibility="private")
+
+
+def _no_response(served: ServedModel) -> str:
+    if not served.is_own:
+        return "The frequency response is known for the models of hf_ssm only."
+    return (
+        "A selective scan changes its kernel from token to token and has no frequency response; α and β act on models "
+        "with long convolutions (S4, S5, Hyena)."
+    )
+
+
+def _name(response: FrequencyResponse, responses: list[FrequencyResponse]) -> str:
+    parts = [f"layer {response.layer}"]
+    parts += [response.direction] if any(other.direction != response.direction for other in responses) else []
+    parts += [f"convolution {response.group}"] if any(other.group != response.group for other in responses) else []
+    return ", ".join(parts)
+
+
+def _frequencies(operator: SequenceOperator | None) -> list[str]:
+    """Names of the parameters that hold the frequencies of the state matrix, which α multiplies."""
+    if operator is None:
+        return []
+    return [
+        name
+        for name, role in parameter_roles(operator).items()
+        if role.quantity == "A_imag" and bool(operator.get_parameter(name).any())
+    ]
+
+
+def changed_response(response: FrequencyResponse, scale: float, added: float) -> FrequencyResponse:
+    """The response of a trained operator with α multiplied by `scale` and `added` added to β.
+
+    Raises:
+        ValueError: The response is not of an operator.
+
+    Source: Yu et al. 2025, eqs. (5) and (8), applied to the trained state matrix and filter.
+    """
+    if response.operator is None:
+        raise ValueError(f"the response of {response.name} has no `operator`: only its samples are known.")
+    operator = copy.deepcopy(response.operator)
+    with torch.no_grad():
+        for name in _frequencies(operator):
+            operator.get_parameter(name).mul_(scale)
+        if operator.sobolev_order is not None:
+            operator.sobolev_order.add_(added)
+        else:
+            operator.initial_order += added
+        values = operator.frequency_response(response.omega, response.rows)
+    return dataclasses.replace(response, response=values, operator=operator)
+
+
+def response_html(served: ServedModel, response: FrequencyResponse, power: float, added: float) -> str:
+    """The figure of a layer, as trained and, if anything is changed, with other α and β."""
+    scale = 10.0**power
+    is_changed = power != 0 or added != 0
+    changed = changed_response(response, scale, added) if is_changed else None
+    alpha, beta = float(getattr(served.config, "frequency_scale", 1.0)), _mean_order(response)
+    now = [f"α = {alpha * scale:.3g}"] if _frequencies(response.operator) else []
+    now.append(f"β = {beta + added:.2g}")
+    trained = [f"α = {alpha:.3g}"] if now[1:] else []
+    trained.append(f"β = {beta:.2g}")
+    caption = f"As trained ({', '.join(trained)})" + (f" and with {', '.join(now)}." if is_changed else ".")
+    caption += " Lines: median of the channels; bands: the middle 80 %."
+    figure = plot_responses(response, changed, f"with {', '.join(now)}")
+    return markup.section(figure_html(figure, caption))
+
+
+def _mean_order(response: FrequencyResponse) -> float:
+    operator = response.operator
+    assert operator is not None
+    order = operator.initial_order if operator.sobolev_order is None else operator.sobolev_order.mean().item()
+    return float(order)
+
+
+def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
+    """Spectra of the inputs and of each layer's inputs, with their edges in words."""
+    batches = served.batches(text, MOST_SEQUENCES, _MOST_POSITIONS)
+    longest = max(next(iter(batch.values())).shape[1 if served.reads != "pairs" else 2] for batch in batches)
+    count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
+    spectra = {"sequences": _input_power(served, batches, count)}
+    if served.is_own:
+        for record in record_operators(served.model, batches, num_frequencies=count):
+            if record.direction == "forward" and record.power is not None:
+                name = f"input of layer {record.layer}"
+                spectra[name] = spectra.get(name, torch.zeros(count)) + record.power.sum(0).cpu()
+    spectra = {name: power for name, power in spectra.items() if math.isfinite(power.sum()) and power.sum() > 0}
+    if not spectra:
+        raise ValueError("The input is constant or one position long, so that it has no spectrum.")
+    rows = []
+    for name, power in spectra.items():
+        line, ratio = strongest_line(power)
+        edges = (spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES)
+        rows.append([name, *edges, 2 * math.pi / line, ratio])
+    header = [
+        "",
+        *(f"{share:.0%} of the power below" for share in _SHARES),
+        "strongest period",
+        "times its surroundings",
+    ]
+    caption = "White noise is a horizontal line. Coding DNA has a peak at the period 3."
+    return markup.section(
+        row(figure_html(plot_spectra(spectra), caption)),
+        markup.table(header, rows),
+        '<p class="quiet">Frequencies in cycles per position, periods in positions.</p>',
+        _alpha(served, spectra),
+    )
+
+
+def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: int) -> Tensor:
+    total, positions = torch.zeros(count, dtype=torch.float64), 0
+    for batch in batches:
+        if served.reads == "numbers":
+            values = batch["input_values"]
+            power, number = power_spectrum(values, num_frequencies=count).sum(0), values.shape[1]
+        else:
+            ids, mask = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("input_ids", "attention_mask"))
+            own = mask.bool() & ~torch.isin(ids, served.special_ids())
+            # A sequence may consist of special tokens.
+            number = int(own.sum())
+            power = symbol_spectrum(ids, own, num_frequencies=count) if number else torch.zeros(count)
+        total, positions = total + power.cpu() * number, positions + number
+    return total / max(positions, 1)
+
+
+def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
+    """The useful range of α for the layers' inputs, in a sentence."""
+    layers = [power / power.sum() for name, power in spectra.items() if name != "sequences"]
+    if not layers:
+        return ""
+    try:
+        found = alpha_recommendation(served.config, torch.stack(layers).mean(0), quantiles=(0.9,))
+    except ValueError:
+        return ""
+    low, high = found.from_data[0.9]
+    return (
+        f"<p>A useful α for this input is at most {low:.3g} for the largest and {high:.3g} for the smallest step size "
+        "of the model: above it, the fastest pole lies beyond 90 % of the power of the layers' inputs.</p>"
+    )

@@ -1,0 +1,171 @@
+"""The page: the input field with its examples, and below it a tab for each thing that the model can do."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from hf_ssm.app import bases, frequency, markup, predicting, theory, variants
+from hf_ssm.app.reading import MOST_LETTERS, MOST_SEQUENCES, UPLOADS, read_upload
+from hf_ssm.app.served import ServedModel
+from hf_ssm.app.wiring import Jobs
+
+__all__ = ["build_page", "launch"]
+
+logger = logging.getLogger(__name__)
+
+_TABS: tuple[Any, ...] = (predicting, bases, variants, frequency, theory)
+_MOST_UPLOADED = "20mb"
+# No fonts of other hosts.
+_FONT, _MONO = ("system-ui", "sans-serif"), ("ui-monospace", "DejaVu Sans Mono", "monospace")
+
+
+def build_page(served: ServedModel) -> gr.Blocks:
+    """The page of a model, for `launch` or to be mounted in another application.
+
+    Args:
+        served: The model.
+
+    Returns:
+        Blocks of Gradio.
+    """
+    jobs = Jobs()
+    with gr.Blocks(title=f"{served.name}: hf_ssm", analytics_enabled=False, fill_width=False) as page:
+        gr.Markdown(f"# {_literal(served.name)}\n{_literal(' · '.join(served.facts()))}", elem_id="title")
+        text = _add_input(served) if served.reads != "videos" else gr.Textbox(visible=False)
+        with gr.Tabs():
+            for tab in _TABS:
+                with gr.Tab(tab.TITLE, id=tab.TITLE):
+                    reason = tab.missing(served)
+                    if reason is None:
+                        tab.add_tab(served, jobs, text)
+                    else:
+                        gr.HTML(markup.note(reason))
+        # A closed page needs no result.
+        page.unload(jobs.stop)
+    return page
+
+
+def _literal(text: str) -> str:
+    """Text without the marks of Markdown."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>#" else letter for letter in text)
+
+
+def _add_input(served: ServedModel) -> gr.Textbox:
+    """The input field, an upload that fills it, and examples."""
+    is_of_numbers = served.reads == "numbers"
+    label, hint = {
+        "numbers": ("Signal", "One position per line, its channels separated by commas"),
+        "pairs": ("Two sequences", "Two FASTA records: >name, and the letters in the next line"),
+        "text": ("Sequence", "Paste a sequence, or several as FASTA"),
+    }[served.reads]
+    with gr.Row(equal_height=False):
+        text = gr.Textbox(
+            served.examples[0].text if served.examples else "",
+            label=label,
+            info=f"{hint}. At most {MOST_SEQUENCES} sequences and {MOST_LETTERS:,} letters."
+            if not is_of_numbers
+            else f"{hint}.",
+            lines=5,
+            max_lines=8,
+            scale=4,
+            min_width=300,
+            elem_id="sequence",
+        )
+        with gr.Column(scale=1, min_width=220):
+            upload = gr.UploadButton(
+                "Upload csv or text" if is_of_numbers else "Upload FASTA or csv",
+                file_types=[".csv", ".tsv", ".txt"] if is_of_numbers else [*UPLOADS],
+                file_count="single",
+                size="md",
+            )
+            message = gr.HTML()
+            if served.examples:
+                gr.Examples(
+                    [[example.text] for example in served.examples],
+                    text,
+                    example_labels=[example.label for example in served.examples],
+                    label="Examples",
+                    api_visibility="private",
+                )
+
+    def take(path: str) -> tuple[Any, str]:
+        try:
+            found = read_upload(path, is_of_numbers)
+        except (ValueError, OSError) as error:
+            return gr.skip(), markup.error(str(error))
+        return found, markup.note("The file is in the field.")
+
+    upload.upload(take, upload, [text, message], show_progress="hidden", api_visibility="private")
+    return text
+
+
+def theme() -> gr.themes.Base:
+    """Colours with a contrast of at least 4.5, and fonts of the system."""
+    blue = gr.themes.Color(
+        c50="#EFF6FB",
+        c100="#DCEAF5",
+        c200="#B5D5EA",
+        c300="#84B9DC",
+        c400="#4B99CB",
+        c500="#1F7FBA",
+        c600="#0072B2",
+        c700="#005F95",
+        c800="#004E7A",
+        c900="#003C5E",
+        c950="#002A42",
+    )
+    return gr.themes.Default(primary_hue=blue, font=_FONT, font_mono=_MONO).set(
+        button_primary_background_fill="#0072B2",
+        button_primary_background_fill_dark="#0072B2",
+        button_primary_background_fill_hover="#005F95",
+        button_primary_background_fill_hover_dark="#005F95",
+        button_primary_text_color="white",
+        button_primary_text_color_dark="white",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+    )
+
+
+def launch(
+    served: ServedModel,
+    *,
+    host: str | None = "127.0.0.1",
+    port: int | None = 7860,
+    share: bool = False,
+    wait: bool = True,
+    announce: Callable[[str], None] = print,
+) -> gr.Blocks:
+    """Serve the page of a model.
+
+    Args:
+        served: The model.
+        host: Address to listen on; "0.0.0.0" for all.
+        port: Port; `None` for a free one from 7860 on.
+        share: Also open a tunnel with a public address, through servers of Gradio.
+        wait: Serve until the process is interrupted; otherwise return at once.
+        announce: Called with the sentence that names the address.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    page = build_page(served)
+    page.queue(default_concurrency_limit=4, max_size=64)
+    _, local, public = page.launch(
+        server_name=host,
+        server_port=port,
+        share=share,
+        prevent_thread_lock=True,
+        quiet=True,
+        theme=theme(),
+        css=markup.CSS,
+        footer_links=[],
+        max_file_size=_MOST_UPLOADED,
+        enable_monitoring=False,
+        ssr_mode=False,
+    )
+    announce(f"The page of {served.name} is at {local}" + (f" and at {public}" if public else ""))
+    if wait:
+        page.block_thread()
+    return page

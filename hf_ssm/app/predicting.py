@@ -1,0 +1,238 @@
+"""The tab of predictions: classes and values, likelihoods, next and masked tokens, generated text."""
+
+import math
+from html import escape
+from typing import Any
+
+import gradio as gr
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from hf_ssm.app import markup
+from hf_ssm.app.jobs import Job
+from hf_ssm.app.reading import MOST_LETTERS, MOST_SEQUENCES
+from hf_ssm.app.served import ServedModel
+from hf_ssm.app.wiring import Jobs
+from hf_ssm.inference.likelihoods import log_likelihoods
+from hf_ssm.inference.predict import predict
+from hf_ssm.plotting.style import PALETTE
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["add_tab", "missing", "prediction_html"]
+
+TITLE = "Predict"
+_MOST_BARS, _MOST_ROWS, _MOST_NEW = 10, 200, 500
+_MOST_POSITIONS = 20_000
+_PROBABILITY = "probability_"
+
+
+def missing(served: ServedModel) -> str | None:
+    """Why the tab makes no sense for a model; `None` if it does."""
+    if served.reads == "videos":
+        return "This model reads videos, which this page cannot take: use it in Python."
+    if served.head is None:
+        return "This model computes hidden states and has no prediction: hf-ssm embed writes them as a table."
+    return None
+
+
+def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
+    """Add the contents of the tab."""
+    gr.Markdown(
+        f"At most {MOST_SEQUENCES} sequences and {MOST_LETTERS:,} letters."
+        if served.reads == "text"
+        else f"At most {_MOST_POSITIONS:,} positions."
+    )
+    options: list[Any] = []
+    if served.head == "causal":
+        with gr.Row():
+            options.append(gr.Slider(0, _MOST_NEW, 50, step=10, label="Tokens to generate after the first sequence"))
+            options.append(gr.Slider(0, 2, 1, step=0.1, label="Temperature (0: the most probable token)"))
+    elif served.head == "masked":
+        options.append(gr.Number(1, precision=0, minimum=1, label="Position to mask and fill in, from 1"))
+    result = gr.HTML()
+    jobs.add_button("Predict", lambda job, *values: [prediction_html(served, job, *values)], [text, *options], [result])
+
+
+def prediction_html(served: ServedModel, job: Job, text: str, *options: Any) -> str:
+    """The predictions for the input field.
+
+    Args:
+        served: The model.
+        job: The computation.
+        text: The input field.
+        *options: For a causal language model: number of tokens to generate, temperature; for a masked one: position.
+    """
+    if served.reads != "text":
+        return _of_batch(served, text)
+    records = served.records(text, MOST_SEQUENCES)
+    if served.head == "causal":
+        return (
+            _likelihoods(served, records) + _next_tokens(served, records[0]) + _generated(served, records[0], *options)
+        )
+    if served.head == "masked":
+        return _filled(served, records[0], *options)
+    found = predict(served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch)
+    return _of_tokens(served, found) if served.head == "tokens" else _of_sequences(served, found)
+
+
+def _of_sequences(served: ServedModel, found: Dataset) -> str:
+    """Classes or values of whole sequences."""
+    first, names = found[0], [name for name in found.column_names if name.startswith(_PROBABILITY)]
+    table = markup.table(
+        [name.removeprefix(_PROBABILITY) for name in found.column_names],
+        [list(row.values()) for row in found.select(range(min(len(found), _MOST_ROWS)))],
+        "Probabilities of the classes" if names else "Predicted values",
+    )
+    if not names:
+        return markup.section(table, title="Prediction") if len(found) > 1 else _values(first) + markup.section(table)
+    answer = f"{first['prediction'] or 'no class'}"
+    chosen = sorted(names, key=lambda name: -first[name])[:_MOST_BARS]
+    bars = markup.bars({name.removeprefix(_PROBABILITY): first[name] for name in chosen}, "Probabilities")
+    lead = f"{answer}" if len(found) == 1 else f"{answer} (the first of {len(found)} rows)"
+    return _answer(lead) + markup.section(bars) + markup.section(table, title="Table")
+
+
+def _answer(text: str) -> str:
+    return markup.section(f'<p class="answer">{escape(text)}</p>', title="Prediction")
+
+
+def _values(row: dict[str, Any]) -> str:
+    value = row.get("prediction", row.get("value_0"))
+    return _answer(f"{value:.4g}")
+
+
+def _of_tokens(served: ServedModel, found: Dataset) -> str:
+    """Classes of tokens, coloured."""
+    colours = {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(served.class_names)}
+    rows = [row for row in found if row["record"] == 0][:_MOST_POSITIONS]
+    if not served.predicts_classes:
+        return markup.section(markup.table(found.column_names, [list(row.values()) for row in rows[:_MOST_ROWS]]))
+    tokens = [
+        markup.Token(
+            row["letters"],
+            colours[row["prediction"]],
+            f"{row['start'] + 1}: {row['prediction']}, {row[_PROBABILITY + row['prediction']]:.1%}",
+        )
+        for row in rows
+    ]
+    table = markup.table(
+        ["position", "token", "class", "probability"],
+        [
+            [row["start"] + 1, row["letters"], row["prediction"], row[_PROBABILITY + row["prediction"]]]
+            for row in rows[:_MOST_ROWS]
+        ],
+        f"The first {min(len(rows), _MOST_ROWS)} tokens",
+    )
+    return markup.section(markup.swatches(colours), markup.tokens(tokens), table, title="Class of each token")
+
+
+def _of_batch(served: ServedModel, text: str) -> str:
+    """Predictions for pairs of sequences and for numbers."""
+    (batch,) = served.batches(text, 2, _MOST_POSITIONS)
+    with evaluating(served.model):
+        logits = served.model(**batch).logits[0].double().cpu()
+    if served.head == "values" or not served.predicts_classes:
+        rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() > 1 else logits[None]
+        header = ["row", *(f"value {number}" for number in range(1, rows.shape[1] + 1))]
+        shown = [[number, *row] for number, row in enumerate(rows[:_MOST_ROWS].tolist(), start=1)]
+        head = _answer(f"{rows[0, 0].item():.4g}") if rows.numel() == 1 else ""
+        return head + markup.section(markup.table(header, shown), title="Predicted values")
+    shares = logits.softmax(-1)
+    if shares.dim() == 1:
+        return _classes(served, shares, "Prediction")
+    rows = [
+        [number, served.class_names[int(row.argmax())], row.max().item()]
+        for number, row in enumerate(shares[:_MOST_ROWS], start=1)
+    ]
+    return markup.section(markup.table(["position", "class", "probability"], rows), title="Class of each position")
+
+
+def _classes(served: ServedModel, shares: Tensor, title: str) -> str:
+    order = shares.argsort(descending=True).tolist()
+    names = served.class_names
+    found = {names[index]: shares[index].item() for index in order[:_MOST_BARS]}
+    table = markup.table(["class", "probability"], [[names[i], shares[i].item()] for i in order[:_MOST_ROWS]])
+    return _answer(names[order[0]]) + markup.section(markup.bars(found, title)) + markup.section(table, title="Table")
+
+
+def _likelihoods(served: ServedModel, records: Any) -> str:
+    found = log_likelihoods(
+        served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch
+    )
+    rows = [
+        [
+            row.get("name", "the sequence"),
+            row["tokens"],
+            row["log_likelihood"],
+            row["log_likelihood"] / row["tokens"] if row["tokens"] else None,
+            math.exp(min(-row["log_likelihood"] / row["tokens"], 700)) if row["tokens"] else None,
+        ]
+        for row in found
+    ]
+    header = ["sequence", "predicted tokens", "log-likelihood (nats)", "per token (nats)", "perplexity"]
+    lead = (
+        "The log-probability of each token given those before it, summed. The perplexity is the number of equally "
+        "probable tokens with the same uncertainty."
+    )
+    return markup.section(markup.table(header, rows), title="Likelihood", lead=lead)
+
+
+def _next_tokens(served: ServedModel, record: Any) -> str:
+    (own,) = served.encoded([record])
+    with evaluating(served.model):
+        logits = served.reader.forward(own.ids[None].to(served.device)).logits[0, -1]
+    lead = f"After the last token of {record.where[0].lower()}{record.where[1:]}."
+    return markup.section(_token_bars(served, logits), title="Next token", lead=lead)
+
+
+def _token_bars(served: ServedModel, logits: Tensor) -> str:
+    shares = logits.double().softmax(-1).cpu()
+    best = shares.topk(min(_MOST_BARS, len(shares)))
+    names = served.processor.convert_ids_to_tokens(best.indices.tolist())
+    # Rare tokens of a small vocabulary, such as special ones, only fill the page.
+    found = {str(name): share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
+    return markup.bars(found, "Probabilities of tokens")
+
+
+def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
+    if not count:
+        return ""
+    (own,) = served.encoded([record])
+    ids = own.ids[~own.special] if bool(own.special[-1]) else own.ids
+    room = math.inf if served.longest is None else served.longest - len(ids)
+    if room < 1:
+        return markup.section(lead="The model takes no longer sequence, so that it cannot continue this one.")
+    sampling = {"do_sample": True, "temperature": float(temperature)} if temperature > 0 else {"do_sample": False}
+    prompt = ids[None].to(served.device)
+    with torch.no_grad():
+        output = served.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=int(min(count, room)), **sampling
+        )
+    new = output[0, len(ids) :]
+    tokens = served.processor.convert_ids_to_tokens(new.tolist())
+    if all(len(token) == 1 for token in tokens):
+        strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=len(ids) + 1)
+    else:
+        strip = f'<p class="tokens">{escape(served.processor.decode(new))}</p>'
+    return markup.section(
+        strip, title="Continuation", lead=f"{len(new)} tokens that the model writes after the sequence."
+    )
+
+
+def _filled(served: ServedModel, record: Any, position: float = 1) -> str:
+    (own,) = served.encoded([record])
+    places = (~own.special).nonzero().flatten().tolist()
+    if not 1 <= position <= len(places):
+        raise ValueError(f"Position {position:g}: the sequence has the positions 1 to {len(places)}.")
+    mask = served.processor.mask_token_id
+    if mask is None:
+        raise ValueError("The tokenizer of this model has no mask token, so that nothing can be filled in.")
+    place = places[int(position) - 1]
+    ids = own.ids.clone()
+    ids[place] = mask
+    with evaluating(served.model):
+        logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
+    (token,) = served.processor.convert_ids_to_tokens([int(own.ids[place])])
+    lead = f"Probability of each token at position {int(position)}, which is masked; the sequence has {token} there."
+    return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)

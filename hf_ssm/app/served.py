@@ -1,0 +1,229 @@
+"""The model that the page shows: what it reads, what it predicts, and the sequences given to it."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hf_ssm.app.reading import read_numbers, read_sequences
+from hf_ssm.data.records import Record
+from hf_ssm.inference.model import Encoded, SequenceModel
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.probes.targets import head_of
+from hf_ssm.utils.evaluation import unwrapped
+
+__all__ = ["BASES", "Example", "ServedModel"]
+
+BASES = "ACGT"
+# Small batches can be stopped soon.
+_TOKENS_PER_BATCH = 4096
+_EXAMPLE_LENGTH, _EXAMPLE_SEED = 200, 0
+
+_HEADS = {
+    "class": "classifies sequences",
+    "tokens": "classifies each token",
+    "causal": "predicts the next token",
+    "masked": "fills in masked tokens",
+    None: "computes hidden states, without a prediction",
+}
+
+
+class Example(NamedTuple):
+    """A sequence to click on: a short description, and the text of the input field."""
+
+    label: str
+    text: str
+
+
+@dataclass
+class ServedModel:
+    """A model with its tokenizer or feature extractor.
+
+    Args:
+        model: A model of hf_ssm, or one of transformers that reads token ids.
+        processor: Its tokenizer; a `SignalFeatureExtractor` for a model of numbers; `None` for one of videos.
+        name: Name of the checkpoint.
+        examples: Sequences to click on; by default generated ones.
+        movement: Relative change of each group of parameters in training, for the theory report.
+    """
+
+    model: Any
+    processor: Any
+    name: str = "model"
+    examples: Sequence[Example] = ()
+    movement: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = unwrapped(self.model).eval().requires_grad_(False)
+        self.examples = tuple(self.examples) or self._generated_examples()
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a model of hf_ssm, whose layers are known."""
+        return isinstance(self.model, SSMPreTrainedModel)
+
+    @cached_property
+    def head(self) -> str | None:
+        """Kind of prediction: "class", "tokens", "causal", "masked", "values" (of signals), or `None`."""
+        return "values" if type(self.model).__name__.endswith("ForSignalRegression") else head_of(self.model)
+
+    @cached_property
+    def reads(self) -> str:
+        """Kind of input: "text", "pairs" of texts, "numbers" or "videos"."""
+        if self.is_own and self.config.num_input_channels is not None:
+            return "numbers"
+        if type(self.model).__name__.endswith("ForVideoPrediction"):
+            return "videos"
+        return "pairs" if type(self.model).__name__.endswith("ForSequencePairClassification") else "text"
+
+    @cached_property
+    def reader(self) -> SequenceModel:
+        """The model as the functions for inference use it; only for texts."""
+        return SequenceModel(self.model, self.processor, _TOKENS_PER_BATCH)
+
+    @property
+    def longest(self) -> int | None:
+        """Longest input in tokens; `None` without a limit."""
+        return self.config.longest_input if self.is_own else self.reader.longest
+
+    @cached_property
+    def has_bases(self) -> bool:
+        """Whether the tokenizer has one known token for each base."""
+        if self.reads not in ("text", "pairs"):
+            return False
+        ids = self.processor(BASES, add_special_tokens=False)["input_ids"]
+        return len(ids) == len(BASES) == len(set(ids) - {self.processor.unk_token_id})
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes in their order."""
+        known = getattr(self.config, "id2label", None) or {}
+        return [str(known.get(index, index)) for index in range(getattr(self.config, "num_labels", 0))]
+
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether probabilities of classes exclude each other (softmax)."""
+        kind = getattr(self.config, "problem_type", None)
+        single = kind == "single_label_classification" or (kind is None and len(self.class_names) > 1)
+        return self.head in ("class", "tokens") and single
+
+    def facts(self) -> list[str]:
+        """What the page says about the model, in a few words each."""
+        family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
+        what = {"numbers": "reads numbers", "videos": "reads videos", "pairs": "reads two sequences"}
+        does = "predicts numbers" if self.head == "values" or self._predicts_values else _HEADS[self.head]
+        parameters = sum(weight.numel() for weight in self.model.parameters())
+        found = [f"{family} model", does, f"{parameters:,} parameters"]
+        found += [what[self.reads]] if self.reads in what else []
+        if self.head in ("class", "tokens") and self.predicts_classes:
+            names = self.class_names
+            found.append(f"{len(names)} classes: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
+        found.append("any length" if self.longest is None else f"at most {self.longest:,} tokens")
+        return found
+
+    @property
+    def _predicts_values(self) -> bool:
+        kind = getattr(self.config, "problem_type", None)
+        return self.head in ("class", "tokens") and (
+            kind == "regression" or (kind is None and len(self.class_names) == 1)
+        )
+
+    def records(self, text: str, most: int | None = None) -> list[Record]:
+        """The sequences of the input field.
+
+        Raises:
+            ValueError: There is none, or more than `most`, or one is not of the alphabet of the model or too long.
+        """
+        found = read_sequences(text, self.has_bases)
+        if most is not None and len(found) > most:
+            raise ValueError(f"There are {len(found)} sequences; give at most {most}.")
+        return found
+
+    def first_record(self, text: str, most_letters: int) -> Record:
+        """The first sequence, of at most so many letters; for computations that cost much."""
+        record = self.records(text)[0]
+        if len(record.sequence) > most_letters:
+            raise ValueError(
+                f"{record.where} has {len(record.sequence):,} letters; give at most {most_letters:,} here."
+            )
+        return record
+
+    def encoded(self, records: Sequence[Record]) -> list[Encoded]:
+        """The tokens of each sequence; a `ValueError` for one that the model cannot read."""
+        try:
+            return self.reader.encode(records)
+        except ValueError as error:
+            raise ValueError(str(error).replace(" (`window`, --window)", "")) from error
+
+    def batches(self, text: str, most: int, most_positions: int) -> list[dict[str, Tensor]]:
+        """Inputs of the model, of one length each, from the text of the input field.
+
+        Raises:
+            ValueError: There is nothing to read, too much, or something that the model cannot read.
+        """
+        if self.reads == "numbers":
+            values = read_numbers(text, len(self.processor.mean))
+            self._check_length(len(values), "The signal", most_positions)
+            return [{"input_values": self.processor([values])["input_values"].to(self.device)}]
+        records = self.pair(text) if self.reads == "pairs" else self.records(text, most)
+        encoded = self.encoded(records)
+        for record, own in zip(records, encoded, strict=True):
+            self._check_length(len(own.ids), record.where, most_positions)
+        return [self._batch(encoded)] if self.reads == "pairs" else [self._batch([own]) for own in encoded]
+
+    def pair(self, text: str) -> list[Record]:
+        """The two sequences of a model that compares two."""
+        found = self.records(text)
+        if len(found) != 2:
+            raise ValueError(
+                f"This model compares two sequences, and there {'is 1' if len(found) == 1 else f'are {len(found)}'}: "
+                "give two FASTA records, each with a line that begins with '>' and a name."
+            )
+        return found
+
+    def _batch(self, encoded: Sequence[Encoded]) -> dict[str, Tensor]:
+        ids = pad_sequence([own.ids for own in encoded], batch_first=True)
+        mask = pad_sequence([torch.ones_like(own.ids) for own in encoded], batch_first=True)
+        batch = {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+        return {name: value[None] for name, value in batch.items()} if self.reads == "pairs" else batch
+
+    def _check_length(self, length: int, where: str, most: int) -> None:
+        limit = most if self.longest is None else min(most, self.longest)
+        if length > limit:
+            whose = "the model takes" if limit == self.longest else "this page takes"
+            raise ValueError(
+                f"{where} has {length:,} positions, and {whose} at most {limit:,} here: give a part of it."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def special_ids(self) -> Tensor:
+        """Ids of the tokens that are not part of a sequence."""
+        return torch.tensor(self.processor.all_special_ids, dtype=torch.long, device=self.device)
+
+    def _generated_examples(self) -> tuple[Example, ...]:
+        rng = random.Random(_EXAMPLE_SEED)
+        length = min(_EXAMPLE_LENGTH, self.longest or _EXAMPLE_LENGTH) if self.reads != "videos" else 0
+        if self.reads == "numbers":
+            channels, noise = len(self.processor.mean), np.random.default_rng(_EXAMPLE_SEED)
+            wave = np.sin(2 * np.pi * np.arange(length) / 25)[:, None] + 0.1 * noise.standard_normal((length, channels))
+            rows = wave * np.array(self.processor.std) + np.array(self.processor.mean)
+            return (Example("a sine wave with noise", "\n".join(", ".join(f"{x:.3f}" for x in row) for row in rows)),)
+        if not self.has_bases:
+            return ()
+        length -= self.processor.num_special_tokens_to_add()
+        uniform = "".join(rng.choice(BASES) for _ in range(length))
+        rich = "".join(rng.choices(BASES, weights=(1, 3, 3, 1), k=length))
+        return (Example("random DNA", uniform), Example("random DNA, rich in G and C", rich))

@@ -1,0 +1,94 @@
+"""The tab of theory: the report of the model on the given sequences, with a sentence for each number."""
+
+from html import escape
+
+import gradio as gr
+
+from hf_ssm import plotting
+from hf_ssm.analysis.report import TheoryReport, theory_report
+from hf_ssm.analysis.tables import Table, tables_of
+from hf_ssm.app import markup
+from hf_ssm.app.figures import figure_html, resized, row
+from hf_ssm.app.jobs import Job
+from hf_ssm.app.served import ServedModel
+from hf_ssm.app.wiring import Jobs
+from hf_ssm.modules.roles import QUANTITIES
+
+__all__ = ["add_tab", "missing", "report_html"]
+
+TITLE = "Theory"
+_MOST_SEQUENCES, _MOST_POSITIONS = 32, 5000
+
+# What each number means, by the beginning of the title of its table.
+_MEANINGS: dict[str, dict[str, str]] = {
+    "Complexity": {
+        "τ": "How far the output of a layer can reach for inputs like these. A smaller τ means a simpler layer, which "
+        "generalises better; rescaling the initialisation sets it to 1.",
+        "ψ²/√n": "The complexity of the layer that enters its generalisation bound: it shrinks with the number n of "
+        "training sequences.",
+        "‖k‖₁²": "The squared sum of the magnitudes of the kernel: the largest output for inputs of at most 1.",
+        "‖k‖₂²": "The energy of the kernel: the power of the output for white noise of power 1.",
+    },
+    "Total variation": {
+        "per band": "How much the response of a layer varies within a band of frequencies, from slow to fast. A larger "
+        "number at low frequencies is a bias of the layer to slow changes.",
+    },
+    "Useful range": {
+        "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
+        "α up to": "The largest frequency scale with which the fastest state is still driven by such inputs; beyond it, "
+        "states are wasted.",
+    },
+    "Generalisation bound": {
+        "bound": "An upper limit for the difference of the losses on new and on training sequences. Above 1 it says "
+        "nothing.",
+        "log₁₀ of the capacity": "The size of the class of models that the bound counts, as a power of ten.",
+        "sequences needed": "How many training sequences would make the bound less than 1, as a power of ten.",
+        "s_A, ρ_A": "How fast the states forget: the bound needs contraction, ρ_A below 1.",
+    },
+    "Each scan alone": {"mean contraction": "By which factor a state shrinks in one step, on average."},
+    "Movement": {
+        "relative change": "How far training moved the parameters from their initial values: near 0 the initialisation "
+        "decides."
+    },
+}
+
+
+def missing(served: ServedModel) -> str | None:
+    """Why the tab makes no sense for a model; `None` if it does."""
+    if served.reads == "videos":
+        return "This model reads videos; the report measures models of sequences."
+    return None if served.is_own else "The theory report is computed for the models of hf_ssm only."
+
+
+def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
+    """Add the contents of the tab."""
+    gr.Markdown(
+        "Measures of how complex the layers are for these sequences, and what theory concludes. At most "
+        f"{_MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
+    )
+    result = gr.HTML()
+    jobs.add_button("Write the report", lambda job, value: [report_html(served, job, value)], [text], [result])
+
+
+def report_html(served: ServedModel, job: Job, text: str) -> str:
+    """Tables and figures of the theory report."""
+    batches = served.batches(text, _MOST_SEQUENCES, _MOST_POSITIONS)
+    report = theory_report(served.model, batches, movement=served.movement)
+    return row_of_figures(report) + "".join(map(_section, tables_of(report)))
+
+
+def row_of_figures(report: TheoryReport) -> str:
+    """The figures of a report."""
+    drawn = [(plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean.")]
+    if report.movement:
+        changes = {QUANTITIES[group]: change for group, change in report.movement.items()}
+        drawn.append((plotting.plot_parameter_change(changes), "How far training moved each group of parameters."))
+    return markup.section(row(*(figure_html(resized(figure), caption) for figure, caption in drawn)))
+
+
+def _section(table: Table) -> str:
+    meanings = next((own for title, own in _MEANINGS.items() if table.title.startswith(title)), {})
+    shown = markup.table(table.header, table.rows) if table.header and table.rows else ""
+    explained = markup.definitions(meanings) if shown else ""
+    notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in table.notes)
+    return markup.section(explained, shown, notes, title=table.title)

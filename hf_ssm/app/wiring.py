@@ -1,0 +1,97 @@
+"""Buttons that start and stop computations, and the messages around them."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gradio as gr
+
+from hf_ssm.app import markup
+from hf_ssm.app.jobs import Job, Stopped
+
+__all__ = ["Jobs", "Work"]
+
+logger = logging.getLogger(__name__)
+
+# Input that cannot be used, and limits of the machine: one line is enough.
+_EXPECTED = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
+
+Work = Callable[..., Sequence[str]]
+"""A computation: a `Job` and the values of the inputs, to the HTML of each output."""
+
+
+class Jobs:
+    """The running computations of all visitors. One runs at a time, the others wait in a queue."""
+
+    def __init__(self) -> None:
+        self._of_sessions: dict[str | None, Job] = {}
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop the computation of a visitor, if one runs."""
+        job = self._of_sessions.get(request.session_hash)
+        if job is not None:
+            job.stop()
+
+    def add_button(
+        self, label: str, work: Work, inputs: Sequence[Any], outputs: Sequence[gr.HTML], unit: str = "steps"
+    ) -> gr.Button:
+        """Add a button that runs `work`, one that cancels it, and a line for progress and messages.
+
+        Args:
+            label: Of the button.
+            work: The computation.
+            inputs: Components whose values it takes after the job.
+            outputs: Where its results are shown.
+            unit: What its progress counts.
+        """
+        with gr.Row():
+            start = gr.Button(label, variant="primary", min_width=120, scale=0)
+            cancel = gr.Button("Cancel", variant="stop", visible=False, min_width=120, scale=0)
+        message = gr.HTML(elem_classes="message-line")
+
+        def run(*values: Any, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+            job = self._of_sessions[request.session_hash] = Job(unit)
+            unchanged = [gr.skip()] * len(outputs)
+            busy = gr.Button(interactive=False), gr.Button(visible=True)
+            idle = gr.Button(interactive=True), gr.Button(visible=False)
+            yield *busy, markup.progress(job), *([""] * len(outputs))
+            try:
+                running = job.run(lambda: work(job, *values))
+                while True:
+                    try:
+                        next(running)
+                    except StopIteration as finished:
+                        yield *idle, "", *finished.value
+                        return
+                    yield gr.skip(), gr.skip(), markup.progress(job), *unchanged
+            except Stopped:
+                yield *idle, markup.note(_stopped(job)), *unchanged
+            except _EXPECTED as error:
+                yield *idle, markup.error(" ".join(str(error).split()) or type(error).__name__), *unchanged
+            except Exception as error:
+                logger.exception("%s failed", label)
+                sentence = (
+                    f"The computation failed with a {type(error).__name__}; the log of the server has the details."
+                )
+                yield *idle, markup.error(sentence), *unchanged
+            finally:
+                job.stop()
+                self._of_sessions.pop(request.session_hash, None)
+
+        start.click(
+            run,
+            list(inputs),
+            [start, cancel, message, *outputs],
+            concurrency_limit=1,
+            concurrency_id="model",
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        cancel.click(self.stop, queue=False, show_progress="hidden", api_visibility="private")
+        return start
+
+
+def _stopped(job: Job) -> str:
+    if not job.total:
+        return f"Cancelled after {job.seconds:.0f} s."
+    return f"Cancelled after {job.done:,} of {job.total:,} {job.unit}."

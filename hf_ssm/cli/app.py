@@ -1,0 +1,112 @@
+"""`hf-ssm app`."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_ssm.analysis.parameter_change import changes_in_log
+from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name, rows_of
+from hf_ssm.cli.sequences import is_own_model, load_sequence_model, load_tokenizer
+from hf_ssm.data import GENERATORS, SignalFeatureExtractor
+from hf_ssm.data.signals import is_signal, signal_rows
+from hf_ssm.training import inputs
+from hf_ssm.training.folder import LOG_NAME, SETTINGS_NAME
+from hf_ssm.training.settings import read_settings_file, resolve
+
+# Rows of the data that become examples, and the length to which they are cut.
+_EXAMPLES, _LONGEST_EXAMPLE = 4, 2000
+_INSTALL_HINT = 'the page needs gradio and matplotlib: pip install "hf_ssm[app]"'
+
+
+def run_app(args: argparse.Namespace) -> None:
+    """`hf-ssm app`: serve the page of a checkpoint until the process is interrupted."""
+    # Gradio reads it when it is imported.
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    try:
+        import matplotlib  # noqa: F401
+
+        from hf_ssm.app import launch
+    except ImportError as error:
+        raise ImportError(f"{_INSTALL_HINT} ({error})") from error
+    launch(load_served(args), host=args.host, port=args.port, share=args.share)
+
+
+def load_served(args: argparse.Namespace) -> Any:
+    """The model of the options, with examples from its data."""
+    from hf_ssm.app.served import ServedModel
+
+    name, args.max_tokens_per_batch = public_name(args.checkpoint), 16384
+    if not is_own_model(args.checkpoint):
+        reader = load_sequence_model(args)
+        return ServedModel(reader.model, reader.tokenizer, name)
+    config = load_config(args.checkpoint)
+    model = load_model(args.checkpoint, config)
+    if config.frame_shape is not None:
+        processor: Any = None
+    elif config.num_input_channels is not None:
+        processor = SignalFeatureExtractor.from_pretrained(args.checkpoint)
+    else:
+        processor = load_tokenizer(args)
+    return ServedModel(model, processor, name, _examples(args.checkpoint), _movement(args.checkpoint))
+
+
+def _movement(checkpoint: str) -> dict[str, float]:
+    """Change of the parameters from the log of the run; empty without one."""
+    import json
+
+    path = file_of(checkpoint, LOG_NAME)
+    try:
+        return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _examples(checkpoint: str) -> list[Any]:
+    """Rows of the test data of the run, one of each class first; none if the data are not on this machine."""
+    path = file_of(checkpoint, SETTINGS_NAME)
+    if path is None:
+        return []
+    stored = read_settings_file(path)
+    source = str(stored.get("data", {}).get("dataset", ""))
+    # Nothing is downloaded for examples.
+    if source not in GENERATORS and not Path(source).exists():
+        return []
+    try:
+        settings = resolve(stored, {})
+        splits = inputs.load_rows(settings)
+        rows = rows_of(splits, next(name for name in ("test", "validation", "train") if name in splits))
+    except (ValueError, OSError, TypeError, KeyError):
+        return []
+    return [_example(rows, row, settings) for row in _varied(rows, settings.data.get("label_column", "label"))]
+
+
+def _varied(rows: Any, label_column: str | None) -> list[int]:
+    """Numbers of some rows, of different classes as far as possible."""
+    labels = rows[label_column] if label_column in rows.column_names else [None] * len(rows)
+    by_label: dict[str, list[int]] = {}
+    for number, label in enumerate(labels):
+        by_label.setdefault(str(label), []).append(number)
+    if len(by_label) > _EXAMPLES:
+        return list(range(min(_EXAMPLES, len(rows))))
+    each = max(1, _EXAMPLES // len(by_label))
+    return sorted(number for numbers in by_label.values() for number in numbers[:each])
+
+
+def _example(rows: Any, number: int, settings: Any) -> Any:
+    from hf_ssm.app.served import Example
+
+    column, label = settings.sequence_column, settings.data.get("label_column", "label")
+    feature = rows.features.get(label)
+    kind = rows[number].get(label) if label is not None else None
+    if hasattr(feature, "int2str") and isinstance(kind, int):
+        kind = feature.int2str(kind)
+    named = f": {kind}" if isinstance(kind, str | int | float) else ""
+    if is_signal(rows.features[column]):
+        values = next(signal_rows(rows.select([number]), column))[:_LONGEST_EXAMPLE]
+        text = "\n".join(", ".join(f"{value:g}" for value in line) for line in values)
+    else:
+        text = rows[number][column][:_LONGEST_EXAMPLE]
+        pair = settings.data.get("pair_column")
+        text = f">first\n{text}\n>second\n{rows[number][pair][:_LONGEST_EXAMPLE]}" if pair else text
+    return Example(f"row {number + 1} of the data{named}", text)

@@ -1,0 +1,67 @@
+"""Options of the commands, without any import of the models: those that several commands share are here.
+
+Names of choices are repeated from the packages that implement them; tests/test_cli_help.py compares them.
+"""
+
+import argparse
+from pathlib import Path
+
+SVG_HELP = "also write each figure as SVG"
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """The checkpoint, and its data."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
+
+
+def add_data_options(
+    parser: argparse.ArgumentParser, split: str, rows: int, purpose: str, *, of_checkpoint: bool = True
+) -> None:
+    """The rows to read, with the defaults of --split and --rows.
+
+    Args:
+        parser: The parser of the command.
+        split: Default of --split.
+        rows: Default of --rows.
+        purpose: Use of the rows.
+        of_checkpoint: Whether the data of the checkpoint are the default of --dataset.
+    """
+    splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
+    add = parser.add_argument_group("data").add_argument
+    if of_checkpoint:
+        source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
+        add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
+    add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
+    add("--max-length", "--max-seq-length", metavar="TOKENS", type=int, help="cut longer sequences")
+    add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")
+    add("--rows", metavar="N", type=int, default=rows, help=f"random sequences to {purpose} (default: %(default)s)")
+    add("--set", metavar="data.KEY=VALUE", action="append", default=[], dest="assignments", help="other data setting")
+
+
+def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:
+    """The output folder, which holds figures too; `files` describes its contents."""
+    add = parser.add_argument_group("output").add_argument
+    add("--output", "--output-dir", metavar="DIR", type=Path, required=required, help=f"folder for {files}")
+    replace = "replace the files of an earlier run in --output"
+    add("--overwrite-output", "--overwrite-output-dir", action="store_true", help=replace)
+    add("--svg", action="store_true", help=SVG_HELP)
+
+
+def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The checkpoint, which may be left out if it is not `required`, and how it is run."""
+    nargs = None if required else "?"
+    what = "folder or Hub id of a model of hf_ssm or transformers"
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=what)
+    add = parser.add_argument_group("model").add_argument
+    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
+    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+    most = "tokens in one forward pass (default: %(default)s)"
+    add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
+
+
+def add_table_options(parser: argparse.ArgumentParser, formats: str) -> None:
+    """The output file."""
+    add = parser.add_argument_group("output").add_argument
+    what = f"file for the result ({formats}); an interrupted command continues where it stopped"
+    add("--output", metavar="FILE", type=Path, required=True, help=what)
+    add("--overwrite-output", action="store_true", help="replace --output and the parts of an interrupted command")

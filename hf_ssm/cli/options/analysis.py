@@ -1,0 +1,98 @@
+"""Options of `hf-ssm probe`, `report` and `spectrum`."""
+
+import argparse
+
+from hf_ssm.cli.options import add_checkpoint_options, add_data_options, add_output_options
+
+# The last is another name of "shortlist".
+PROBE_METHODS = (
+    *("exact", "shortlist", "one_shot"),
+    *("occlusion", "integrated_gradients", "deep_lift", "gradient_shap", "in_silico_mutagenesis"),
+    "screened",
+)
+COLOURED_BY = ("effect", "rank")
+LABEL, PREDICTED = "label", "predicted"
+SPECTRUM_ROWS = 512
+
+CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
+    "state_size": (int, "N of the planned state space model"),
+    "init": (str, "initialisation of its state matrix: legs, lin or inv"),
+    "discretization": (str, "its discretization: zoh or bilinear"),
+    "time_step_min": (float, "its smallest step size Δ"),
+    "time_step_max": (float, "its largest step size Δ"),
+}
+"""Field of the configuration, set by an option of `spectrum` -> type, help."""
+
+
+def add_probe(parser: argparse.ArgumentParser) -> None:
+    add_checkpoint_options(parser)
+    add_data_options(parser, "test", 20, "probe")
+    add = parser.add_argument_group("method").add_argument
+    add(
+        "--method",
+        "--strategy",
+        choices=PROBE_METHODS,
+        default="shortlist",
+        metavar="METHOD",
+        help=f"order in which tokens are masked: {', '.join(PROBE_METHODS)} (default: shortlist; exact takes many "
+        "times as long)",
+    )
+    add("--steps", metavar="N", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
+    add("--noise", metavar="SHARE", type=float, help="of gradient_shap: deviation relative to the embeddings (0.1)")
+    letters = "letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)"
+    add("--alphabet", metavar="LETTERS", help=letters)
+    mask = "replacement of a token: mask, n, pad, zero, or a token of the model (default: n for classifiers and causal "
+    add("--mask", metavar="TOKEN", help=f"{mask}models of DNA, otherwise mask)")
+    most = "tokens in one forward pass (default: %(default)s)"
+    add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
+    add = parser.add_argument_group("target").add_argument
+    target = f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}"
+    add("--target", metavar="CLASS", help=target)
+    position = "token that is predicted or classified, counted from 0, or backwards from -1"
+    add("--position", metavar="N", type=int, help=position)
+    add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
+    least = "least probability of the target of a row (default: 0)"
+    add("--minimum-probability", metavar="P", type=float, default=0.0, help=least)
+    add_output_options(parser, "results, tables and figures; an interrupted command continues there", required=True)
+    colour = (
+        "colour of the tokens: effect (default), the probability lost once the token, too, is masked, or rank, the "
+    )
+    add = parser.add_argument_group("figures").add_argument
+    add("--colour-by", choices=COLOURED_BY, default="effect", help=f"{colour}order of masking")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    add_checkpoint_options(parser)
+    add_data_options(parser, "train", 256, "measure")
+    add = parser.add_argument_group("measurement").add_argument
+    add("--task", metavar="TASK", help="how the data are read, as in `hf-ssm train`; default: by the head of the model")
+    add("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: %(default)s)")
+    add_output_options(parser, "report.json and the plots")
+    parser.add_argument(
+        "--update-card",
+        action="store_true",
+        help='write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
+        "if `hf-ssm probe --output` wrote them to that folder",
+    )
+
+
+def add_spectrum(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", metavar="DATASET", help="as in `hf-ssm train --dataset`; labels are not needed")
+    add_data_options(parser, "train", SPECTRUM_ROWS, "read", of_checkpoint=False)
+    add = parser.add_argument_group("model").add_argument
+    inputs = "also the spectra of the inputs of each layer of this folder or Hub id"
+    add("--model", "--model-name-or-path", metavar="CHECKPOINT", help=inputs)
+    for name, (kind, help_text) in CONFIG_OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
+    parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
+    add_output_options(parser, "spectrum.json and spectrum.png")
+
+
+def add_app(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm or transformers")
+    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
+    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
+    add("--port", type=int, default=7860, help="port (default: %(default)s)")
+    add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")

@@ -1,0 +1,55 @@
+"""Options of `hf-ssm convert`, `export`, `verify`, `push`, `kernels` and `completion`."""
+
+import argparse
+from pathlib import Path
+
+EXPORT_FORMATS = ("onnx", "torch")
+
+
+def add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4), or a "
+        "folder or Hub id of a Mamba, Caduceus or HyenaDNA model",
+    )
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
+    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
+    add = parser.add_argument_group("facts that files of S4 do not contain").add_argument
+    norm_first = "the norms precede the layers (the model was trained with --prenorm)"
+    add("--norm-first", action="store_true", default=None, help=norm_first)
+    rule = "rule of its training (default: that of the version that wrote the file)"
+    add("--discretization", choices=("zoh", "bilinear"), help=rule)
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the program; new or empty")
+    parser.add_argument(
+        "--format",
+        choices=EXPORT_FORMATS,
+        default="onnx",
+        help="onnx (default): needs the packages of the extra `export`; torch: a program of torch.export",
+    )
+    with_cache = "of a causal language model: two programs, which read a prompt and one token, and return the states"
+    parser.add_argument("--with-cache", action="store_true", help=with_cache)
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the repository; new or empty")
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a folder, or USER/NAME on the Hub")
+    parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit on the Hub")
+
+
+def add_push(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the output folder of a run, or an export")
+    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository; created if absent")
+    parser.add_argument("--revision", metavar="BRANCH", help="default: main; created if absent")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")

@@ -1,0 +1,144 @@
+"""Options of `hf-ssm train`, `demo` and `settings`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_ssm.cli.options import SVG_HELP
+
+FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
+TASK_NAMES = (
+    *("sequence-classification", "sequence-pair-classification", "token-classification", "signal-regression"),
+    *("causal-lm", "masked-lm"),
+)
+SECTIONS = ("model", "data", "training")
+
+# Names of the option, setting, type, name of the value, help.
+_Option = tuple[tuple[str, ...], str, Callable[[str], Any], str, str]
+OPTIONS: dict[str, tuple[_Option, ...]] = {
+    "data": (
+        (
+            ("--dataset", "--dataset-name", "--train-file"),
+            "data.dataset",
+            str,
+            "SOURCE",
+            "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
+            "folder), or a Hub id",
+        ),
+        (("--validation-file",), "data.validation_file", str, "FILE", "default: a part of the data"),
+        (("--test-file",), "data.test_file", str, "FILE", "default: a part of the data"),
+        (
+            ("--tokenizer", "--tokenizer-name"),
+            "data.tokenizer",
+            str,
+            "NAME",
+            "dna (default), byte, listops, a folder or a Hub id; none for images",
+        ),
+        (
+            ("--max-length", "--max-seq-length"),
+            "data.max_length",
+            int,
+            "TOKENS",
+            "cut longer sequences (default: no limit)",
+        ),
+    ),
+    "model": (
+        (
+            ("--family",),
+            "model.family",
+            str,
+            "FAMILY",
+            f"family of a fresh model: {', '.join(FAMILY_NAMES)} (default: hyena)",
+        ),
+        (
+            ("--task",),
+            "model.task",
+            str,
+            "TASK",
+            "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded "
+            "separately), token-classification, signal-regression, causal-lm or masked-lm",
+        ),
+        (
+            ("--model", "--model-name-or-path"),
+            "model.checkpoint",
+            str,
+            "CHECKPOINT",
+            "fine-tune this folder or Hub id",
+        ),
+    ),
+    "training": (
+        (
+            ("--epochs", "--num-train-epochs"),
+            "training.num_train_epochs",
+            float,
+            "N",
+            "passes over the training split (default: 10)",
+        ),
+        (
+            ("--batch-size", "--per-device-train-batch-size"),
+            "training.per_device_train_batch_size",
+            int,
+            "N",
+            "sequences per step and device (default: 32)",
+        ),
+        (("--learning-rate",), "training.learning_rate", float, "RATE", "peak rate (default: 1e-3)"),
+        (("--seed",), "training.seed", int, "N", "of weights, order and dropout (data.seed: of the splits)"),
+        (
+            ("--report-to",),
+            "training.report_to",
+            str,
+            "NAME",
+            "also log to trackio, tensorboard or wandb (default: none)",
+        ),
+    ),
+}
+"""The options that are settings, by section."""
+
+OPTION_NAMES = (
+    *(name for options in OPTIONS.values() for names, *_ in options for name in names),
+    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--svg"),
+    *("--output", "--output-dir", "--overwrite-output", "--overwrite-output-dir"),
+)
+"""The names of all options of `train`, for suggestions."""
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    for section, options in OPTIONS.items():
+        group = parser.add_argument_group(section)
+        for names, setting, kind, value, help_text in options:
+            group.add_argument(*names, dest=setting, type=kind, metavar=value, help=help_text)
+    add = group.add_argument
+    add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
+    # Not declared one by one, which would need an import of transformers.
+    fields = parser.add_argument_group(
+        "fields of transformers' TrainingArguments",
+        "Each is an option, such as --warmup_steps 100, --lr_scheduler_type linear, --bf16 or\n"
+        "--no_load_best_model_at_end.",
+    )
+    fields.set_defaults(fields={})
+    add = parser.add_argument_group("all settings", "`hf-ssm settings` lists them.").add_argument
+    add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
+    example = "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); takes precedence"
+    add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
+    add = parser.add_argument_group("output").add_argument
+    add("--output", "--output-dir", metavar="DIR", type=Path, required=True, help="folder for the result")
+    add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
+    dry_run = "print the settings, and the sizes of data and model, without training; writes nothing"
+    add("--dry-run", action="store_true", help=dry_run)
+    add("--svg", action="store_true", help=SVG_HELP)
+    add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
+    add("--private", action="store_true", help="make a new Hub repository private")
+
+
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    default = Path("runs/demo")
+    add("--output", "--output-dir", metavar="DIR", type=Path, default=default, help="default: runs/demo")
+    add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--family", metavar="FAMILY", default="hyena", help=f"{', '.join(FAMILY_NAMES)} (default: hyena)")
+    add("--section", metavar="SECTION", choices=SECTIONS, help=f"only {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}")

@@ -1,0 +1,163 @@
+"""The parser of `hf-ssm`: groups of commands, short usage lines, and options with hyphens or underscores."""
+
+import argparse
+import importlib
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hf_ssm import __version__
+from hf_ssm.cli.commands import COMMANDS, GROUPS
+from hf_ssm.utils.hints import closest_name
+
+_WIDTH = 100
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """`-o, --output DIR` in place of `-o DIR, --output DIR`, as Python 3.13 prints it."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28, width=_WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def __init__(self, **options: Any):
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"hf-ssm: error: {message}; see `{self.prog} --help`\n")
+
+
+def build_parser(*names: str) -> Parser:
+    """The parser of all commands, with the options of the named ones."""
+    parser = Parser(
+        prog="hf-ssm",
+        usage="hf-ssm COMMAND [options]",
+        description="State space models with measured and tunable generalization, for transformers and DNA.",
+        epilog=_list_of_commands(),
+    )
+    parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, command in COMMANDS.items():
+        text = command.description if "\n" in command.description else textwrap.fill(command.description, _WIDTH)
+        added = commands.add_parser(
+            name, help=command.summary, description=text, epilog=_examples(command.examples), prog=f"hf-ssm {name}"
+        )
+        if name in names:
+            module = importlib.import_module(f"hf_ssm.cli.options.{command.options}")
+            getattr(module, f"add_{name}")(added)
+            added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+            added.usage = _usage(added)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; exits with a one-line error for a bad one.
+
+    Options that a command does not have are an error, except for `train`: there they are fields of the training
+    arguments, in `fields` of the result.
+    """
+    arguments = _with_hyphens(arguments)
+    name = arguments[0] if arguments else ""
+    parser = build_parser(name)
+    if name and name[0] != "-" and name not in COMMANDS:
+        near = closest_name(name, COMMANDS)
+        parser.error(f"unknown command {name!r}" + (f": did you mean {near!r}?" if near else ""))
+    args, rest = parser.parse_known_args(arguments)
+    known = options_of(parser, name)
+    if name == "train":
+        args.fields, rest = _fields(rest)
+    if rest:
+        near = closest_name(rest[0], known, cutoff=0.6) if rest[0].startswith("-") else None
+        kind = "option" if rest[0].startswith("-") else "argument"
+        hint = f": did you mean {near}?" if near else ""
+        parser.exit(2, f"hf-ssm: error: unknown {kind} {rest[0]}{hint}; see `hf-ssm {name} --help`\n")
+    return args
+
+
+def options_of(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    """The options of a command, as they are written."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return list(commands.choices[name]._option_string_actions)
+
+
+def _with_hyphens(arguments: Sequence[str]) -> list[str]:
+    """The arguments with hyphens for the underscores in names of options."""
+    found = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        found.append(option.replace("_", "-") + equals + value if option.startswith("--") else argument)
+    return found
+
+
+def _fields(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The fields `--name value`, `--name=value`, `--name` (true) and `--no_name` (false), and other arguments."""
+    fields: dict[str, str] = {}
+    rest: list[str] = []
+    name = None
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            option, equals, value = argument.removeprefix("--").partition("=")
+            option = option.replace("-", "_")
+            if not equals and option.startswith("no_"):
+                option, value = option.removeprefix("no_"), "false"
+            fields[option] = value if equals or value else "true"
+            name = None if equals or value else option
+        elif name is not None:
+            fields[name], name = argument, None
+        else:
+            rest.append(argument)
+    return fields, rest
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """The required arguments and `[options]`: the list of all options follows it in the help."""
+    words = [parser.prog]
+    for action in parser._actions:
+        value = str(action.metavar or action.dest.upper())
+        if not action.option_strings:
+            words.append(f"[{value}]" if action.nargs == "?" else value)
+        elif action.required:
+            words.append(f"{action.option_strings[0]} {value}")
+    return " ".join([*words, "[options]"])
+
+
+def _list_of_commands() -> str:
+    lines = []
+    for group, heading in GROUPS.items():
+        lines.append(f"{heading}:")
+        for name, command in COMMANDS.items():
+            if command.group == group:
+                lines += [f"  {name:<12}{command.summary}", f"{'':14}$ {command.examples[0]}"]
+        lines.append("")
+    return "\n".join([*lines, "Options of a command: hf-ssm COMMAND --help"])
+
+
+def _examples(examples: Sequence[str]) -> str:
+    return "\n".join(["examples:", *(f"  {example}" for example in examples)])
+
+
+def prepare_completion(parser: argparse.ArgumentParser) -> None:
+    """Name the options whose values are files or folders, and describe each command in a line."""
+    import shtab
+
+    for action in parser._actions:
+        if action.type is Path:
+            is_folder = action.metavar in ("DIR", "FOLDER", "TARGET")
+            action.complete = shtab.DIRECTORY if is_folder else shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in ("CHECKPOINT", "DATASET", "SOURCE"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif isinstance(action, argparse._SubParsersAction):
+            action.help = None  # shtab leaves out what is suppressed
+            for name, choice in action.choices.items():
+                choice.description = COMMANDS[name].summary
+                prepare_completion(choice)

@@ -1,0 +1,100 @@
+"""The tables of `hf-ssm probe`: effect and rank of each token, and as bedGraph on the genome."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hf_ssm.cli.probe_rows import Example, Rows
+from hf_ssm.plotting import describe_target
+from hf_ssm.probes import MaskingResult
+
+TOKENS_NAME, BEDGRAPH_NAME = "tokens.tsv", "effect.bedgraph"
+# The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it.
+_REGION = re.compile(r"(?P<chrom>[^\s:]+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(\((?P<strand>[+-])\))?")
+_NAMES = ("name", "id", "sequence_name")
+
+
+class Place(NamedTuple):
+    """Contig, first base (0-based) and end of a sequence, and whether it is the reverse complement of that region."""
+
+    chrom: str
+    start: int
+    end: int
+    is_reversed: bool = False
+
+    def interval(self, first: int, last: int) -> tuple[int, int]:
+        """The region of the letters from `first` to before `last`."""
+        return (self.end - last, self.end - first) if self.is_reversed else (self.start + first, self.start + last)
+
+
+def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
+    """The place of the sequence of a row.
+
+    Taken from the columns `chrom`, `chrom_start` (or `start`) and `strand`, or from `name` and `start`, where the name
+    may be a region `chr:start-end`: 1-based where the region then has the length of the sequence, otherwise 0-based. A
+    row without them lies at 0 of a contig with its name, or "row<number>".
+
+    Args:
+        row: The columns of the row.
+        number: Its number in the split.
+        length: Letters of the sequence.
+    """
+    name = next((str(row[key]) for key in _NAMES if row.get(key)), f"row{number}")
+    start = next((int(row[key]) for key in ("chrom_start", "start") if row.get(key) is not None), 0)
+    if row.get("chrom"):
+        return Place(str(row["chrom"]), start, start + length, row.get("strand") == "-")
+    region = _REGION.fullmatch(name)
+    if region is None:
+        return Place(name.replace("\t", " ").split()[0], start, start + length)
+    first, last = (int(region[key].replace(",", "")) for key in ("start", "end"))
+    first -= last - first + 1 == length
+    if region["strand"] == "-":
+        return Place(region["chrom"], last - start - length, last - start, True)
+    return Place(region["chrom"], first + start, first + start + length)
+
+
+def token_rows(examples: Sequence[Example], results: Sequence[MaskingResult]) -> Iterator[str]:
+    """The lines of `tokens.tsv`: a token each, with its position from 1; empty cells for tokens never masked."""
+    yield "row\tposition\ttoken\trank\tprobability\teffect\tscore"
+    for example, result in zip(examples, results, strict=True):
+        ranks = {place: rank for rank, place in enumerate(result.order.tolist(), start=1)}
+        tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
+        scores = [math.nan] * len(tokens) if result.scores is None else result.scores.tolist()
+        values, effects = result.probabilities.tolist(), result.effect.tolist()
+        for place, token in enumerate(tokens):
+            rank = ranks.get(place)
+            found = ["", "", ""] if rank is None else [str(rank), f"{values[rank]:.6g}", f"{effects[place]:.6g}"]
+            score = "" if math.isnan(scores[place]) else f"{scores[place]:.6g}"
+            yield "\t".join([str(example.row), str(place + 1), _cell(token), *found, score])
+
+
+def _cell(token: str) -> str:
+    return token.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def bedgraph_lines(
+    tokenizer: Any,
+    data: Rows,
+    examples: Sequence[Example],
+    results: Sequence[MaskingResult],
+    class_names: Mapping[int, str],
+) -> Iterator[str]:
+    """The lines of `effect.bedgraph`: a track for each sequence, as sequences may overlap on the genome.
+
+    The value is the score of an attribution, otherwise the effect.
+    """
+    for example, result in zip(examples, results, strict=True):
+        row = data.rows[example.row]
+        place = place_of(row, example.row, len(row[data.column]))
+        values = (result.effect if result.scores is None else result.scores).tolist()
+        offsets = data.encoded(example.row, tokenizer, return_offsets_mapping=True)["offset_mapping"]
+        target = describe_target(result, class_names).replace('"', "'")
+        yield f'track type=bedGraph name="row {example.row}" description="{target}, {result.strategy}"'
+        spans = [
+            (*place.interval(first, last), value)
+            for (first, last), value in zip(offsets, values, strict=True)
+            if last > first and not math.isnan(value)
+        ]
+        for start, end, value in sorted(spans):
+            yield f"{place.chrom}\t{start}\t{end}\t{value:.6g}"

@@ -1,0 +1,79 @@
+"""Names of checkpoints: a folder, or a repository on the Hub."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id
+
+from hf_ssm.hub.client import is_transient, user_error
+from hf_ssm.utils.hints import closest_name
+
+__all__ = ["check_source", "suggestion"]
+
+
+def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str | None = None) -> None:
+    """Check that a name is a folder, or a repository that is cached or on the Hub.
+
+    A missing folder is reported at once, whereas the libraries retry a request to the Hub for half a minute. A name
+    that begins with a folder of the working directory is taken for a path; other names of the form USER/NAME or NAME
+    are looked up by one request.
+
+    Args:
+        source: Path of a folder or file, or the name of a repository.
+        cache_dir: Cache of `huggingface_hub` in which a repository needs no request; by default that of the settings.
+        token: By default the stored login.
+
+    Raises:
+        FileNotFoundError: There is neither such a folder nor such a repository, or the name begins with a folder.
+        OSError: There is no such folder, and the Hub cannot be reached.
+    """
+    name, path = str(source), Path(source).expanduser()
+    if name and path.exists():
+        return
+    missing = f"there is no folder {name!r}{suggestion(path)}"
+    if not _is_repo_id(name):
+        raise FileNotFoundError(missing)
+    if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        return
+    if Path(path.parts[0]).is_dir():
+        raise FileNotFoundError(
+            f"{missing}, and it is not looked up on the Hub, because {path.parts[0]!r} is a folder here: if you mean a "
+            f"repository, run `hf download {name}` first"
+        )
+    try:
+        HfApi(token=token).model_info(name, timeout=10)
+    except Exception as error:  # of huggingface_hub or of its HTTP library
+        if is_transient(error) and getattr(error, "response", None) is not None:
+            return  # A busy server: the requests that follow are retried.
+        line = user_error(error, name, token=token)
+        kind = OSError if is_transient(error) else FileNotFoundError
+        raise kind(f"{missing}; {line}") from None
+
+
+def _is_repo_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def suggestion(path: Path) -> str:
+    """The hint " (did you mean 'runs/mine'?)" at the existing folder of the most similar name; "" without one."""
+    found = Path(path.anchor)
+    for part in path.relative_to(path.anchor).parts:
+        if (found / part).exists():
+            found /= part
+            continue
+        try:
+            names = [child.name for child in found.iterdir() if child.is_dir()]
+        except OSError:
+            names = []
+        closest = closest_name(part, names, cutoff=0.6)
+        if closest is None:
+            return ""
+        found /= closest
+    return f" (did you mean {str(found)!r}?)"

@@ -1,0 +1,160 @@
+"""Several sequences as rows of coloured tiles, one letter each: what the predictions of a model depend on.
+
+All lengths are in inches.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_ssm.plotting import style
+from hf_ssm.plotting.sequences import BAR_COLOURS, Bar, split_annotations, visible_tokens
+from hf_ssm.plotting.tokens import coloured_tokens, headline, scale_labels, value_name, warning
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The figure is drawn at 8 inches, so that a width of 800 pixels shows 9 points as 12 pixels.
+_WIDTH, _LEFT, _RIGHT = 8.0, 0.48, 0.12
+_TITLE, _LEGEND, _FOOT = 0.3, 0.42, 0.1
+_NAME, _TILE, _LANE, _LINE_GAP, _GAP = 0.27, 0.25, 0.17, 0.06, 0.16
+_SMALL, _TEXT, _HEADING = 8, 9, 11
+_CHARACTERS = 130
+# Letters from this share on are bold.
+_BOLD = 0.1
+_SCALE_STEPS = 128
+
+
+@style.figure_style()
+def plot_sequences(
+    results: Sequence[Any],
+    path: str | Path | None = None,
+    annotations: Sequence[Sequence[tuple[int, int, str]]] = (),
+    *,
+    by: str = "effect",
+    class_names: Mapping[int, str] | None = None,
+    names: Sequence[str] = (),
+    first: Sequence[int] = (),
+    unit: str = "base",
+    per_row: int = 50,
+    title: str = "",
+) -> "Figure":
+    """Plot sequences as letters on coloured tiles: dark where the prediction is lost once the token, too, is masked.
+
+    Above each sequence stand its target and the probability with nothing and with all tokens masked.
+
+    Args:
+        results: `MaskingResult` objects of sequences of at most 5000 tokens of at most four characters each.
+        annotations: For each sequence the intervals to underline: first token, token after the last one, label.
+        by: "effect", the share of the probability that is lost once the token, too, is masked, or "rank", the rank in
+            the order of masking.
+        class_names: Names by the number of the class, such as `model.config.id2label`.
+        names: Name of each sequence; default: none.
+        first: Index of the token at position 1 of each sequence; default: 0.
+        unit: Name of a token: "base", or "token".
+        per_row: Letters in a row.
+
+    Raises:
+        ValueError: There is no result, or a sequence, an annotation or `by` as `plot_sequence` rejects them.
+    """
+    if not results:
+        raise ValueError("`results` is empty: pass the result of at least one sequence.")
+    annotations = annotations or [()] * len(results)
+    bars = [
+        list(split_annotations(own, len(visible_tokens(result)), per_row))
+        for result, own in zip(results, annotations, strict=True)
+    ]
+    cautions = [textwrap.wrap(warning(result, class_names), _CHARACTERS) for result in results]
+    top = _FOOT + (_TITLE if title else 0)
+    ends = [top + _LEGEND]
+    for result, own, caution in zip(results, bars, cautions, strict=True):
+        rows = -(-len(result.input_ids) // per_row)
+        height = sum(_row_height(own, row) for row in range(rows))
+        ends.append(ends[-1] + _NAME + 0.17 * len(caution) + height + _GAP)
+    figure = style.new_figure(_WIDTH, ends[-1])
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, _WIDTH), ylim=(ends[-1], 0))
+    axes.set_axis_off()
+    if title:
+        axes.text(_LEFT, _FOOT, style.literal(title), fontsize=_HEADING, weight="bold", va="top")
+    labels = {label for own in annotations for _, _, label in own}
+    _draw_legend(axes, top, results[0], by, unit, bool(labels))
+    for number, (result, begin) in enumerate(zip(results, ends[:-1], strict=True)):
+        name = names[number] if names else ""
+        text = style.literal(headline(result, class_names))
+        axes.text(_LEFT, begin, text, fontsize=_TEXT, weight="bold", va="top")
+        axes.text(_WIDTH - _RIGHT, begin, style.literal(name), fontsize=_SMALL, color=style.GREY, va="top", ha="right")
+        for line, text in enumerate(cautions[number]):
+            axes.text(_LEFT, begin + _NAME - 0.03 + 0.17 * line, style.literal(text), fontsize=_SMALL, va="top")
+        begin += _NAME + 0.17 * len(cautions[number])
+        _draw_tiles(axes, begin, result, by, bars[number], first[number] if first else 0, per_row)
+    return style.finish_figure(figure, path)
+
+
+def _row_height(bars: Sequence[Bar], row: int) -> float:
+    lanes = 1 + max((bar.lane for bar in bars if bar.row == row), default=-1)
+    return _TILE + _LANE * lanes + _LINE_GAP
+
+
+def _draw_tiles(axes: "Axes", top: float, result: Any, by: str, bars: Sequence[Bar], first: int, per_row: int) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    cell = (_WIDTH - _LEFT - _RIGHT) / per_row
+    tokens, letters = coloured_tokens(result, by), visible_tokens(result)
+    target = result.target.get("position")
+    patches = []
+    tops = [top]
+    while len(tops) * per_row < len(tokens):
+        tops.append(tops[-1] + _row_height(bars, len(tops) - 1))
+    for place, (token, letter) in enumerate(zip(tokens, letters, strict=True)):
+        left, upper = _LEFT + place % per_row * cell, tops[place // per_row]
+        patches.append(Rectangle((left + 0.004, upper), cell - 0.008, _TILE))
+        text = style.literal(letter.strip("[]<>|")[:4] if len(letter) > 4 else letter)
+        size = 10 if len(text) == 1 else 10 / len(text) + 2
+        middle = left + cell / 2, upper + _TILE / 2
+        weight = "bold" if token.share >= _BOLD else "normal"
+        drawn: dict[str, Any] = {"fontsize": size, "color": token.foreground, "weight": weight}
+        axes.text(*middle, text, ha="center", va="center_baseline", **drawn)
+        if place == target:
+            axes.add_patch(Rectangle((left, upper), cell, _TILE, fill=False, edgecolor=style.PALETTE[1], linewidth=1.5))
+    axes.add_collection(PatchCollection(patches, facecolors=[token.background for token in tokens]), autolim=False)
+    for row, upper in enumerate(tops):
+        position = max(row * per_row - first, 0) + 1
+        middle = _LEFT - 0.06, upper + _TILE / 2
+        axes.text(*middle, str(position), fontsize=_SMALL, color=style.GREY, ha="right", va="center")
+    for bar in bars:
+        upper = tops[bar.row] + _TILE + 0.025
+        left, right = (_LEFT + column * cell for column in (bar.start, bar.stop))
+        axes.add_patch(Rectangle((left, upper), right - left, 0.035, color=bar.colour, linewidth=0))
+        if bar.label:
+            label = style.literal(bar.label)
+            axes.text((left + right) / 2, upper + 0.05, label, fontsize=_SMALL - 1, ha="center", va="top")
+
+
+def _draw_legend(axes: "Axes", top: float, result: Any, by: str, unit: str, has_bars: bool) -> None:
+    """The scale of colours, in words."""
+    from matplotlib.patches import Rectangle
+
+    low, high = scale_labels(by, value_name(result), unit)
+    middle = top + 0.12
+    words = axes.text(_LEFT, middle, low, fontsize=_SMALL, va="center")
+    left = _end_of(axes, words) + 0.08
+    for step in range(_SCALE_STEPS):
+        colour = style.importance_background(step / (_SCALE_STEPS - 1))
+        at = left + 1.2 * step / _SCALE_STEPS
+        axes.add_patch(Rectangle((at, middle - 0.06), 1.2 / _SCALE_STEPS + 0.004, 0.12, color=colour, linewidth=0))
+    axes.add_patch(Rectangle((left, middle - 0.06), 1.2, 0.12, fill=False, edgecolor=style.GREY, linewidth=0.4))
+    words = axes.text(left + 1.28, middle, high, fontsize=_SMALL, va="center")
+    if has_bars:
+        left = _end_of(axes, words) + 0.25
+        axes.add_patch(Rectangle((left, middle - 0.018), 0.3, 0.035, color=BAR_COLOURS[0], linewidth=0))
+        axes.text(left + 0.36, middle, "known site", fontsize=_SMALL, va="center")
+
+
+def _end_of(axes: "Axes", text: Any) -> float:
+    """Right end of a text in inches."""
+    return float(text.get_window_extent().x1) / axes.figure.dpi

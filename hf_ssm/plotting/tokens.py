@@ -1,0 +1,201 @@
+"""Tokens of a probed sequence with their colours and the words that explain them, for figures, pages and terminals."""
+
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hf_ssm.plotting.style import importance_background, text_colour_on
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+COLOURED_BY = ("effect", "rank")
+"""What a colour may show: the probability lost once the token is masked, or the rank in the order of masking."""
+
+# Symbols that tokenizers write for invisible characters.
+_MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"}
+# Background and letters of tokens that were never masked.
+_NEVER_MASKED = ("#E4E4E4", "#555555")
+
+
+class ColouredToken(NamedTuple):
+    """A token as it appears in the text.
+
+    Attributes:
+        text: The characters, with the tokenizer's symbols for spaces and bytes resolved.
+        share: Intensity of the colour, 0 to 1; NaN for a token that was never masked.
+        background: Colour `#RRGGBB`.
+        foreground: Colour of the letters, black, white or grey.
+        note: Position (from 1), rank and probability, in words.
+    """
+
+    text: str
+    share: float
+    background: str
+    foreground: str
+    note: str
+
+
+def coloured_tokens(result: Any, by: str = "effect") -> list[ColouredToken]:
+    """The tokens of a result with the colour of their effect or rank.
+
+    Args:
+        result: `MaskingResult`; without `tokens_text`, token ids are shown.
+        by: "effect": the share of the initial probability that is lost once the token, too, is masked (of a callable
+            target: the loss relative to the largest one). "rank": the rank in the order of masking, from 0 to 1.
+
+    Raises:
+        ValueError: An unknown `by`.
+
+    Example:
+        >>> [(token.text, token.background) for token in coloured_tokens(result)]
+    """
+    tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
+    notes = _notes(result)
+    found = []
+    for text, share, note in zip(displayed_tokens(tokens), shares(result, by), notes, strict=True):
+        if math.isnan(share):
+            found.append(ColouredToken(text, share, *_NEVER_MASKED, note))
+        else:
+            background = importance_background(share)
+            found.append(ColouredToken(text, share, background, text_colour_on(background), note))
+    return found
+
+
+def sequence_text(result: Any, by: str = "effect") -> "Text":
+    """The coloured tokens as a `rich.text.Text`, for `rich.print` and `Console.print`.
+
+    Args:
+        result: `MaskingResult`.
+        by: As for `coloured_tokens`.
+    """
+    from rich.text import Text
+
+    text = Text()
+    for token in coloured_tokens(result, by):
+        text.append(token.text, style=f"{token.foreground} on {token.background}")
+    return text
+
+
+def shares(result: Any, by: str) -> list[float]:
+    """Effect or rank of each token as a number from 0 to 1, NaN for tokens that were never masked.
+
+    Raises:
+        ValueError: An unknown `by`.
+    """
+    if by not in COLOURED_BY:
+        raise ValueError(f"`by`={by!r}: give one of {', '.join(COLOURED_BY)}.")
+    if by == "rank":
+        return list(result.importance.tolist())
+    effects = result.effect.tolist()
+    known = [effect for effect in effects if not math.isnan(effect)]
+    whole = max(known, default=0.0) if value_name(result) == "value" else result.probabilities[0].item()
+    return [effect / whole if whole > 0 else effect for effect in effects]
+
+
+def value_name(result: Any) -> str:
+    """What the probe measured: "probability", or "value" for a callable target."""
+    return "value" if result.target["kind"] == "callable" else "probability"
+
+
+def describe_target(result: Any, class_names: Mapping[int, str] | None = None) -> str:
+    """The target of a `MaskingResult` in a few words.
+
+    Args:
+        result: `MaskingResult`.
+        class_names: Names by the number of the class, such as `model.config.id2label`.
+    """
+    target = result.target
+    if target["kind"] == "callable":
+        return f"the function {target['name']}"
+    at = "" if target.get("position") is None else f" at position {target['position'] + 1} (from 1)"
+    if target["kind"] == "class":
+        label = target["label"]
+        name = (class_names or {}).get(label, str(label))
+        # transformers names classes LABEL_0, LABEL_1, ... where the data have no names.
+        return f"class {label if name == f'LABEL_{label}' else name}{at}"
+    text = result.tokens_text[target["position"]] if result.tokens_text else target["token"]
+    return f"token {text!r}{at}"
+
+
+def headline(result: Any, class_names: Mapping[int, str] | None = None) -> str:
+    """The target, and its probability with nothing and with all tokens masked."""
+    start, end = result.probabilities[0].item(), result.probabilities[-1].item()
+    return f"{describe_target(result, class_names)}: {value_name(result)} {start:.2f}, with all tokens masked {end:.2f}"
+
+
+def scale_labels(by: str, value: str, unit: str) -> tuple[str, str]:
+    """The words at both ends of the scale of colours."""
+    if by == "rank":
+        return f"order of masking of the {unit}s: first", "last"
+    return f"{value} lost once the {unit}, too, is masked: none", "the most" if value == "value" else "all"
+
+
+def warning(result: Any, class_names: Mapping[int, str] | None = None) -> str:
+    """A sentence for a prediction that stays with all tokens masked; empty for all others."""
+    if not result.needs_no_token:
+        return ""
+    target, end = describe_target(result, class_names), result.probabilities[-1].item()
+    return f"Stays at {end:.2f} with all tokens masked: {target} is the answer without evidence; no token explains it."
+
+
+def _notes(result: Any) -> list[str]:
+    """Position, rank and probability of each token in words."""
+    name, values, count = value_name(result), result.probabilities.tolist(), len(result.order)
+    notes = ["never masked"] * len(result.input_ids)
+    for rank, place in enumerate(result.order.tolist(), start=1):
+        notes[place] = f"masked as number {rank} of {count}, {name} then {values[rank]:.3f}"
+    target = result.target.get("position")
+    if target is not None:
+        notes[target] = f"the target, {notes[target]}"
+    return [f"position {place}: {note}" for place, note in enumerate(notes, start=1)]
+
+
+def displayed_tokens(tokens: Sequence[str]) -> list[str]:
+    """Tokens as they appear in the text, with the tokenizer's symbols for spaces and bytes resolved.
+
+    A character of several bytes is shown at the token that completes it. Where the tokens do not mark spaces (WordPiece
+    and plain words), there is one between two words.
+    """
+    if (decoded := _decoded_bytes(tokens)) is not None:
+        return decoded
+    if any(mark in token for token in tokens for mark in ("Ġ", "▁")):
+        return ["".join(_MARKS.get(character, character) for character in token) for token in tokens]
+    if all(len(token) == 1 for token in tokens if not _is_special(token)):
+        return list(tokens)
+    words = [token.removeprefix("##") for token in tokens]
+    joined = [number == 0 or token.startswith("##") for number, token in enumerate(tokens)]
+    return [word if tight else f" {word}" for word, tight in zip(words, joined, strict=True)]
+
+
+def _is_special(token: str) -> bool:
+    return len(token) > 2 and (token[0], token[-1]) in (("[", "]"), ("<", ">"))
+
+
+def _decoded_bytes(tokens: Sequence[str]) -> list[str] | None:
+    """The text of tokens of a byte-level vocabulary; `None` for other vocabularies.
+
+    Byte-level vocabularies write each byte as a visible character, which is not always the character of that byte.
+    """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    table = {character: byte for byte, character in bytes_to_unicode().items()}
+    regular = [token for token in tokens if not _is_special(token)]
+    if all(token.isascii() for token in regular) or not all(c in table for token in regular for c in token):
+        return None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    texts = []
+    for token in tokens:
+        if _is_special(token):
+            # A special token ends an incomplete character.
+            decoder.reset()
+            texts.append(token)
+            continue
+        try:
+            texts.append(decoder.decode(bytes(table[character] for character in token)))
+        except UnicodeDecodeError:
+            return None
+    # A single incomplete character may be a letter, such as é, of a vocabulary of characters.
+    is_byte_level = any(ord(c) > 0xFF for token in regular for c in token)
+    return texts if is_byte_level or not "".join(texts).isascii() else None

@@ -1,0 +1,60 @@
+"""`examples/get_data.py`: the data of the experiments."""
+
+import gzip
+import random
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hf_ssm.data import load_sequences
+from hf_ssm.data.records import read_records, reverse_complement
+
+DATA = Path(__file__).parents[2] / "examples" / "data"
+
+
+def test_the_shipped_table_is_balanced_dna() -> None:
+    path = DATA / "coding_or_intergenic.csv.gz"
+    data = load_sequences(path, validation_fraction=0.0)
+    assert {name: split.num_rows for name, split in data.items()} == {"train": 2229, "test": 771}
+    rows = [row for split in data.values() for row in split]
+    assert all(len(row["sequence"]) == 200 and not row["sequence"].strip("ACGT") for row in rows)
+    groups = [(row["label"], row["species"]) for row in rows]
+    assert len(set(groups)) == 6
+    assert {groups.count(group) for group in set(groups)} == {500}
+    assert len({row["sequence"] for row in rows}) == 3000
+    assert path.stat().st_size < 200_000
+
+
+def test_the_shipped_variants_are_of_the_shipped_genome(script: ModuleType, tmp_path: Path) -> None:
+    genome, shipped = DATA / "lambda_phage.fa.gz", DATA / "lambda_phage_variants.vcf"
+    script.random_variants(genome, tmp_path / "variants.vcf")
+    assert (tmp_path / "variants.vcf").read_text() == shipped.read_text()
+    sequence = next(iter(read_records(genome))).sequence
+    rows = [line.split("\t") for line in shipped.read_text().splitlines() if not line.startswith("#")]
+    assert len(rows) == 50
+    assert all(sequence[int(place) - 1] == ref != alt for _, place, _, ref, alt, *_ in rows)
+
+
+def test_windows_follow_the_annotation(script: ModuleType, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    genome = "".join(chance.choices("ACGT", k=2000))
+    genome = genome[:1700] + "N" + genome[1701:]
+    with gzip.open(tmp_path / "g.fa.gz", "wt") as file:
+        file.write(f">one\n{genome}\n")
+    features = ["region\t1\t2000\t.\t+", "gene\t301\t900\t.\t-", "CDS\t401\t850\t.\t-", "CDS\t1001\t1200\t.\t+"]
+    with gzip.open(tmp_path / "g.gff.gz", "wt") as file:
+        file.write("##gff-version 3\n" + "".join(f"one\tx\t{feature}\t0\tID=1\n" for feature in features))
+    found = list(script.windows(tmp_path / "g.fa.gz", tmp_path / "g.gff.gz"))
+    assert [(label, start) for label, _, _, start in found] == [
+        *(("coding", start) for start in (400, 600, 1000)),
+        *(("intergenic", start) for start in (0, 1200, 1400, 1800)),
+    ]
+    assert found[0][1] == reverse_complement(genome[400:600])
+    assert found[2][1] == genome[1000:1200]
+
+
+def test_a_download_with_other_content_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "genome.gz").write_bytes(b"other")
+    with pytest.raises(ValueError, match=r"genome\.gz has the SHA-256 d9298a10.* begins with 00: delete the file"):
+        script.download("https://example.org/genome.gz", tmp_path, "00")

@@ -1,0 +1,209 @@
+"""Help, completion and names of options: fast, complete, and as transformers' scripts name them."""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.cli import train as train_command
+from hf_ssm.cli.commands import COMMANDS, GROUPS
+from hf_ssm.cli.options import analysis, sequences, share
+from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS, TASK_NAMES
+from hf_ssm.cli.parser import Parser, build_parser, parse
+from hf_ssm.data.records import INPUT_FORMATS
+from hf_ssm.hub.programs import FORMATS
+from hf_ssm.inference.embed import POOLINGS
+from hf_ssm.inference.predict import AGGREGATIONS
+from hf_ssm.inference.score import SCORES
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.plotting.tokens import COLOURED_BY
+from hf_ssm.probes.strategies import STRATEGIES
+from hf_ssm.training.settings import SECTIONS, training_types
+from hf_ssm.training.tasks import TASKS
+
+# The entry point, as pip's script `hf-ssm` calls it.
+SCRIPT = """
+import sys
+sys.argv = ["/bin/hf-ssm", *sys.argv[1:]]
+from hf_ssm.cli import main
+try:
+    status = main()
+except SystemExit as error:
+    status = error.code
+print(len(sys.modules), *({"torch", "transformers", "datasets", "numpy", "huggingface_hub"} & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (a for a in build_parser(*COMMANDS)._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["probe", "-h"], ["completion", "bash"]])
+def test_help_and_completion_import_no_library(arguments):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, *heavy = done.stdout.splitlines()[-1].split()
+    assert heavy == [] and int(count) < 250
+
+
+@pytest.mark.parametrize(
+    ("argv", "only_prints"),
+    [
+        (["/bin/hf-ssm"], True),
+        (["hf-ssm", "--version"], True),
+        (["/bin/hf-ssm", "report", "-h"], True),
+        (["/bin/hf-ssm", "report", "x"], False),
+        (["/bin/my-script", "--help"], False),
+        ([], False),
+    ],
+)
+def test_only_help_leaves_the_families_unregistered(monkeypatch, argv, only_prints):
+    monkeypatch.setattr(sys, "argv", argv)
+    assert hf_ssm._only_prints_help() is only_prints
+
+
+def test_dir_lists_what_is_public():
+    assert set(hf_ssm.__all__) < set(dir(hf_ssm))
+    public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
+    assert public == {"data", "hub", "inference", "metrics", "probes", "theory"}
+
+
+def test_choices_are_those_of_the_library():
+    assert set(FAMILY_NAMES) == {family.short_name for family in FAMILIES.values()}
+    assert tuple(TASKS) == TASK_NAMES
+    assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
+    assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
+    assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
+    assert tuple(FORMATS) == share.EXPORT_FORMATS
+    assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
+
+
+def test_each_command_has_a_group_help_and_examples(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(heading in text for heading in GROUPS.values())
+    for name, command in COMMANDS.items():
+        assert f"\n  {name:<12}{command.summary}\n" in text and command.examples[0] in text
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([name, "--help"])
+        own = capsys.readouterr().out
+        assert all(example in own for example in command.examples)
+
+
+@pytest.mark.parametrize("example", [example for command in COMMANDS.values() for example in command.examples])
+def test_examples_are_accepted(example):
+    arguments = example.split(" > ")[0].split()
+    args = parse(arguments[1:])
+    for name in getattr(args, "fields", {}):
+        train_command._check_field(name)
+
+
+def test_long_options_are_in_groups():
+    for name in ("train", "predict", "embed", "score", "probe", "report", "spectrum"):
+        assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
+
+
+def test_names_of_transformers_scripts():
+    line = (
+        "train --model_name_or_path m --dataset_name d --output_dir o --num_train_epochs 3 --learning_rate 1e-4 "
+        "--per_device_train_batch_size 8 --max_seq_length 9 --warmup_steps 100 --bf16 --weight_decay=-1e-2 "
+        "--no_load_best_model_at_end --lr_scheduler_type linear"
+    )
+    args = parse(line.split())
+    settings = train_command._settings(args)
+    assert (settings.model["checkpoint"], settings.data["dataset"], str(args.output)) == ("m", "d", "o")
+    assert settings.data["max_length"] == 9
+    found = settings.training
+    assert (found["num_train_epochs"], found["per_device_train_batch_size"], found["learning_rate"]) == (3, 8, 1e-4)
+    assert (found["warmup_steps"], found["bf16"], found["weight_decay"]) == (100, True, -0.01)
+    assert (found["load_best_model_at_end"], found["lr_scheduler_type"]) == (False, "linear")
+    assert parse(["train", "--output=a_b", "--batch_size", "4", "--set=data.max_length=3"]).output.name == "a_b"
+
+
+def test_a_hyphen_or_an_underscore():
+    for separator in "-_":
+        args = parse(f"score m v.vcf --output o.csv --label{separator}column clinical_significance".split())
+        assert args.label_column == "clinical_significance"
+
+
+def test_every_option_of_train_has_a_name_for_suggestions():
+    declared = set(parsers()["train"]._option_string_actions) - {"-h", "--help", "--debug"}
+    assert declared == set(OPTION_NAMES)
+    # A declared option never hides a field of the training arguments with another meaning.
+    shared = {name.removeprefix("--").replace("-", "_") for name in declared} & set(training_types())
+    assert shared == {
+        *("num_train_epochs", "per_device_train_batch_size", "learning_rate", "seed", "report_to", "output_dir"),
+        "push_to_hub",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian", "unknown command 'trian': did you mean 'train'?"),
+        ("report m --ouput x", "unknown option --ouput: did you mean --output?"),
+        ("report m n", "unknown argument n"),
+        ("report", "the following arguments are required: CHECKPOINT"),
+        ("train --dataset d --output o extra", "unknown argument extra"),
+        ("", "the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_command_lines_get_one_line(capsys, line, message):
+    with pytest.raises(SystemExit) as error:
+        cli.main(line.split())
+    written = capsys.readouterr().err
+    assert error.value.code == 2 and written.count("\n") == 1
+    assert written.startswith("hf-ssm: error: ") and message in written
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--warmup_stepz 3", "unknown option --warmup-stepz: did you mean --warmup_steps?"),
+        ("--epoch 3", "unknown option --epoch: did you mean --epochs?"),
+        (
+            "--hidden_size 3",
+            "unknown option --hidden-size: a field of the model is set by --set model.hidden_size=VALUE",
+        ),
+        ("--warmup_steps many", "training.warmup_steps must be of type"),
+        ("--hub_model_id me/mine", "is determined by the command: use --push-to-hub"),
+    ],
+)
+def test_bad_fields_of_training(capsys, option, message):
+    assert cli.main(f"train --dataset planted-motifs --output o {option}".split()) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_script(capsys, shell, tmp_path):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "# To install it" in script
+    # tcsh completes the names of the commands only.
+    assert all(word in script for word in ("probe", *(["--max-seq-length"] if shell != "tcsh" else [])))
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        subprocess.run([shell, "-n", tmp_path / "script"], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_completes(capsys, tmp_path):
+    cli.main(["completion", "bash"])
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    words = "COMP_WORDS=(hf-ssm spectrum d --sp); COMP_CWORD=3"
+    script = f'source {tmp_path / "script"}; {words}; _shtab_hf_ssm; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"--split\s*", done.stdout), done.stdout + done.stderr
+
+
+def test_usage_is_one_line():
+    for name, parser in parsers().items():
+        assert isinstance(parser, Parser) and "\n" not in parser.format_usage().rstrip(), name
