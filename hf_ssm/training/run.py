@@ -29,7 +29,7 @@ from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.data.signals import fingerprint
 from hf_ssm.training import folder, launch
-from hf_ssm.training.build import build_model
+from hf_ssm.training.build import build_model, chosen_fields
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics
 from hf_ssm.training.settings import RunSettings
@@ -48,6 +48,7 @@ class RunResult:
     """The model of a finished run and its measurements.
 
     Attributes:
+        settings: Settings of the run, with the values that the data determine.
         model: The trained model: the best checkpoint on the validation split if there is one.
         data: The data of the run.
         results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
@@ -61,6 +62,7 @@ class RunResult:
         seconds: Wall time of training and evaluation.
     """
 
+    settings: RunSettings
     model: PreTrainedModel
     data: RunData
     results: dict[str, dict[str, float]]
@@ -99,11 +101,11 @@ class RunPlan:
     steps: int
 
 
-def plan(settings: RunSettings, output: Path, resume: bool = False) -> RunPlan:
+def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
     """Load data and model of a run, and count its steps; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
-    settings, data, model = _prepare(settings, output, checkpoint)
+    settings, data, model = _prepare(settings, output, checkpoint, choose)
     args = _training_arguments(settings, output, data, checkpoint)
     rows, size = len(data.splits["train"]), args.train_batch_size * args.world_size
     batches = rows // size if args.dataloader_drop_last else math.ceil(rows / size)
@@ -113,12 +115,14 @@ def plan(settings: RunSettings, output: Path, resume: bool = False) -> RunPlan:
 
 
 def _prepare(
-    settings: RunSettings, output: Path, checkpoint: Path | None
+    settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
 ) -> tuple[RunSettings, RunData, PreTrainedModel]:
     """The settings with the values that the data determine, the data, and the model before training."""
     set_seed(int(settings.training["seed"]))
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
+    if choose and checkpoint is None:
+        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, loaded)})
     if checkpoint is not None:
         launch.on_main(lambda: _check_same_data(output, loaded.splits))
         _warn_of_other_random_numbers(checkpoint)
@@ -151,6 +155,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: TrainerCallback | None = None,
+    choose: bool = False,
 ) -> RunResult:
     """Train, evaluate the test split once, and save model, tokenizer, settings and log.
 
@@ -163,6 +168,8 @@ def train(
         resume: Whether to continue from the newest complete checkpoint in `output`.
         overwrite: Whether to delete an earlier run in `output`, once data and model are loaded.
         progress: Shows the progress, in place of the Trainer's own callbacks that do.
+        choose: Whether the data choose fields of a fresh model that the settings leave open (`build.chosen_fields`), as
+            in the command; default: the defaults of the configuration.
 
     Raises:
         ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
@@ -173,7 +180,7 @@ def train(
     checkpoint = folder.last_checkpoint(output) if resume else None
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
-    settings, loaded, model = _prepare(settings, output, checkpoint)
+    settings, loaded, model = _prepare(settings, output, checkpoint, choose)
     data = loaded.splits
     trainer = _build_trainer(settings, model, loaded, _training_arguments(settings, output, loaded, checkpoint))
     if progress is not None:
@@ -201,6 +208,7 @@ def train(
             with staged_files(output) as scratch:
                 write_response_summary(*responses, scratch / folder.RESPONSE_NAME)
     return RunResult(
+        settings=settings,
         model=model,
         data=loaded,
         results=results,
