@@ -22,9 +22,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
+from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, has_frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
-from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.data.signals import fingerprint
@@ -34,8 +33,8 @@ from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.training.tracking import TheoryLogger, measure_tau
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
-from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import staged_files, write_text_atomically
 
 logger = logging.get_logger(__name__)
@@ -142,13 +141,6 @@ class _TauBeforeTraining(TrainerCallback):
         self.tau = measure_tau(kwargs["model"], self.batch)
 
 
-def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[float]:
-    """τ of each layer (Liu & Li 2024, eq. (6)) on a batch of the model's keyword inputs, dropout off."""
-    with evaluating(model):
-        tau = model(**{name: value.to(model.device) for name, value in batch.items()}, output_tau=True).tau
-    return [float(value) for value in tau]
-
-
 def train(
     settings: RunSettings,
     output: Path,
@@ -192,8 +184,10 @@ def train(
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    first_rows = data["train"].select(range(min(_PROBE_ROWS, len(data["train"]))))
-    tau = _train_and_measure_tau(trainer, loaded.batch(first_rows), checkpoint)
+    batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
+    if trainer.args.log_theory or (trainer.args.log_theory is None and trainer.args.report_to):
+        trainer.add_callback(TheoryLogger(trainer, movement, batch))
+    tau = _train_and_measure_tau(trainer, batch, checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
     seconds = time.perf_counter() - started
 
@@ -225,8 +219,7 @@ def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
     """Responses of the long convolutions with the parameters before and after training."""
-    has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
-    if not has_any or movement.since_step:
+    if not has_frequency_responses(model) or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)
