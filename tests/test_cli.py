@@ -284,8 +284,8 @@ def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
 
 
 def test_output_with_dollar_signs(tmp_path):
-    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "cost_$5_{$") == 0
-    pictures = {"training_log.png", "frequency_response.png"}
+    assert run("train", *PLANTED, *TINY, "--svg", "--output", tmp_path / "cost_$5_{$") == 0
+    pictures = {f"{name}.{form}" for name in ("training_log", "frequency_response") for form in ("png", "svg")}
     assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 import hf_ssm
 from hf_ssm.models.registry import HEADS
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
@@ -25,6 +26,13 @@ OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwri
 
 # Data settings of a run that also apply to other data.
 _GENERAL_SETTINGS = ("max_length",)
+
+
+def unit_of(tokenizer: Any) -> str:
+    """Name of a position on the axes of figures: "base", "token", or "sample" without a tokenizer."""
+    if tokenizer is None:
+        return "sample"
+    return "base" if reads_only_dna(tokenizer) else "token"
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:

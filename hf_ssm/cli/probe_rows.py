@@ -103,21 +103,15 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
 
 def default_mask(head: str | None, tokenizer: Any) -> str:
     """The mask token for a masked language model, which is trained with it; otherwise N, the unknown base, if any."""
-    has_n = "N" in tokenizer.get_vocab()
-    if head == "masked" or not (has_n and is_small_alphabet(tokenizer)):
-        return "zero" if tokenizer.mask_token is None else "mask"
-    return "n"
-
-
-def letters_of(tokenizer: Any) -> set[str]:
-    """The tokens of a tokenizer that are not special."""
-    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    return {token for token in tokens if not (token.startswith("[") and token.endswith("]"))}
+    if head != "masked" and "N" in tokenizer.get_vocab() and reads_only_dna(tokenizer):
+        return "n"
+    return "zero" if tokenizer.mask_token is None else "mask"
 
 
 def is_small_alphabet(tokenizer: Any) -> bool:
     """Whether the tokens are few single letters, as of DNA, RNA or proteins."""
-    letters = letters_of(tokenizer)
+    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    letters = {token for token in tokens if not (token.startswith("[") and token.endswith("]"))}
     return len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
 
 

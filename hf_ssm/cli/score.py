@@ -132,8 +132,9 @@ def _saturate(
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         table = pa.concat_tables(tables)
-        for picture in _pictures(args.output, table, regions, saturation.columns):
-            print(f"{picture} shows the scores.")
+        with plotting.also_svg(args.svg):
+            for picture in _pictures(args.output, table, regions, saturation.columns):
+                print(f"{picture} shows the scores.")
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 

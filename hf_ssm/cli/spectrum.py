@@ -24,6 +24,7 @@ from hf_ssm.cli.checkpoints import (
     load_config,
     load_model,
     public_name,
+    unit_of,
 )
 from hf_ssm.cli.options.analysis import CONFIG_OPTIONS
 from hf_ssm.cli.sequences import with_progress
@@ -85,7 +86,8 @@ def _run_spectrum(args: argparse.Namespace) -> None:
     )
     if args.output is not None:
         found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
-        _write(args.output, found, spectra, alpha)
+        with plotting.also_svg(args.svg):
+            _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
     if isinstance(alpha, AlphaRecommendation):
         low, high = alpha.from_data[max(alpha.from_data)]
         scale = f"model.alpha={math.sqrt(low * high):.3g}"
@@ -210,16 +212,16 @@ def _range(limits: tuple[float, float]) -> str:
 
 
 def _write(
-    output: Path, found: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str
+    output: Path, found: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str, unit: str
 ) -> None:
-    with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME)) as scratch:
+    with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME, "spectrum.svg")) as scratch:
         (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
         if plotting.can_plot():
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha
-            title = f"{found['dataset']}, {found['inputs']}"
-            plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title)
+            title = f"Power spectrum of {found['dataset']}"
+            plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title, unit=unit)
         else:
             print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         written = sorted(path.name for path in scratch.iterdir())
-    print(f"{output} holds {' and '.join(written)}")
+    print(f"{output} holds {', '.join(written)}")

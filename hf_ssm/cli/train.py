@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import transformers
 
 from hf_ssm import __version__, plotting
+from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
@@ -45,7 +45,8 @@ def run_train(args: argparse.Namespace) -> None:
         launch.on_main(lambda: _check(args))
         with TrainingProgress() as progress:
             result = run.train(settings, args.output, args.resume, args.overwrite_output, progress)
-        launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub))
+        with plotting.also_svg(args.svg):
+            launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub))
         if not launch.is_main():
             return
         if args.push_to_hub:
@@ -142,39 +143,12 @@ def finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str 
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     name = repo_id or output.resolve().name
-    with staged_files(output, replaces=[PICTURE_NAME, RESPONSE_PICTURE_NAME]) as scratch:
+    with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, _facts(settings, result, name, set()))
-    if pictures := _draw(result, output):
+    if pictures := draw_run(result, output, output.name):
         with staged_files(output) as scratch:
             write_card(scratch, _facts(settings, result, name, pictures))
     print(f"The model, its card and its log are in {output}")
-
-
-def _draw(result: RunResult, output: Path) -> set[str]:
-    """Draw what can be drawn, and return the names of the figures; one that cannot is named on stderr."""
-    if not plotting.can_plot():
-        print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
-        return set()
-    metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
-    figures: dict[str, Callable[[Path], object]] = {
-        PICTURE_NAME: lambda path: plotting.plot_training_log(result.log_history, path, metrics, title=output.name)
-    }
-    if result.responses[1]:
-        figures[RESPONSE_PICTURE_NAME] = lambda path: plotting.plot_frequency_responses(
-            *result.responses, path, title=output.name
-        )
-    if not any("loss" in entry for entry in result.log_history):  # without a step there is no curve
-        del figures[PICTURE_NAME]
-    drawn = set()
-    for name, draw in figures.items():
-        try:
-            with staged_files(output) as scratch:
-                draw(scratch / name)
-            drawn.add(name)
-        # An installation of matplotlib can fail in many ways, and no figure is worth the run.
-        except Exception as error:
-            print(f"No {name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-    return drawn
 
 
 def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[str]) -> CardFacts:
