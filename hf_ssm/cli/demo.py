@@ -67,7 +67,7 @@ def run_demo(args: argparse.Namespace) -> None:
     print("One run each; `τ` is the complexity of a layer that the rescaling sets to 1.\n")
     suggest(
         (command("probe", args.output, "--rows", 4, "--output", args.output / "probe"), "the same with figures"),
-        (command("report", args.output), "what the theory says of the model"),
+        (command("report", args.output), "theory report of the model"),
         (command("train", "--dataset", "my.csv", "--output", "runs/mine"), "your table: columns sequence and label"),
         file=sys.stdout,
     )

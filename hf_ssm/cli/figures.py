@@ -11,47 +11,34 @@ from hf_ssm.training.run import RunResult
 from hf_ssm.utils.files import staged_files
 
 
-def draw_run(result: RunResult, output: Path, name: str) -> set[str]:
+def draw_run(result: RunResult, output: Path) -> set[str]:
     """Draw the training log and, for long convolutions, the frequency responses before and after training.
 
-    A figure that cannot be drawn is named on stderr.
-
-    Args:
-        result: A finished run.
-        output: Its folder.
-        name: Its name, for the titles.
-
     Returns:
-        The names of the files that were written.
+        Names of the figures; one that cannot be drawn is named on stderr.
     """
     if not plotting.can_plot():
         print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         return set()
     figures: dict[str, Callable[[Path], object]] = {}
-    if any("loss" in entry for entry in result.log_history):  # there is no curve without a step
-        figures[PICTURE_NAME] = lambda path: _draw_log(result, path, name)
+    if any("loss" in entry for entry in result.log_history):  # without a step there is no curve
+        metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
+        title = f"Training of {output.name}"
+        figures[PICTURE_NAME] = lambda path: plotting.plot_training_log(
+            result.log_history, path, metrics, title, chance=result.chance, tau=result.tau
+        )
     if result.responses[1]:
-        figures[RESPONSE_PICTURE_NAME] = lambda path: _draw_responses(result, path, name)
-    written: set[str] = set()
-    for file, draw in figures.items():
+        about, unit = f"Frequency response of each convolution of {output.name}", unit_of(result.data.tokenizer)
+        figures[RESPONSE_PICTURE_NAME] = lambda path: plotting.plot_frequency_responses(
+            *result.responses, path, about, length=result.data.longest, unit=unit
+        )
+    drawn = set()
+    for name, draw in figures.items():
         try:
             with staged_files(output) as scratch:
-                draw(scratch / file)
-                new = {path.name for path in scratch.iterdir()}
-            written |= new
+                draw(scratch / name)
+            drawn.add(name)
         # An installation of matplotlib can fail in many ways, and no figure is worth the run.
         except Exception as error:
-            print(f"No {file}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-    return written
-
-
-def _draw_log(result: RunResult, path: Path, name: str) -> None:
-    metrics = sorted({metric for values in result.results.values() for metric in values} - {"loss"})
-    title = f"Training of {name}"
-    plotting.plot_training_log(result.log_history, path, metrics, title, chance=result.chance, tau=result.tau)
-
-
-def _draw_responses(result: RunResult, path: Path, name: str) -> None:
-    unit = unit_of(result.data.tokenizer)
-    title = f"Frequency response of each convolution of {name}"
-    plotting.plot_frequency_responses(*result.responses, path, title, length=result.data.longest, unit=unit)
+            print(f"No {name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    return drawn

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
+from hf_ssm.hub.eval_results import write_eval_results
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
@@ -29,6 +31,9 @@ Sections = dict[str, dict[str, Any]]
 # Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
+_COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
+_CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
+_LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 
 
@@ -46,7 +51,7 @@ def run_train(args: argparse.Namespace) -> None:
         with TrainingProgress() as progress:
             result = run.train(settings, args.output, args.resume, args.overwrite_output, progress)
         with plotting.also_svg(args.svg):
-            launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub))
+            launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub, args.license))
         if not launch.is_main():
             return
         if args.push_to_hub:
@@ -90,7 +95,7 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
         if task in ("causal-lm", "masked-lm"):
             score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
             steps.append((score, "effects of variants"))
-    steps.append((command("report", output), "what the theory says of model and data"))
+    steps.append((command("report", output), "theory report of the model on its data"))
     if not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
     return steps
@@ -138,20 +143,24 @@ def _check_field(name: str) -> None:
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
-def finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
+def finish(
+    settings: RunSettings, result: RunResult, output: Path, repo_id: str | None, licence: str | None = None
+) -> None:
     """Print the results, write the card, and then the figures, without which the run is complete."""
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
-    name = repo_id or output.resolve().name
+    facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
-        write_card(scratch, _facts(settings, result, name, set()))
-    if pictures := draw_run(result, output, output.name):
+        write_card(scratch, facts)
+    write_eval_results(output, facts, settings.data.get("revision"))
+    if pictures := draw_run(result, output):
         with staged_files(output) as scratch:
-            write_card(scratch, _facts(settings, result, name, pictures))
+            responses = RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None
+            write_card(scratch, replace(facts, has_picture=PICTURE_NAME in pictures, response_picture=responses))
     print(f"The model, its card and its log are in {output}")
 
 
-def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[str]) -> CardFacts:
+def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
@@ -177,18 +186,13 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
             **{f"training.{name}": value for name, value in settings.training.items()},
         },
         tau=result.tau,
-        selection_note=(
-            "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
-            if chosen
-            else "The checkpoint is the last one; no split was used to choose it."
-        ),
+        selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",
         environment=f"{result.steps} steps with {versions}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
         dna=reads_dna(tokenizer),
         signal_shape=result.data.signal_shape,
         images=result.data.images,
-        has_picture=PICTURE_NAME in pictures,
+        classes=result.data.classes or (),
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
-        response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
     )

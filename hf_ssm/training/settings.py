@@ -22,6 +22,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.data.features import NORMALIZATIONS
+from hf_ssm.data.labels import merged_name
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
@@ -194,8 +195,9 @@ class RunSettings:
 
     @property
     def label_column(self) -> str | None:
-        """Column of the labels; None if the task has no labels, or the settings say that the data have none."""
-        return self.data.get("label_column", "label") if TASKS[self.task].labelled else None
+        """Column of the labels in the loaded data; None for a task without labels, or data that have none."""
+        column = self.data.get("label_column", "label") if TASKS[self.task].labelled else None
+        return None if column is None else merged_name(column)
 
     def to_yaml(self) -> str:
         """The text of a settings file with these settings."""

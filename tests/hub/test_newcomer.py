@@ -21,6 +21,7 @@ SMALL = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "m
 SCRIPT = """
 import importlib.util, json, sys
 import torch
+from huggingface_hub import hf_hub_download
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 assert importlib.util.find_spec("hf_ssm") is None
@@ -33,6 +34,11 @@ def load(revision=None):
 def logits(model):
     with torch.no_grad():
         return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.tolist()
+
+card = hf_hub_download(name, "README.md")
+block = open(card).read().split("```python\\n")[1].split("```")[0]
+assert "import pipeline" in block and name in block
+exec(block)
 
 model = load()
 tokenizer = AutoTokenizer.from_pretrained(name)
@@ -89,6 +95,7 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
         [python, "-c", SCRIPT, json.dumps([NAME, old, str(tmp_path / "tuned"), TEXTS])],
         env={**hub.env(), "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
