@@ -148,8 +148,8 @@ def test_interruption_names_the_folder(capsys, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hf_ssm.training.run.train", interrupt)
-    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 130
-    assert f"`hf-ssm train --resume --output {tmp_path / 'run'}` continues" in capsys.readouterr().err
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "my run") == 130
+    assert f"`hf-ssm train --resume --output '{tmp_path / 'my run'}'` continues" in capsys.readouterr().err
 
 
 def test_demo_does_not_advise_what_it_does_not_have(capsys, finished):
