@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,10 @@ FIGURES = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*FIGURES, []], help="default: all")
-    for name in parser.parse_args().names or FIGURES:
+    for name in parser.parse_args(arguments).names or FIGURES:
         with figure_style(), matplotlib.rc_context({"savefig.dpi": 150}):
             save_figure(FIGURES[name](), ASSETS / f"{name}.png")
 
