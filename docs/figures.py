@@ -92,6 +92,7 @@ def frequency_bias() -> Any:
             )
         axes.set(xscale="log", yscale="log", xlabel="frequency (cycles per token)", ylabel="gain of the layer")
         axes.legend()
+    first.set_ylim(0.008, 8)  # Room for the legend.
     ratio = torch.tensor(stored("denoising")["ratio"])
     image = third.imshow(ratio.log10(), cmap="cividis", aspect="auto")
     third.grid(visible=False)
