@@ -60,7 +60,7 @@ def _add_input(served: ServedModel) -> gr.Textbox:
         "pairs": ("Two sequences", "Two FASTA records: >name, and the letters in the next line"),
         "text": ("Sequence", "Paste a sequence, or several as FASTA"),
     }[served.reads]
-    with gr.Row(equal_height=False):
+    with gr.Group():
         text = gr.Textbox(
             served.examples[0].text if served.examples else "",
             label=label,
@@ -69,19 +69,11 @@ def _add_input(served: ServedModel) -> gr.Textbox:
             else f"{hint}.",
             lines=5,
             max_lines=8,
-            scale=4,
-            min_width=300,
             elem_id="sequence",
         )
-        with gr.Column(scale=1, min_width=220):
-            upload = gr.UploadButton(
-                "Upload csv or text" if is_of_numbers else "Upload FASTA or csv",
-                file_types=[".csv", ".tsv", ".txt"] if is_of_numbers else [*UPLOADS],
-                file_count="single",
-                size="md",
-            )
-            message = gr.HTML()
-            if served.examples:
+    with gr.Row(equal_height=False):
+        if served.examples:
+            with gr.Column(scale=4, min_width=300):
                 gr.Examples(
                     [[example.text] for example in served.examples],
                     text,
@@ -89,6 +81,14 @@ def _add_input(served: ServedModel) -> gr.Textbox:
                     label="Examples",
                     api_visibility="private",
                 )
+        with gr.Column(scale=1, min_width=220):
+            upload = gr.UploadButton(
+                "Upload csv or text" if is_of_numbers else "Upload FASTA or csv",
+                file_types=[".csv", ".tsv", ".txt"] if is_of_numbers else [*UPLOADS],
+                file_count="single",
+                size="md",
+            )
+    message = gr.HTML()
 
     def take(path: str) -> tuple[Any, str]:
         try:
@@ -159,7 +159,8 @@ def launch(
         prevent_thread_lock=True,
         quiet=True,
         theme=theme(),
-        css=markup.CSS,
+        # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
+        head=f"<style>{markup.CSS}</style>",
         footer_links=[],
         max_file_size=_MOST_UPLOADED,
         enable_monitoring=False,
