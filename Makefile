@@ -37,7 +37,8 @@ TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 .PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance docs lint bench clean
 
 demo: $(STAMP)
-	$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
+	@echo "Starting the demo, which takes half a minute of one core ..."
+	@$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
@@ -98,6 +99,7 @@ clean:
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "The pinned packages need Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv "$(VENV)"
-	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@echo "Installing hf_ssm and its packages in $(VENV), once: a few minutes, most of them for PyTorch ..."
+	@$(PYTHON) -m venv "$(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch "$(STAMP)"

@@ -56,12 +56,13 @@ def waves(tmp_path: Path) -> Path:
 
 def test_the_period_of_three_is_found_and_written(genes, tmp_path, capsys):
     output = tmp_path / "out"
-    assert run(genes, "--output", output, "--rows", 40) == 0
+    assert run(genes, "--output", output, "--rows", 40, "--svg") == 0
     printed = capsys.readouterr().out
     assert "genes.csv, split train: 40 sequences" in printed
     assert " 0.33" in printed
     assert "state size 64, init 'legs', zoh" in printed
-    assert {path.name for path in output.iterdir()} == {"spectrum.json", "spectrum.png"}
+    assert {path.name for path in output.iterdir()} == {"spectrum.json", "spectrum.png", "spectrum.svg"}
+    assert "<!-- period (bases) -->" in (output / "spectrum.svg").read_text(encoding="utf-8")
     assert (output / "spectrum.png").read_bytes().startswith(b"\x89PNG\r\n")
     found = json.loads((output / "spectrum.json").read_text(encoding="utf-8"))
     assert found["dataset"] == "genes.csv"

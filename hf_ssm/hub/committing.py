@@ -12,6 +12,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.hub.client import redact, retry
+from hf_ssm.hub.eval_results import is_eval_result
 from hf_ssm.models.bundle import HEADER
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
@@ -24,8 +25,8 @@ IGNORED = (
 )
 """Patterns of files that belong to a run or to a tool rather than to the model; never uploaded."""
 
-# Files of the Hub itself. All other names with a leading dot are refused.
-_HUB_FILES = frozenset({".gitattributes", ".gitignore", ".eval_results"})
+# Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
+_HUB_FILES = frozenset({".gitattributes", ".gitignore"})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
 # The start of a word, also after an escaped line end in JSON.
 _START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
@@ -61,7 +62,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
             refused.append(f"{name} (a symbolic link out of the folder)")
         elif not path.is_file():
             continue
-        elif any(part.startswith(".") and part not in _HUB_FILES for part in name.split("/")):
+        elif name not in _HUB_FILES and not is_eval_result(name) and any(p.startswith(".") for p in name.split("/")):
             refused.append(f"{name} (a hidden file)")
         else:
             files[name] = path

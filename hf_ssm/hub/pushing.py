@@ -41,6 +41,7 @@ def push(
     revision: str | None = None,
     message: str = "Add model",
     token: str | None = None,
+    license: str | None = None,
 ) -> str:
     """Export a model, prove the export in a process without hf_ssm, and push it as one commit.
 
@@ -55,6 +56,7 @@ def push(
         revision: Branch; created from main if absent. By default main.
         message: Commit message.
         token: By default the stored login.
+        license: Licence of the weights for the card, an identifier of the Hub such as "apache-2.0".
 
     Returns:
         The URL of the repository.
@@ -66,7 +68,7 @@ def push(
     _check_branch(revision)
     check_can_push(repo_id, HfApi(token=token))
     with tempfile.TemporaryDirectory() as scratch:
-        folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]))
+        folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]), license=license)
         _address_card(folder, repo_id)
         done = push_files(
             folder_files(folder),

@@ -68,7 +68,7 @@ def _without_progress(output: Any) -> Any:
     if html is None or "<progress" not in html:
         return output
     html = _PROGRESS.sub("", html).strip()
-    if "<table" not in html:
+    if "<td>" not in html:
         return None
     output.data = {"text/html": html, "text/plain": output.data["text/plain"]}
     return output

@@ -76,16 +76,17 @@ def test_metadata_round_trip(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_card_is_complete(name):
     text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
-    for heading in ("Use", "Data", "Results", "Theory report", "Training", "Limits"):
+    for heading in ("Use", "Data", "Results", "Theory report", "Training", "Limits", "Licence", "Citation"):
         assert f"\n## {heading}\n" in text
     blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert "import hf_ssm" in blocks[0] and "trust_remote_code" not in blocks[0]
-    assert "hf_ssm" not in blocks[1] and "trust_remote_code=True" in blocks[1]
-    (command,) = re.findall(r"```bash\n(.*)\n```", text)
+    assert "hf_ssm" not in blocks[0] and "trust_remote_code=True" in blocks[0]
+    assert "import hf_ssm" in blocks[1] and "trust_remote_code" not in blocks[1]
+    install, command = re.findall(r"```bash\n(.*)\n```", text)
+    assert install.startswith('pip install torch "transformers')
     assert name in command
     (folder,) = set(re.findall(r'from_pretrained\(\s*"([^"]*)"', text))
     if name.startswith("masking"):
-        assert "\n## Importance probe\n" in text
+        assert "\n## Which bases matter\n" in text
         assert (
             folder == json.loads((ROOT / f"examples/results/{name}.json").read_text())["arguments"]["folder"] + "/model"
         )
