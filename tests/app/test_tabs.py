@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,7 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
 def test_texts_of_another_alphabet(make_model: Callable[..., Any]) -> None:
     model = make_model("S4", "ForCausalLM", vocab_size=300)
     served = ServedModel(model, build_byte_tokenizer())
-    assert (
-        not served.examples and "token for each of A, C, G and T" in str(variants.missing(served))
-    ) or served.has_bases
+    assert not served.examples and served.has_bases and not served.reads_dna
     assert "<table" in predicting.prediction_html(served, Job(), "some <b>words</b>", 5, 0.0)
 
 
@@ -195,7 +194,8 @@ def test_a_job_stops_within_torch() -> None:
     def work() -> None:
         try:
             began.set()
-            while True:
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
                 model(torch.ones(2))
         finally:
             # Cleaning up may use torch.
@@ -218,7 +218,8 @@ def test_a_closed_page_stops_the_job() -> None:
 
     def work() -> None:
         try:
-            while True:
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
                 torch.ones(2).add(1)
         finally:
             ended.set()
@@ -226,7 +227,7 @@ def test_a_closed_page_stops_the_job() -> None:
     running = Job().run(work)
     next(running)
     running.close()
-    assert ended.wait(10)
+    assert ended.wait(10) and running.gi_frame is None
 
 
 def test_results_and_errors_of_a_job() -> None:
