@@ -86,9 +86,10 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
     output, task = args.output, settings.task
     steps = []
     if result.data.tokenizer is not None:
-        if task in ("sequence-classification", "token-classification"):
+        if task in ("sequence-classification", "token-classification", "sequence-regression"):
             predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
-            steps.append((predict, "classes of other sequences"))
+            what = "values" if task == "sequence-regression" else "classes"
+            steps.append((predict, f"{what} of other sequences"))
         if task == "sequence-classification":
             probe = command("probe", output, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
