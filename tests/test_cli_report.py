@@ -57,7 +57,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a run of `hf-ssm train` with rescaling; tests must not change it."""
     output = tmp_path_factory.mktemp("trained") / "run"
-    flags = ["--set", "model.rescale_init=true", "--output", output]
+    flags = ["--set", "model.rescale_init=true", "--set", "model.bidirectional=false", "--output", output]
     assert run("train", "--dataset", table, *SPLIT, *TINY, *flags) == 0
     return output
 
@@ -179,8 +179,8 @@ def test_output_that_is_not_empty(capsys, checkpoint, tmp_path):
     (output / "notes.txt").write_text("mine")
     message = error_of(capsys, "report", checkpoint, "--dataset", "missing.csv", "--output", output)
     assert "is not empty" in message and "--overwrite-output" in message
-    assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output") == 0
-    assert (output / "movement.png").exists()
+    assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output", "--svg") == 0
+    assert {"movement.png", "movement.svg", "responses.svg", "tau.svg"} <= {path.name for path in output.iterdir()}
     (checkpoint / "training_log.json").unlink()
     assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output") == 0
     # A picture of the report that was replaced is not left beside the new one.
@@ -194,7 +194,7 @@ def test_nothing_is_half_written(capsys, checkpoint, tmp_path, monkeypatch):
     assert run("report", checkpoint, "--rows", 4, "--output", output) == 0
     before = {path.name: path.read_bytes() for path in output.iterdir()}
 
-    def broken(self: TheoryReport, folder: Path) -> list[Path]:
+    def broken(self: TheoryReport, folder: Path, unit: str) -> list[Path]:
         Path(folder, "tau.png").write_text("half")
         raise OSError("disk full")
 

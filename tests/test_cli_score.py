@@ -104,7 +104,7 @@ def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_saturation_with_a_picture(folder: Path) -> None:
     regions = ["chr1:101-110", "chr1:1-3"]
-    options = ["--genome", "g.fa", "--window", "16", "--horizon", "4", "--output", "out.tsv"]
+    options = ["--genome", "g.fa", "--window", "16", "--horizon", "4", "--svg", "--output", "out.tsv"]
     assert main(["score", "own", "--saturate", *regions, *options]) == 0
     found = pd.read_csv("out.tsv", sep="\t")
     assert found["pos"].unique().tolist() == [*range(101, 111), 1, 2, 3]
@@ -119,9 +119,10 @@ def test_saturation_with_a_picture(folder: Path) -> None:
         horizon=4,
     )
     assert found["llr"][:30].tolist() == pytest.approx(direct["llr"], rel=1e-5, abs=1e-6)
-    assert sorted(path.name for path in folder.glob("*.png")) == [
-        f"out.{number}.{score}.png" for number in (1, 2) for score in ("llr", "next_token")
-    ]
+    for form in ("png", "svg"):
+        assert sorted(path.name for path in folder.glob(f"*.{form}")) == [
+            f"out.{number}.{score}.{form}" for number in (1, 2) for score in ("llr", "next_token")
+        ]
 
 
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from hf_ssm import plotting
 from hf_ssm.analysis import tables
@@ -40,7 +41,7 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
 _TAU, _RESPONSE, _MOVEMENT = "tau.png", "responses.png", "movement.png"
-FILES = (REPORT_NAME, _TAU, _RESPONSE, _MOVEMENT)
+FILES = (REPORT_NAME, *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _MOVEMENT) for form in ("png", "svg")))
 """What `save_json` and `save_pictures` write."""
 
 _FEWEST_FREQUENCIES = 513
@@ -107,8 +108,12 @@ class TheoryReport:
         """The section "Theory report" of a model card, its tables below headings of the third level."""
         return "## Theory report\n\n" + tables.markdown(tables.tables_of(self))
 
-    def save_pictures(self, folder: str | Path) -> list[Path]:
+    def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
         """Write the figures (τ and, if there are any, responses and movement) to a folder; return their paths.
+
+        Args:
+            folder: An existing folder.
+            unit: Name of a position on the axis of frequencies, such as "base".
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -117,7 +122,9 @@ class TheoryReport:
         plotting.plot_tau(self.complexity, folder / _TAU)
         written = [folder / _TAU]
         if self.responses:
-            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE)
+            title = "Frequency response of each convolution"
+            length = self.data["longest"]
+            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE, title, length=length, unit=unit)
             written.append(folder / _RESPONSE)
         if self.movement:
             changes = {QUANTITIES[group]: change for group, change in self.movement.items()}
@@ -160,6 +167,7 @@ def theory_report(
     movement: Mapping[str, float | None] | None = None,
     data: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    progress: bool = False,
 ) -> TheoryReport:
     """Compute the theory report of a model on data.
 
@@ -172,6 +180,7 @@ def theory_report(
         movement: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
         data: Description of the data, copied into the report.
         settings: Anything else, copied into the report.
+        progress: Show a progress bar.
 
     Raises:
         TypeError: An argument of another type.
@@ -186,7 +195,8 @@ def theory_report(
     batches = list(batches)
     for batch in batches:
         check_batch("batches", batch)
-    records = record_operators(model, batches, num_frequencies=_enough_frequencies(batches))
+    shown = logging.tqdm(batches, unit="batch", disable=not progress)
+    records = record_operators(model, shown, num_frequencies=_enough_frequencies(batches))
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences

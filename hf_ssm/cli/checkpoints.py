@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 import hf_ssm
 from hf_ssm.models.registry import HEADS
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
@@ -25,6 +26,13 @@ OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwri
 
 # Data settings of a run that also apply to other data.
 _GENERAL_SETTINGS = ("max_length",)
+
+
+def unit_of(tokenizer: Any) -> str:
+    """Name of a position on the axes of figures: "base", "token", or "sample" without a tokenizer."""
+    if tokenizer is None:
+        return "sample"
+    return "base" if reads_only_dna(tokenizer) else "token"
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
@@ -162,5 +170,7 @@ def data_settings(
 def _task_of_head(config: Any) -> str:
     architecture = (config.architectures or [""])[0]
     auto_class = next((auto for head, auto in HEADS.items() if architecture.endswith(head)), None)
+    if architecture.endswith("ForSequenceClassification") and config.problem_type == "regression":
+        return "sequence-regression"
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
     return next((name for name, task in TASKS.items() if task.auto_class.__name__ == auto_class), bare)

@@ -29,15 +29,15 @@ from hf_ssm.cli.probe_rows import (
     chosen_examples,
     default_mask,
     is_small_alphabet,
-    letters_of,
     load_rows,
     mask_note,
     wants_labels,
 )
 from hf_ssm.cli.probe_tables import BEDGRAPH_NAME, TOKENS_NAME, bedgraph_lines, token_rows
-from hf_ssm.hub.card import reads_dna
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.targets import head_of
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
 from hf_ssm.training.inputs import load_tokenizer
@@ -222,13 +222,15 @@ def _write(
     with staged_files(args.output, replaces=_FILES) as folder, plotting.also_svg(args.svg):
         (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
         _write_lines(folder / TOKENS_NAME, token_rows(examples, results))
-        if reads_dna(probe.tokenizer) and data.pair_column is None and probe.tokenizer.is_fast:
+        if reads_only_dna(probe.tokenizer) and data.pair_column is None and probe.tokenizer.is_fast:
             _write_lines(folder / BEDGRAPH_NAME, bedgraph_lines(probe.tokenizer, data, examples, results, names))
         if not plotting.can_plot():
             print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
         _draw(folder, args, probe, data, examples, results, source, names)
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
+    what = command("report", args.checkpoint, "--output", args.output.parent / "report")
+    suggest((what, "theory report of the model"))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -275,10 +277,13 @@ def _draw(
     how = f"masked by {results[0].mask!r}, {results[0].strategy}"
     can_plot, is_small = plotting.can_plot(), is_small_alphabet(probe.tokenizer)
     if can_plot:
-        plotting.plot_masking_curves(results, folder / CURVE_NAME, title=f"{source}: tokens {how}")
+        curves: dict[str, list[MaskingResult]] = {}
+        for result in results:
+            name = plotting.describe_target(result, names) if result.target["kind"] == "class" else ""
+            curves.setdefault(name if probe.head == "class" else "", []).append(result)
+        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=f"{source}: tokens {how}")
     options: dict[str, Any] = {"by": args.colour_by, "class_names": names}
-    letters = letters_of(probe.tokenizer)
-    is_dna = letters >= set("ACGT") and len(letters) < 20
+    is_dna = reads_only_dna(probe.tokenizer)
     together: list[tuple[MaskingResult, int, list[tuple[int, int, str]], str]] = []
     for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
         row = f"{args.split} row {example.row}"

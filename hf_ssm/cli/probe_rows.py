@@ -14,6 +14,7 @@ from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
 from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.labels import merged_name
 from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
@@ -79,12 +80,29 @@ def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
 
 
 def wants_labels(args: argparse.Namespace, probe: MaskingProbe) -> bool:
-    return probe.head == "class" and args.target in (None, LABEL)
+    return probe.head == "class" and args.target in (None, LABEL) and not _predicts_values(probe)
+
+
+def _predicts_values(probe: MaskingProbe) -> bool:
+    return bool(probe.head == "class" and probe.model.config.problem_type == "regression")
+
+
+class _Value:
+    """A value that a model of regression predicts for a sequence, as the target of a probe."""
+
+    def __init__(self, index: int, name: str):
+        self.index = index
+        # By this name results and figures call the target.
+        self.__qualname__ = name
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return logits[:, self.index]
 
 
 def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     """The rows of a split with all their columns, split as in training; `labelled`: labels are needed."""
-    column, label_column = settings.sequence_column, settings.data.get("label_column", "label")
+    column, given = settings.sequence_column, settings.data.get("label_column", "label")
+    label_column: Any = None if given is None else merged_name(given)
     if labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
     # The split depends on the labels, so these are read even if the probe does not need them.
@@ -103,21 +121,15 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
 
 def default_mask(head: str | None, tokenizer: Any) -> str:
     """The mask token for a masked language model, which is trained with it; otherwise N, the unknown base, if any."""
-    has_n = "N" in tokenizer.get_vocab()
-    if head == "masked" or not (has_n and is_small_alphabet(tokenizer)):
-        return "zero" if tokenizer.mask_token is None else "mask"
-    return "n"
-
-
-def letters_of(tokenizer: Any) -> set[str]:
-    """The tokens of a tokenizer that are not special."""
-    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    return {token for token in tokens if not (token.startswith("[") and token.endswith("]"))}
+    if head != "masked" and "N" in tokenizer.get_vocab() and reads_only_dna(tokenizer):
+        return "n"
+    return "zero" if tokenizer.mask_token is None else "mask"
 
 
 def is_small_alphabet(tokenizer: Any) -> bool:
     """Whether the tokens are few single letters, as of DNA, RNA or proteins."""
-    letters = letters_of(tokenizer)
+    tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    letters = {token for token in tokens if not (token.startswith("[") and token.endswith("]"))}
     return len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
 
 
@@ -150,7 +162,7 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
         start = probe.start(example.ids, example.target)
         if not (start.right or args.allow_wrong):
             left_out[wrong] += 1
-        elif start.probability < args.minimum_probability:
+        elif start.probability < args.minimum_probability and not callable(example.target):
             left_out[unlikely] += 1
         else:
             found.append(example)
@@ -188,6 +200,13 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
     if probe.head in ("causal", "masked"):
         return position
     label: int | None = None
+    if _predicts_values(probe):
+        values = list(probe.model.config.id2label.values())
+        chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
+        chosen = [0] if args.target is None and len(values) == 1 else chosen
+        if not chosen:
+            raise ValueError(f"--target {args.target}: choose the value that is predicted: {', '.join(values)}")
+        return _Value(chosen[0], values[chosen[0]])
     known = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):
         label = data.rows[row][data.label_column]

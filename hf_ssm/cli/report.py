@@ -21,7 +21,9 @@ from hf_ssm.cli.checkpoints import (
     load_config,
     load_model,
     public_name,
+    unit_of,
 )
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
 from hf_ssm.training.folder import LOG_NAME, check_output, locked
@@ -46,6 +48,7 @@ def _run_report(args: argparse.Namespace) -> None:
         model,
         data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
+        progress=True,
         movement=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
         settings={
@@ -57,11 +60,17 @@ def _run_report(args: argparse.Namespace) -> None:
         },
     )
     print(report.to_text(), end="")
-    written = [] if args.output is None else _write(report, args.output)
+    written = [] if args.output is None else _write(report, args.output, unit_of(data.tokenizer), args.svg)
     if args.output is not None:
         print(f"\nThe report is in {args.output}: {', '.join(path.name for path in written)}")
     if args.update_card:
         print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
+    if args.output is None:
+        suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
+    elif args.update_card:
+        suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
+    else:
+        suggest((command("spectrum", settings.data["dataset"], "--model", args.checkpoint), "frequencies of its data"))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -91,16 +100,18 @@ def _movement(checkpoint: str) -> dict[str, float]:
         raise ValueError(f"{str(path)!r} is not the log of a run: {error}; remove or repair it") from error
 
 
-def _write(report: TheoryReport, output: Path) -> list[Path]:
+def _write(report: TheoryReport, output: Path, unit: str, svg: bool) -> list[Path]:
     """Write all files of the report and return their paths."""
-    with staged_files(output, replaces=FILES) as scratch:
+    with staged_files(output, replaces=FILES) as scratch, plotting.also_svg(svg):
         report.save_json(scratch / REPORT_NAME)
-        written = [output / REPORT_NAME]
         if plotting.can_plot():
-            written += [output / path.name for path in report.save_pictures(scratch)]
+            report.save_pictures(scratch, unit)
         else:
             print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
-    return written
+        return [
+            output / path.name
+            for path in sorted(scratch.iterdir(), key=lambda path: (path.suffix != ".json", path.name))
+        ]
 
 
 def _update_card(report: TheoryReport, checkpoint: Path, written: list[Path]) -> Path:

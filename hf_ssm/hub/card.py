@@ -29,6 +29,7 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
     "sequence-pair-classification": ("ForSequencePairClassification", None, "classification of pairs of sequences"),
     "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
+    "sequence-regression": ("ForSequenceClassification", "text-classification", "regression on sequences"),
     "signal-regression": ("ForSignalRegression", None, "regression on signals"),
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
     "masked-lm": ("ForMaskedLM", "fill-mask", "masked-token prediction"),
@@ -39,6 +40,7 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
 _HUB_METRICS = {
     **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae")},
     "mcc": "matthews_correlation",
+    **{"r2": "r_squared", "pearson": "pearsonr", "spearman": "spearmanr"},
 }
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
 _OF_A_RUN = (
@@ -53,6 +55,10 @@ _LIMITS_OF_AN_EXPORT = (
     "This card was written when the model was exported. Before you share it, add the data and the quality of the "
     "model, and the uses for which it is unfit."
 )
+_METRIC_NAMES = {
+    **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
+    **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
+}
 _NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
 # Family -> paper of its architecture.
 _PAPERS = {
@@ -65,7 +71,6 @@ _PAPERS = {
 }
 # Tasks whose models `hf-ssm probe` explains.
 _PROBED = ("sequence-classification", "causal-lm", "masked-lm")
-_METRIC_NAMES = {"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +253,7 @@ def write_default_card(
     facts = CardFacts(
         model_name=name.rpartition("/")[2],
         family=family.short_name,
-        task=next(task for task, entry in _TASKS.items() if entry[0] == head),
+        task=task_of_head(head, config),
         num_parameters=model.num_parameters(),
         dataset_name="",
         splits={},
@@ -267,6 +272,13 @@ def write_default_card(
         licence=licence,
     )
     return write_card(folder, facts)
+
+
+def task_of_head(head: str, config: Any) -> str:
+    """The task of a model by its head, such as "ForCausalLM"."""
+    if head == "ForSequenceClassification" and config.problem_type == "regression":
+        return "sequence-regression"
+    return next(task for task, entry in _TASKS.items() if entry[0] == head)
 
 
 def addressed(card: str, repo_id: str) -> str:

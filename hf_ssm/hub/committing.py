@@ -95,6 +95,7 @@ def commit(
     *,
     revision: str,
     message: str,
+    repo_type: str = "model",
     keep: Set[str] = frozenset(),
     delete_patterns: Sequence[str] = (),
 ) -> CommitInfo:
@@ -114,16 +115,17 @@ def commit(
     replaces_weights = any(map(is_weights, files))
 
     def attempt() -> CommitInfo:
-        head = api.repo_info(repo_id, revision=revision).sha
-        remote = api.list_repo_files(repo_id, revision=head)
+        head = api.repo_info(repo_id, revision=revision, repo_type=repo_type).sha
+        remote = api.list_repo_files(repo_id, revision=head, repo_type=repo_type)
         others = [name for name in remote if name not in files]
         stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
-        stale |= set(_own_code(api, repo_id, head, others))
+        stale |= set(_own_code(api, repo_id, repo_type, head, others))
         if replaces_weights:
             stale |= set(filter(is_weights, others))
         added = {name: path for name, path in files.items() if name not in keep or name not in remote}
         return api.create_commit(
             repo_id,
+            repo_type=repo_type,
             operations=[
                 *(CommitOperationDelete(name) for name in sorted(stale)),
                 *(CommitOperationAdd(name, path) for name, path in sorted(added.items())),
@@ -173,11 +175,11 @@ def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
         return any(content.find(secret) >= 0 for secret in own) or _SECRETS.search(content) is not None
 
 
-def _own_code(api: HfApi, repo_id: str, revision: str | None, names: Sequence[str]) -> list[str]:
+def _own_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
     """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = {
-            name: api.hf_hub_download(repo_id, name, revision=revision, local_dir=scratch)
+            name: api.hf_hub_download(repo_id, name, repo_type=repo_type, revision=revision, local_dir=scratch)
             for name in names
             if name.endswith(".py") and "/" not in name
         }

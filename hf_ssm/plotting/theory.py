@@ -24,49 +24,80 @@ _FLOOR_DB = -120.0
 # A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
 # peak: smaller values are rounding errors.
 _PEAK, _MIN_SHARE = 30.0, 1e-7
+# Ticks of the axis of periods.
+_PERIODS = (2, 3, 4, 5, 10, 20, 50)
+# Ticks of logarithmic axes of frequencies, in cycles per sample.
+_FREQUENCIES = tuple(base * 10.0**power for power in range(-6, 0) for base in (1, 2, 5))
 
 
 @style.figure_style()
-def plot_tau(layers: Sequence[Any], path: str | Path | None = None, title: str = "") -> "Figure":
+def plot_tau(
+    layers: Sequence[Any],
+    path: str | Path | None = None,
+    title: str = "τ, the measure of complexity, by layer",
+    *,
+    before: Sequence[Any] = (),
+) -> "Figure":
     """Plot the distribution of τ over the channels of each layer, with the mean, which is the τ of the layer.
 
-    Boxes extend from the first to the third quartile, whiskers to the extremes.
+    Boxes extend from the first to the third quartile, whiskers to the extremes. A dotted line marks τ = 1, the value
+    that the rescaling of the initialisation gives each layer.
 
     Args:
         layers: `LayerComplexity` objects, with `layer`, `tau` and `tau_of_channels`.
+        before: The same layers before the rescaling, drawn beside them; default: none.
+
+    Raises:
+        ValueError: `before` has other layers.
     """
-    channels = [style.to_numpy(layer.tau_of_channels) for layer in layers]
-    positions = range(len(layers))
-    figure = style.new_figure(max(4.5, 1.8 + 0.6 * len(layers)), 3.2)
+    if before and [layer.layer for layer in before] != [layer.layer for layer in layers]:
+        raise ValueError("`before` and `layers` must hold the same layers in the same order.")
+    figure = style.new_figure(max(5.5, 1.8 + 0.6 * len(layers)), 3.4)
     axes = figure.subplots()
-    blue = {"color": style.PALETTE[0]}
-    axes.boxplot(
-        channels,
-        positions=positions,
-        whis=(0, 100),
-        widths=0.5,
-        patch_artist=True,
-        boxprops={"facecolor": "#DCEAF5", "edgecolor": style.PALETTE[0]},
-        medianprops=blue,
-        whiskerprops=blue,
-        capprops=blue,
-    )
-    taus = [layer.tau for layer in layers]
-    axes.plot(positions, taus, "D", color=style.PALETTE[1], markersize=4, label="τ of the layer (mean)", zorder=3)
+    groups = {"before rescaling": (before, -0.22), "after rescaling": (layers, 0.22)} if before else {"": (layers, 0.0)}
+    for number, (name, (group, shift)) in enumerate(groups.items()):
+        colour = style.PALETTE[number] if before else style.PALETTE[0]
+        _plot_boxes(axes, group, shift, colour, name)
+    axes.axhline(1, color=style.BLACK, linewidth=0.8, linestyle=":", label="τ = 1, as after rescaling", zorder=1)
     # A channel with a zero kernel has τ = 0, which a logarithmic axis cannot show.
-    if all((values > 0).all() for values in channels):
+    if all((style.to_numpy(layer.tau_of_channels) > 0).all() for layer in [*layers, *before]):
         axes.set_yscale("log")
-    axes.set_xticks(positions, [str(layer.layer) for layer in layers])
+    axes.set_xticks(range(len(layers)), [str(layer.layer) for layer in layers])
     axes.set_xlabel("layer")
     axes.set_ylabel("τ of the channels")
     axes.grid(visible=False, axis="x")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     return style.finish_figure(figure, path, title)
+
+
+def _plot_boxes(axes: "Axes", layers: Sequence[Any], shift: float, colour: str, name: str) -> None:
+    positions = [number + shift for number in range(len(layers))]
+    lines = {"color": colour}
+    boxes = axes.boxplot(
+        [style.to_numpy(layer.tau_of_channels) for layer in layers],
+        positions=positions,
+        whis=(0, 100),
+        widths=0.36 if shift else 0.5,
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"facecolor": "#F2F2F2", "edgecolor": colour},
+        medianprops=lines,
+        whiskerprops=lines,
+        capprops=lines,
+    )
+    label = f"{name or 'channels'}: range, quartiles, median"
+    if layers:
+        boxes["boxes"][0].set_label(label)
+    marks = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markeredgewidth": 0.5, "markersize": 6}
+    shown = "" if shift > 0 else "their mean: τ of the layer"
+    axes.plot(positions, [layer.tau for layer in layers], "D", zorder=3, label=shown or "_nolegend_", **marks)
 
 
 @style.figure_style()
 def plot_parameter_change(
-    changes: Mapping[str, float | None], path: str | Path | None = None, title: str = ""
+    changes: Mapping[str, float | None],
+    path: str | Path | None = None,
+    title: str = "How far training moved the parameters",
 ) -> "Figure":
     """Plot the relative change of each group of parameters as a bar on a logarithmic axis.
 
@@ -79,7 +110,7 @@ def plot_parameter_change(
     """
     if not changes:
         raise ValueError("`changes` is empty: pass at least one group of parameters.")
-    figure = style.new_figure(6.0, 0.8 + 0.22 * len(changes))
+    figure = style.new_figure(7.0, 1.2 + 0.25 * len(changes))
     axes = figure.subplots()
     positive = [value for value in changes.values() if value]
     low = min([*positive, 1.0]) / 3
@@ -87,29 +118,41 @@ def plot_parameter_change(
         if value:
             axes.barh(row, value, color=style.PALETTE[0], height=0.65)
         text = " none: zero before" if value is None else f" {value:.3g}"
-        axes.text(value or low, row, text, va="center", fontsize=7, color=style.GREY)
+        number = axes.text(value or low, row, text, va="center", fontsize=8, color=style.BLACK)
+        number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
     axes.set_xscale("log")
     # The numbers beside the bars need space.
-    axes.set_xlim(low, max([*positive, 1.0]) * 6)
+    axes.set_xlim(low, max([*positive, 1.0]) * 8)
+    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", zorder=1, label="1: as large as before training")
     axes.set_yticks(range(len(changes)), list(changes))
     axes.invert_yaxis()
-    axes.set_xlabel("‖θ_after − θ_before‖ / ‖θ_before‖")
+    axes.set_xlabel("relative change ‖after − before‖ / ‖before‖")
     axes.grid(visible=False, axis="y")
+    figure.legend(loc="outside lower center")
     return style.finish_figure(figure, path, title)
 
 
 @style.figure_style()
 def plot_frequency_responses(
-    before: Sequence[Any], after: Sequence[Any], path: str | Path | None = None, title: str = ""
+    before: Sequence[Any],
+    after: Sequence[Any],
+    path: str | Path | None = None,
+    title: str = "",
+    *,
+    length: int | None = None,
+    unit: str = "sample",
 ) -> "Figure":
     """Plot the frequency response of each convolution, before and after training.
 
     Each convolution and direction has a panel with the median of the gain over channels and the band between the 10 %
-    and the 90 % quantile, in dB, over the frequency in cycles per sample (logarithmic, without the frequency 0).
+    and the 90 % quantile, in dB, over the frequency on a logarithmic axis.
 
     Args:
         before: `FrequencyResponse` objects; may be empty.
         after: Those of the same convolutions, in the same order.
+        length: Length L of the sequences; the axis starts at 1/L, below which a sequence holds no whole period.
+            Default: the lowest positive frequency.
+        unit: Name of a position in the label of the axis, such as "base".
 
     Raises:
         ValueError: `after` is empty, `before` belongs to other convolutions, or a response holds NaN.
@@ -125,7 +168,7 @@ def plot_frequency_responses(
     of_layer = sum(response.layer == after[0].layer for response in after)
     columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
     rows = -(-len(after) // columns)
-    figure = style.new_figure(0.8 + 2.6 * columns, 0.6 + 2.0 * rows)
+    figure = style.new_figure(max(5.0, 0.8 + 2.6 * columns), 1.2 + 2.1 * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for index, axes in enumerate(grid.flat):
         if index >= len(after):
@@ -133,15 +176,21 @@ def plot_frequency_responses(
             continue
         if before:
             _plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
-        _plot_gain(axes, after[index], "after training" if before else "median and 10-90 %", style.PALETTE[1], "-")
+        _plot_gain(axes, after[index], "after training" if before else "gain", style.PALETTE[1], "-")
         axes.set_title(_panel_title(after[index], after))
         axes.set_xscale("log")
+        lowest = 1 / max(length, 3) if length is not None else axes.get_xlim()[0]
+        axes.set_xlim(lowest, 0.5)
+        axes.set_xticks([tick for tick in _FREQUENCIES if tick >= lowest], minor=False)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
         if index % columns == 0:
             axes.set_ylabel("gain (dB)")
         if index + columns >= len(after):
-            axes.set_xlabel("frequency (cycles per sample)")
+            axes.set_xlabel(f"frequency (cycles per {unit})")
             axes.tick_params(labelbottom=True)
-    grid[0, 0].legend()
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return style.finish_figure(figure, path, title)
 
 
@@ -149,8 +198,10 @@ def _plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style:
     cycles, quantiles = gain_quantiles(response)
     positive = cycles > 0
     low, median, high = quantiles[:, positive]
-    axes.fill_between(cycles[positive], low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.plot(cycles[positive], median, color=colour, linestyle=line_style, label=label)
+    median_of = f"{label}: median of the channels"
+    axes.plot(cycles[positive], median, color=colour, linestyle=line_style, label=median_of)
+    band = f"{label}: 10 % to 90 % of the channels"
+    axes.fill_between(cycles[positive], low, high, color=colour, alpha=0.2, linewidth=0, label=band)
 
 
 def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -188,16 +239,23 @@ def _panel_title(response: Any, responses: Sequence[Any]) -> str:
 
 @style.figure_style()
 def plot_spectrum(
-    spectra: Mapping[str, Any], path: str | Path | None = None, recommendation: Any = None, title: str = ""
+    spectra: Mapping[str, Any],
+    path: str | Path | None = None,
+    recommendation: Any = None,
+    title: str = "",
+    *,
+    unit: str = "sample",
 ) -> "Figure":
     """Plot power spectra, with the spectral edges of a recommendation and the largest α for each of them.
 
     Each spectrum is a density, the share of its power per cycle per sample; white noise is constant at 2. The frequency
-    0 is left out. The y axis is logarithmic where a peak would flatten the rest.
+    0 is left out. The axis at the top shows the period, of which the period 3 of coding DNA is one. The y axis is
+    logarithmic where a peak would flatten the rest.
 
     Args:
         spectra: Power `(F,)` by name, as `power_spectrum` gives it for one channel.
         recommendation: `AlphaRecommendation` with a power; default: no edges.
+        unit: Name of a position in the labels of the axes, such as "base".
 
     Raises:
         ValueError: There is no spectrum, or one without power.
@@ -205,7 +263,7 @@ def plot_spectrum(
     if not spectra:
         raise ValueError("`spectra` is empty: pass at least one spectrum.")
     entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
-    figure = style.new_figure(7.0, 3.6 + 0.08 * entries)
+    figure = style.new_figure(7.0, 3.9 + 0.1 * entries)
     axes = figure.subplots()
     highest, is_steep = 0.0, False
     for number, (name, power) in enumerate(spectra.items()):
@@ -214,19 +272,28 @@ def plot_spectrum(
         is_steep |= bool(density.max() > _PEAK * np.median(density))
         line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
         axes.plot(cycles, density, linestyle=line_style, linewidth=1.0, label=style.literal(name))
+    axes.axhline(2, color=style.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="white noise", zorder=1)
     if recommendation is not None:
         _plot_edges(axes, recommendation)
-    axes.set_xlabel("frequency (cycles per sample)")
-    axes.set_ylabel("power density (share per cycle per sample)")
+    axes.set_xlabel(f"frequency (cycles per {unit})")
+    axes.set_ylabel(f"power density (share per cycle per {unit})")
     axes.set_xlim(0, 0.5)
     if is_steep:
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
     else:
         axes.set_ylim(bottom=0)
+    _add_periods(axes, unit)
     title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
     figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
     return style.finish_figure(figure, path, title)
+
+
+def _add_periods(axes: "Axes", unit: str) -> None:
+    """The period, the inverse of the frequency, at the top."""
+    top = axes.secondary_xaxis("top")
+    top.set_xlabel(f"period ({unit}s)")
+    top.set_xticks([1 / period for period in _PERIODS], [str(period) for period in _PERIODS])
 
 
 def spectral_density(power: Any) -> tuple[np.ndarray, np.ndarray]:

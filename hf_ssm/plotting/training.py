@@ -80,7 +80,9 @@ def _tau_entries(log_history: Sequence[Mapping[str, Any]], taus: Sequence[Sequen
     """Entries of the log for τ at the start, after any rescaling, and at the end, unless the log has τ itself."""
     if not taus or any("tau_layer_0" in entry for entry in log_history):
         return []
-    last = max((float(entry["step"]) for entry in log_history if "step" in entry), default=0.0)
+    last = _chosen_step(log_history)
+    if last is None:
+        last = max((float(entry["step"]) for entry in log_history if "step" in entry), default=0.0)
     ends = [(0.0, taus[-2])] if len(taus) > 1 else []
     return [
         {"step": step, **{f"tau_layer_{layer}": value for layer, value in enumerate(values)}}
@@ -139,7 +141,13 @@ def _plot_references(
         steps, values = _series(log, f"test_{name}")
         if key.startswith("eval_") and values:
             place = steps[-1] if chosen is None else chosen
-            mark = {"color": colour, "markersize": 9, "markeredgecolor": BLACK, "markeredgewidth": 0.5, "zorder": 4}
+            mark: dict[str, Any] = {
+                "color": colour,
+                "markersize": 9,
+                "markeredgecolor": BLACK,
+                "markeredgewidth": 0.5,
+                "zorder": 4,
+            }
             axes.plot(place, values[-1], "*", **mark)
             starred = True
         if key.startswith("eval_") and name in chance:

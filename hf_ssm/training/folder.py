@@ -26,6 +26,7 @@ PICTURE_NAME = "training_log.png"
 FINGERPRINT_NAME = "data_fingerprint.json"
 RESPONSE_NAME = "frequency_response.json"
 RESPONSE_PICTURE_NAME = "frequency_response.png"
+FIGURES = (PICTURE_NAME, "training_log.svg", RESPONSE_PICTURE_NAME, "frequency_response.svg")
 
 _TRAINER_STATE = "trainer_state.json"
 _WEIGHTS = frozenset({"model.safetensors", "model.safetensors.index.json"})
@@ -34,7 +35,7 @@ _LOCK_NAME = "_run.lock"
 
 # Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
-    *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, PICTURE_NAME, RESPONSE_NAME, RESPONSE_PICTURE_NAME),
+    *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, RESPONSE_NAME, *FIGURES),
     *("README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors", "training_args.bin"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"),
@@ -53,7 +54,12 @@ def locked(folder: Path) -> Iterator[None]:
     """
     _check_writable(folder)
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file system such as /proc lets nobody make folders
+        raise type(error)(
+            f"--output {str(folder)!r}: the folder cannot be made ({error.strerror}); choose another folder"
+        ) from error
     lock = FileLock(folder / _LOCK_NAME)
     try:
         lock.acquire(blocking=False)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_ssm.cli import main
-from hf_ssm.cli import train as train_command
+from hf_ssm.cli import demo, main
 from hf_ssm.hub.verifying import verify
 
 NAME = "ada/motifs"
@@ -78,7 +77,7 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     # The process below replaces this proof.
     monkeypatch.setattr("hf_ssm.hub.reload.prove_export", lambda *given: None)
     monkeypatch.chdir(tmp_path)
-    data, training = train_command.DEMO_SETTINGS["data"], train_command.DEMO_SETTINGS["training"]
+    data, training = demo.DEMO_SETTINGS["data"], demo.DEMO_SETTINGS["training"]
     for name, value in SMALL.items():
         monkeypatch.setitem(data, name, value)
     monkeypatch.setitem(training, "num_train_epochs", 1)

@@ -14,9 +14,16 @@ def curve(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def assert_beside(legend, figure):
+    """The legend covers no axes."""
+    figure.draw_without_rendering()
+    assert all(not legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
 def test_mean_and_band_of_equal_lengths():
     rows = [curve(1.0, 0.8, 0.3), curve(0.9, 0.4, 0.1), curve(0.95, 0.9, 0.2)]
-    axes = plot_masking_curves(rows).axes[0]
+    figure = plot_masking_curves(rows)
+    axes = figure.axes[0]
     (line,) = axes.get_lines()
     assert line.get_xdata() == pytest.approx([0, 1, 2])
     means = [sum(row[k].item() for row in rows) / 3 for k in range(3)]
@@ -27,9 +34,11 @@ def test_mean_and_band_of_equal_lengths():
         at = corners[np.isclose(corners[:, 0], k), 1]
         assert at.min() == pytest.approx(max(means[k] - deviations[k], 0))
         assert at.max() == pytest.approx(min(means[k] + deviations[k], 1))
-    assert axes.get_xlabel() == "number of masked tokens" and axes.get_ylabel() == "probability of the target"
-    assert axes.child_axes[0].get_xlabel() == "share of tokens masked"
-    assert axes.get_legend().get_title().get_text() == "mean ± one standard deviation"
+    assert axes.get_xlabel() == "number of masked tokens, the least important first"
+    assert axes.get_ylabel() == "probability of the target" and axes.child_axes[0].get_xlabel() == "share of the tokens"
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "mean, and band of one standard deviation to either side"
+    assert_beside(legend, figure)
 
 
 def test_different_lengths_are_interpolated_over_the_share(make_result):
@@ -39,21 +48,24 @@ def test_different_lengths_are_interpolated_over_the_share(make_result):
     shares, mean, _ = results.mean_curve()
     assert line.get_xdata() == pytest.approx(shares.numpy())
     assert line.get_ydata() == pytest.approx(mean.numpy())
-    assert axes.get_xlabel() == "share of the 7 to 12 tokens masked" and not axes.child_axes
+    assert axes.get_xlabel() == "share of the 7 to 12 tokens that is masked, the least important first"
+    assert not axes.child_axes
 
 
 def test_groups_have_names_colours_and_styles(make_result):
     groups = {"chosen": [make_result(seed=s) for s in range(3)], "others": [curve(*[0.5] * 11), curve(*[0.7] * 11)]}
-    axes = plot_masking_curves(groups, chance=0.5).axes[0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["chosen (n = 3)", "others (n = 2)", "chance"]
+    figure = plot_masking_curves(groups, chance=0.5)
+    axes, (legend,) = figure.axes[0], figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["chosen (n = 3)", "others (n = 2)", "chance"]
     first, second, chance = axes.get_lines()
     assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
     assert list(chance.get_ydata()) == [0.5, 0.5]
 
 
 def test_one_curve_has_neither_band_nor_legend(make_result):
-    axes = make_result().plot().axes[0]
-    assert not axes.collections and axes.get_legend() is None and len(axes.get_lines()) == 1
+    figure = make_result().plot()
+    axes = figure.axes[0]
+    assert not axes.collections and not figure.legends and len(axes.get_lines()) == 1
 
 
 def test_bands_of_other_values_are_not_clipped():

@@ -21,9 +21,22 @@ def layer(taus: list[float]) -> LayerComplexity:
 
 def test_tau_is_logarithmic_unless_a_channel_has_none():
     for taus, scale in (([1.0, 1.0, 2.0], "log"), ([0.0, 1.0, 2.0], "linear")):
-        (axes,) = plotting.plot_tau([layer(taus)], title="With a title").axes
-        assert axes.get_yscale() == scale
-        assert list(axes.get_lines()[-1].get_ydata()) == [pytest.approx(sum(taus) / 3)]
+        figure = plotting.plot_tau([layer(taus)], title="With a title")
+        (axes,) = figure.axes
+        assert axes.get_yscale() == scale and figure.get_suptitle() == "With a title"
+        *_, mean, one = axes.get_lines()
+        assert list(mean.get_ydata()) == [pytest.approx(sum(taus) / 3)] and set(one.get_ydata()) == {1}
+
+
+def test_tau_before_and_after_the_rescaling():
+    figure = plotting.plot_tau([layer([0.5, 1.5])], before=[layer([10.0, 30.0])])
+    (axes,) = figure.axes
+    means = [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "D"]
+    assert means == [20.0, 1.0]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "before rescaling: range, quartiles, median" in texts and "τ = 1, as after rescaling" in texts
+    with pytest.raises(ValueError, match="must hold the same layers"):
+        plotting.plot_tau([layer([1.0])], before=[layer([1.0])] * 2)
 
 
 def test_parameter_change_has_a_bar_for_each_positive_change():
@@ -76,16 +89,39 @@ def test_each_response_has_a_panel(make_model, arguments, titles):
         assert len(panels[0].get_lines()) == (2 if before else 1)
 
 
+def test_frequencies_start_at_one_period_per_sequence(make_model):
+    responses = frequency_responses(make_model("S4", "Model", num_hidden_layers=1), num_frequencies=65)
+    figure = plotting.plot_frequency_responses(responses, responses, length=50, unit="base")
+    (axes,) = figure.axes
+    assert axes.get_xlim() == pytest.approx((1 / 50, 0.5))
+    assert axes.get_xlabel() == "frequency (cycles per base)"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.02", "0.05", "0.1", "0.2", "0.5"]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == [
+        f"{when} training: {part} of the channels"
+        for when in ("before", "after")
+        for part in ("median", "10 % to 90 %")
+    ]
+
+
 def test_spectrum_shows_the_edges_of_a_recommendation():
     power = power_spectrum(torch.randn(4, 100, 1).cumsum(1))
     recommendation = alpha_recommendation(hf_ssm.S4Config(), power)
-    (axes,) = plotting.plot_spectrum({"inputs": power[0]}, recommendation=recommendation).axes
-    _, *edges = axes.get_lines()
+    figure = plotting.plot_spectrum({"inputs": power[0]}, recommendation=recommendation, unit="base")
+    (axes,) = figure.axes
+    _, white, *edges = axes.get_lines()
+    assert set(white.get_ydata()) == {2}
+    (top,) = axes.child_axes
+    assert top.get_xlabel() == "period (bases)"
+    figure.draw_without_rendering()
+    periods = dict(zip([text.get_text() for text in top.get_xticklabels()], top.get_xticks(), strict=True))
+    assert periods["3"] == pytest.approx(1 / 3) and periods["10"] == pytest.approx(0.1)
+    assert not figure.legends[0].get_window_extent().overlaps(axes.get_window_extent())
     expected = [edge / (2 * math.pi) for edge in recommendation.edges.values()]
     assert [edge.get_xdata()[0] for edge in edges] == pytest.approx(expected)
     assert axes.get_yscale() == "log"
     (axes,) = plotting.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, title=r"$\frac$.csv, white").axes
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 8
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()[:-1]}) == 8
 
 
 def test_invalid_arguments_are_rejected(make_model):

@@ -30,7 +30,7 @@ def test_panels_show_the_finite_values_of_the_log():
         "validation": ([5.0], [0.85]),
     }
     assert [line.get_label() for line in metric.get_lines()] == ["accuracy"]
-    assert [line.get_label() for line in tau.get_lines()] == ["sum", "layer 0", "layer 1"]
+    assert [line.get_label() for line in tau.get_lines()] == ["sum", "layer 0", "layer 1", "τ = 1"]
     assert tau.get_yscale() == "log"
 
 
@@ -41,7 +41,49 @@ def test_zero_tau_is_plotted_on_a_linear_scale():
 
 def test_lines_differ_in_colour_or_style():
     (axes,) = plot_training_log([{"step": 1, **{f"tau_layer_{i}": 1.0 + i for i in range(20)}}]).axes
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 20
+    *layers, one = axes.get_lines()
+    assert len({(line.get_color(), line.get_linestyle()) for line in layers}) == 20 and set(one.get_ydata()) == {1}
+
+
+def test_checkpoint_chance_and_test_are_marked():
+    log = [
+        *LOG[:3],
+        {"step": 9, "eval_loss": 0.9, "eval_accuracy": 0.6, "eval_f1": 0.5},
+        {"step": 9, "relative_change_step": 5},
+        {"step": 9, "test_loss": 0.87, "test_accuracy": 0.65},
+    ]
+    metrics, chance = ["accuracy", "f1"], {"accuracy": 0.5, "f1": 0.3}
+    figure = plot_training_log(log, metrics=metrics, chance=chance)
+    loss, metric, tau = figure.axes
+    for axes in (loss, metric, tau):
+        assert [set(line.get_xdata()) for line in axes.get_lines() if line.get_label() == "chosen checkpoint"] == [{5}]
+    stars = {axes: [line for line in axes.get_lines() if line.get_marker() == "*"] for axes in (loss, metric)}
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in stars[loss][:-1]] == [(5, 0.87)]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in stars[metric][:-1]] == [(5, 0.65)]
+    dotted = [line for line in metric.get_lines() if line.get_linestyle() == ":" and len(line.get_ydata())]
+    assert [line.get_ydata()[0] for line in dotted] == [0.5, 0.3]
+    assert [line.get_color() for line in dotted] == [line.get_color() for line in metric.get_lines()[:2]]
+    # The legends are beside the axes.
+    figure.draw_without_rendering()
+    assert all(axes.get_legend().get_window_extent().x0 > axes.get_window_extent().x1 for axes in figure.axes)
+
+
+def test_tau_before_and_after_the_rescaling():
+    stages = {"at initialisation": [9.0, 4.0], "after rescaling": [1.0, 1.0], "after training": [2.0, 3.0]}
+    # In a log with τ, only the values before the rescaling are added.
+    tau = plot_training_log(LOG, tau=stages).axes[-1]
+    hollow = [line for line in tau.get_lines() if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in hollow] == [(0, 9.0), (0, 4.0)]
+    colours = {line.get_label(): line.get_color() for line in tau.get_lines()}
+    assert [line.get_color() for line in hollow] == [colours["layer 0"], colours["layer 1"]]
+    # In a log without, those after the rescaling and after training, which are of the chosen checkpoint.
+    log = [{"step": 1, "loss": 1.0}, {"step": 9, "loss": 0.5}, {"step": 9, "relative_change_step": 5}]
+    lines = {line.get_label(): line for line in plot_training_log(log, tau=stages).axes[-1].get_lines()}
+    assert list(lines["layer 1"].get_xdata()) == [0, 5] and list(lines["layer 1"].get_ydata()) == [1.0, 3.0]
+    # Without rescaling there is nothing before it.
+    del stages["after rescaling"]
+    lines = {line.get_label(): line for line in plot_training_log(log, tau=stages).axes[-1].get_lines()}
+    assert list(lines["layer 1"].get_ydata()) == [4.0, 3.0] and "before rescaling" not in lines
 
 
 def test_empty_log_is_rejected():

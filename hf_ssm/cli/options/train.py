@@ -9,8 +9,8 @@ from hf_ssm.cli.options import SVG_HELP
 
 FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
 TASK_NAMES = (
-    *("sequence-classification", "sequence-pair-classification", "token-classification", "signal-regression"),
-    *("causal-lm", "masked-lm"),
+    *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
+    *("signal-regression", "causal-lm", "masked-lm"),
 )
 SECTIONS = ("model", "data", "training")
 
@@ -56,8 +56,8 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
             "model.task",
             str,
             "TASK",
-            "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded "
-            "separately), token-classification, signal-regression, causal-lm or masked-lm",
+            "sequence-classification (default), sequence-regression (labels are numbers), sequence-pair-classification "
+            "(two texts of a row, encoded separately), token-classification, signal-regression, causal-lm or masked-lm",
         ),
         (
             ("--model", "--model-name-or-path"),
