@@ -9,9 +9,12 @@ import argparse
 import functools
 import html
 import logging
+import os
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path as Outline
@@ -19,9 +22,11 @@ from matplotlib.textpath import TextPath
 
 import hf_ssm
 
+logger = logging.getLogger("mkdocs.hooks.build")
 SUFFIXES = (".md", ".ipynb")
 FENCE = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~)$)", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<![`\[])`(?:from hf_ssm import )?([A-Za-z_][\w.]*)(?:\(\))?`(?![`\]])")
+LOADED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]* (?:src|href)=["']?(?:https?:)?//[^>]*>""")
 ENTRY = re.compile(r"^::: (hf_ssm[\w.]*)$", re.MULTILINE)
 
 
@@ -71,6 +76,12 @@ def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
     return "".join(parts)
 
 
+def on_post_page(output: str, page: Any, **_: Any) -> None:
+    """Warn, an error of `mkdocs build --strict`, of anything that a page loads from another host."""
+    for tag in LOADED.findall(output):
+        logger.warning("%s loads from another host: %s", page.file.src_uri, tag)
+
+
 @functools.cache
 def documented(docs: Path) -> frozenset[str]:
     """The objects that have an entry in the reference, with all that is in them."""
@@ -80,15 +91,12 @@ def documented(docs: Path) -> frozenset[str]:
 @functools.cache
 def defined_at(name: str) -> str:
     """Module and name of a public object, given as in `hf_ssm.hub.push` or `SSMTrainer`; empty if there is none."""
-    found: Any = hf_ssm
-    parts = name.removeprefix("hf_ssm.").split(".")
-    if not name.startswith("hf_ssm.") and parts[0] not in hf_ssm.__all__:
+    if not name.startswith("hf_ssm.") and name.split(".")[0] not in hf_ssm.__all__:
         return ""
-    for part in parts:
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            return ""
+    try:
+        found = pkgutil.resolve_name(name if name.startswith("hf_ssm.") else f"hf_ssm.{name}")
+    except (AttributeError, ImportError):
+        return ""
     module, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     return f"{module}.{qualified}" if module and qualified and module.startswith("hf_ssm") else ""
 
@@ -98,10 +106,11 @@ def command_line() -> str:
     from hf_ssm import cli
 
     sections = []
-    for name in cli._COMMANDS:
+    for name in cli.COMMANDS:
         parser = _subparser(cli.build_parser(name), name)
-        parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=96)
-        sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{parser.format_help().rstrip()}\n```\n")
+        with mock.patch.dict(os.environ, COLUMNS="84"):  # The width of a line.
+            text = parser.format_help().rstrip()
+        sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{text}\n```\n")
     return "\n".join(sections)
 
 

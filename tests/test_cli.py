@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import cli, plotting
+from hf_ssm.cli import demo
 from hf_ssm.cli import train as train_command
 from hf_ssm.hub.reload import prove_export
 from hf_ssm.models.bundle import bundle
@@ -553,7 +554,7 @@ def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
     assert "is of family 'hyena'" in found
     arguments = ["--model", finished, "--set", "model.hiden_size=16"]
     found = error_of(capsys, "train", *PLANTED, *arguments, "--output", tmp_path / "run")
-    assert "did you mean 'hidden_size'?" in found
+    assert "did you mean `hidden_size`?" in found
 
 
 def test_masked_language_model_of_the_other_family_on_bytes(tmp_path):
@@ -592,14 +593,22 @@ def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_demo(capsys, tmp_path, monkeypatch):
     small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
-    monkeypatch.setitem(train_command.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
+    monkeypatch.setitem(demo.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
     for name, value in small.items():
-        monkeypatch.setitem(train_command.DEMO_SETTINGS["data"], name, value)
-    monkeypatch.setitem(train_command.DEMO_SETTINGS["training"], "num_train_epochs", 1)
-    monkeypatch.setitem(train_command.DEMO_SETTINGS["training"], "disable_tqdm", True)
+        monkeypatch.setitem(demo.DEMO_SETTINGS["data"], name, value)
+    monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "num_train_epochs", 1)
+    monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "disable_tqdm", True)
     assert run("demo", "--output", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
-    for part in ("accuracy", "at initialisation", "after rescaling", "after training", "bit for bit", "Next:"):
+    for part in (
+        "accuracy, test",
+        "plain    rescaled",
+        "before the first step",
+        "bit for bit",
+        "sequence",
+        "needed",
+        "Next:",
+    ):
         assert part in printed
 
 

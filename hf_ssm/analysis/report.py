@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from hf_ssm import plotting
 from hf_ssm.analysis import tables
@@ -166,6 +167,7 @@ def theory_report(
     movement: Mapping[str, float | None] | None = None,
     data: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    progress: bool = False,
 ) -> TheoryReport:
     """Compute the theory report of a model on data.
 
@@ -178,6 +180,7 @@ def theory_report(
         movement: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
         data: Description of the data, copied into the report.
         settings: Anything else, copied into the report.
+        progress: Show a progress bar.
 
     Raises:
         TypeError: An argument of another type.
@@ -192,7 +195,8 @@ def theory_report(
     batches = list(batches)
     for batch in batches:
         check_batch("batches", batch)
-    records = record_operators(model, batches, num_frequencies=_enough_frequencies(batches))
+    shown = logging.tqdm(batches, unit="batch", disable=not progress)
+    records = record_operators(model, shown, num_frequencies=_enough_frequencies(batches))
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences

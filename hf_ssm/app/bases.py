@@ -8,26 +8,26 @@ import gradio as gr
 import torch
 
 from hf_ssm.app import markup
-from hf_ssm.app.figures import figure_html, plot_curve
+from hf_ssm.app.figures import beside, figure_html, plot_curve, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
-from hf_ssm.plotting.html import displayed_tokens
+from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.attributions import ATTRIBUTIONS, check_library, check_strands
 
 __all__ = ["METHODS", "add_tab", "missing", "probe", "probe_html"]
 
-TITLE = "Which bases matter"
+TITLE = "Importance"
 METHODS = {
-    "shortlist": "shortlist: a search among the likeliest candidates (seconds)",
-    "one_shot": "one shot: each token masked alone, then in that order (fastest)",
-    "exact": "exact: the best token in each step (slow)",
-    "occlusion": "occlusion: what masking one token changes",
+    "shortlist": "search (some seconds)",
+    "one_shot": "one ranking (fast)",
+    "exact": "exact search (slow)",
+    "occlusion": "occlusion",
     "integrated_gradients": "integrated gradients",
     "gradient_shap": "gradient SHAP",
     "deep_lift": "DeepLIFT",
-    "in_silico_mutagenesis": "in-silico mutagenesis: what replacing a base changes",
+    "in_silico_mutagenesis": "in-silico mutagenesis",
 }
 """Methods by the name of the strategy of `MaskingProbe`, as the page describes them."""
 
@@ -76,25 +76,27 @@ def masks(served: ServedModel) -> list[tuple[str, str]]:
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
+    what = "bases" if served.reads_dna else "tokens"
     gr.Markdown(
-        "Masks one token after the other, the least important first. What keeps the prediction alive until the end is "
-        f"what it depends on. Reads the first sequence, at most {_MOST_LETTERS:,} letters ({_MOST_EXACT} with *exact*)."
+        f"### Which {what} matter\nMasks one token after the other, the least important first: a prediction depends "
+        "on the tokens without which it is lost. Reads the first sequence, at most "
+        f"{_MOST_LETTERS:,} letters ({_MOST_EXACT} with the exact search)."
     )
     kinds = masks(served)
     with gr.Row():
         methods = available_methods(served)
-        method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=240)
-        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=200)
+        method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=280)
+        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=280)
         if served.head == "class":
-            target: Any = gr.Dropdown([_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain")
+            target: Any = gr.Dropdown(
+                [_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain", min_width=280
+            )
         else:
-            target = gr.Number(0, precision=0, label="Explain the token at position (from 1; 0: the last)")
-    result = gr.HTML()
+            target = gr.Number(0, precision=0, label="Explain position (0: the last token)", min_width=280)
     jobs.add_button(
-        "Find them",
-        lambda job, *values: [probe_html(served, probe(served, job, *values))],
+        f"Find the {what}",
+        lambda job, *values: probe_html(served, probe(served, job, *values)),
         [text, method, mask, target],
-        [result],
         unit="tokens masked",
     )
 
@@ -135,15 +137,8 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
 
 
 def effects(result: MaskingResult) -> torch.Tensor:
-    """The colour of each token, `(L,)`: the scores of an attribution, otherwise the probability lost.
-
-    The latter is the initial probability minus that once the token, too, is masked, and 0 where it rose.
-    """
-    if result.scores is not None:
-        return result.scores
-    found = torch.full((len(result.input_ids),), math.nan, dtype=torch.float64)
-    found[result.order] = (result.probabilities[0] - result.probabilities[1:]).clamp(min=0)
-    return found
+    """The colour of each token, `(L,)`: the scores of an attribution, otherwise the probability lost."""
+    return result.effect if result.scores is None else result.scores
 
 
 def probe_html(served: ServedModel, result: MaskingResult) -> str:
@@ -175,27 +170,32 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
     return (
         markup.section(f'<p class="answer">{escape(_summary(served, result))}</p>', _caution(result))
         + markup.section(scale_text, markup.tokens(tokens), title="Tokens by their effect")
-        + markup.section(figure_html(plot_curve(probabilities, label), caption), title="Curve")
-        + markup.section(markup.table(["position", "token", "effect"], _top(names, values)), title="Largest effects")
+        + markup.section(
+            row(
+                figure_html(plot_curve(probabilities, label), caption),
+                beside(markup.table(["position", "token", "effect"], _top(names, values), "The largest effects")),
+            ),
+            title="Curve",
+        )
     )
 
 
 def _summary(served: ServedModel, result: MaskingResult) -> str:
     target, start = result.target, result.probabilities[0].item()
     if target["kind"] == "class":
-        what = f"class {served.class_names[target['label']]}"
+        what = f"{served.class_names[target['label']]}"
     else:
         (token,) = served.processor.convert_ids_to_tokens([target["token"]])
         what = f"token {token}"
     at = f" at position {target['position'] + 1}" if target.get("position") is not None else ""
-    left = result.tokens_left(0.9 * start)
-    return f"{what}{at}: {start:.1%}; {left} of {len(result.order)} tokens keep nine tenths of it."
+    left = result.tokens_left(0.9, relative=True)
+    return f"{what}{at}: {start:.1%}. Nine tenths of it need {left} of {len(result.order)} tokens."
 
 
 def _caution(result: MaskingResult) -> str:
-    start, end = result.probabilities[0].item(), result.probabilities[-1].item()
-    if end < 0.75 * start:
+    if not result.needs_no_token:
         return ""
+    end = result.probabilities[-1].item()
     return (
         f'<p class="message">With all tokens masked the probability is still {end:.1%}: this is the answer to a '
         "sequence without information, and no token explains it.</p>"
@@ -204,4 +204,4 @@ def _caution(result: MaskingResult) -> str:
 
 def _top(names: list[str], values: torch.Tensor, count: int = 10) -> list[list[Any]]:
     order = values.nan_to_num(0).abs().argsort(descending=True, stable=True)[:count].tolist()
-    return [[place + 1, names[place], values[place].item()] for place in sorted(order)]
+    return [[place + 1, names[place], values[place].item()] for place in sorted(order) if values[place] != 0]

@@ -14,11 +14,19 @@ from hf_ssm.plotting import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure_html", "plot_curve", "plot_responses", "plot_spectra", "row"]
+__all__ = ["beside", "figure_html", "plot_curve", "plot_responses", "plot_spectra", "resized", "row"]
 
 # Inches; at the width of a phone, 360 pixels, a point is slightly less than a pixel.
-_WIDTH, _HEIGHT = 4.8, 3.1
-_FONTS = {"font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9}
+_WIDTH, _HEIGHT = 4.2, 2.9
+# Neighbouring frequencies that are averaged: the spectrum of a single sequence is noisy.
+_SMOOTHED = 5
+_FONTS: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "legend.fontsize": 9,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
 # White and black of figures become those of the page. A grey in between suits both.
 _COLOURS = {"#ffffff": "none", "#000000": "currentColor", "#1a1a1a": "currentColor", "#666666": "#767676"}
 
@@ -45,8 +53,13 @@ def row(*figures: str) -> str:
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
-def _new_axes() -> tuple["Figure", Any]:
-    figure = style.new_figure(_WIDTH, _HEIGHT)
+def beside(content: str) -> str:
+    """Something else than a figure in a row of figures."""
+    return f'<div class="beside">{content}</div>'
+
+
+def _new_axes(lines_of_legend: int = 0) -> tuple["Figure", Any]:
+    figure = style.new_figure(_WIDTH, _HEIGHT + 0.25 * lines_of_legend)
     return figure, figure.subplots()
 
 
@@ -68,21 +81,27 @@ def plot_curve(values: Sequence[float], label: str) -> "Figure":
 
 @style.figure_style()
 def plot_spectra(spectra: Mapping[str, Any]) -> "Figure":
-    """Power spectra as densities over the frequency in cycles per position, with a second axis of periods."""
+    """Power spectra as densities over the frequency in cycles per position, with a second axis of periods.
+
+    Means of five neighbouring frequencies; white noise is constant at 2.
+    """
     import matplotlib
 
     from hf_ssm.plotting.theory import spectral_density
 
     with matplotlib.rc_context(_FONTS):
-        figure, axes = _new_axes()
+        figure, axes = _new_axes(2 + len(spectra) // 2)
         for number, (name, power) in enumerate(spectra.items()):
             cycles, density = (part[1:] for part in spectral_density(power))
             kind = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+            window = np.ones(_SMOOTHED) / _SMOOTHED
+            level = np.convolve(np.ones_like(density), window, "same")
+            density = np.convolve(density, window, "same") / level
             axes.plot(cycles, density, label=style.literal(name), linewidth=1.4, linestyle=kind)
         axes.set_yscale("log")
         axes.set_xlim(0, 0.5)
         axes.set_xlabel("frequency (cycles per position)")
-        axes.set_ylabel("share of the power per cycle")
+        axes.set_ylabel("power density")
         above = axes.secondary_xaxis("top")
         above.set_xticks([1 / period for period in (2, 3, 4, 6, 10, 20)], ["2", "3", "4", "6", "10", "20"])
         above.set_xlabel("period (positions)")
@@ -99,7 +118,7 @@ def plot_responses(trained: Any, changed: Any | None, label: str) -> "Figure":
     from hf_ssm.plotting.theory import gain_quantiles
 
     with matplotlib.rc_context(_FONTS):
-        figure, axes = _new_axes()
+        figure, axes = _new_axes(2)
         for number, (response, name) in enumerate(((trained, "as trained"), (changed, label))):
             if response is None:
                 continue
@@ -118,8 +137,11 @@ def plot_responses(trained: Any, changed: Any | None, label: str) -> "Figure":
 
 def resized(figure: "Figure") -> "Figure":
     """A figure of the package in the width of the page."""
+    from matplotlib.text import Text
+
     width, height = figure.get_size_inches()
     figure.set_size_inches(_WIDTH, max(_HEIGHT, float(height * np.sqrt(_WIDTH / width))))
-    for text in figure.findobj(lambda part: hasattr(part, "set_fontsize")):
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
         text.set_fontsize(max(9, text.get_fontsize()))
     return figure

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from typing import Any
 
 import gradio as gr
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from hf_ssm.analysis.frequency import FrequencyResponse, alpha_recommendation, frequency_responses
 from hf_ssm.analysis.recording import record_operators
 from hf_ssm.app import markup
-from hf_ssm.app.figures import figure_html, plot_responses, plot_spectra, row
+from hf_ssm.app.figures import beside, figure_html, plot_responses, plot_spectra, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.reading import MOST_SEQUENCES
 from hf_ssm.app.served import ServedModel
@@ -27,6 +28,12 @@ TITLE = "Frequencies"
 _MOST_POSITIONS = 20_000
 _FEWEST_FREQUENCIES = 257
 _SHARES = (0.5, 0.9)
+_EXPLANATION = (
+    "How strongly the convolution of a layer passes each frequency. **α** multiplies the frequencies of the state "
+    "matrix (Yu et al. 2025, eq. 5): with a larger α the layer reacts to faster changes. **β** weighs each frequency s "
+    "by (1 + |s|) to the power β (eq. 8): above 0 it amplifies high frequencies. Both are applied to the "
+    "trained weights, without training."
+)
 
 
 def missing(served: ServedModel) -> str | None:
@@ -40,11 +47,10 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     _add_response(served)
     gr.Markdown(
-        "### Spectrum of the sequences\nWhich frequencies the input has, and what is left of them at each layer. At "
+        "### Spectrum of the input\nWhich frequencies the input has, and what is left of them at each layer. At "
         f"most {MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
     )
-    result = gr.HTML()
-    jobs.add_button("Compute the spectrum", lambda job, value: [spectrum_html(served, job, value)], [text], [result])
+    jobs.add_button("Compute the spectrum", lambda job, value: spectrum_html(served, job, value), [text])
 
 
 def _add_response(served: ServedModel) -> None:
@@ -55,34 +61,31 @@ def _add_response(served: ServedModel) -> None:
         gr.HTML(markup.note(_no_response(served)))
         return
     has_alpha = any(map(_frequencies, (response.operator for response in responses)))
-    gr.Markdown(
-        "How strongly the convolution of a layer passes each frequency. **α** multiplies the frequencies of the state "
-        "matrix (Yu et al. 2025, eq. 5): above 1 the layer reacts to faster changes. **β** weighs each frequency by "
-        "(1 + |s|)^β (eq. 8): above 0 it amplifies high frequencies. Both act on the trained weights, without training."
-    )
     names = [_name(response, responses) for response in responses]
-    layer = gr.Dropdown(names, value=names[0], label="Layer", visible=len(names) > 1)
     with gr.Row():
-        alpha = gr.Slider(
-            -2,
-            2,
-            0,
-            step=0.1,
-            label="α: power of ten",
-            info="0 leaves α as it is, 1 multiplies it by 10, -1 by 0.1"
-            if has_alpha
-            else "no effect: this layer has no state matrix with frequencies",
-            interactive=has_alpha,
-            min_width=240,
-        )
-        beta = gr.Slider(-2, 2, 0, step=0.1, label="β: added", info="0 leaves β as it is", min_width=240)
-    reset = gr.Button("As trained", size="sm", scale=0, min_width=120)
+        with gr.Column(min_width=300):
+            gr.Markdown(_EXPLANATION)
+            layer = gr.Dropdown(names, value=names[0], label="Layer", visible=len(names) > 1)
+            alpha = gr.Slider(
+                -2,
+                2,
+                0,
+                step=0.1,
+                label="α times a power of ten",
+                info="0: as trained, 1: ten times as large, -1: a tenth"
+                if has_alpha
+                else "no effect: the filters of this model have no state matrix with frequencies",
+                interactive=has_alpha,
+            )
+            beta = gr.Slider(-2, 2, 0, step=0.1, label="β plus", info="0: as trained")
+            reset = gr.Button("As trained", size="sm", scale=0)
+        with gr.Column(min_width=300):
+            figure = gr.HTML(response_html(served, responses[0], 0.0, 0.0))
 
     def show(name: str, power: float, added: float) -> str:
         return response_html(served, responses[names.index(name)], power, added)
 
-    figure = gr.HTML(response_html(served, responses[0], 0.0, 0.0))
-    controls = [layer, alpha, beta]
+    controls: list[Any] = [layer, alpha, beta]
     for component in controls:
         component.change(
             show, controls, figure, show_progress="hidden", trigger_mode="always_last", api_visibility="private"
@@ -167,7 +170,7 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
     batches = served.batches(text, MOST_SEQUENCES, _MOST_POSITIONS)
     longest = max(next(iter(batch.values())).shape[1 if served.reads != "pairs" else 2] for batch in batches)
     count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
-    spectra = {"sequences": _input_power(served, batches, count)}
+    spectra = {"input": _input_power(served, batches, count)}
     if served.is_own:
         for record in record_operators(served.model, batches, num_frequencies=count):
             if record.direction == "forward" and record.power is not None:
@@ -181,19 +184,16 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
         line, ratio = strongest_line(power)
         edges = (spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES)
         rows.append([name, *edges, 2 * math.pi / line, ratio])
-    header = [
-        "",
-        *(f"{share:.0%} of the power below" for share in _SHARES),
-        "strongest period",
-        "times its surroundings",
-    ]
-    caption = "White noise is a horizontal line. Coding DNA has a peak at the period 3."
-    return markup.section(
-        row(figure_html(plot_spectra(spectra), caption)),
-        markup.table(header, rows),
-        '<p class="quiet">Frequencies in cycles per position, periods in positions.</p>',
+    header = ["power", *(f"{share:.0%} below" for share in _SHARES), "strongest period", "prominence"]
+    caption = "Power by frequency, averaged over five neighbours. White noise is a horizontal line"
+    caption += "; coding DNA has a peak at the period 3." if served.has_bases else "."
+    # The sequences, the first and the last layer: more lines would hide each other.
+    chosen = {name: spectra[name] for name in dict.fromkeys([*list(spectra)[:2], list(spectra)[-1]])}
+    words = [
+        markup.table(header, rows, "Frequencies in cycles per position, periods in positions"),
         _alpha(served, spectra),
-    )
+    ]
+    return markup.section(row(figure_html(plot_spectra(chosen), caption), beside("".join(words))))
 
 
 def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: int) -> Tensor:
@@ -214,7 +214,7 @@ def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: i
 
 def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
     """The useful range of α for the layers' inputs, in a sentence."""
-    layers = [power / power.sum() for name, power in spectra.items() if name != "sequences"]
+    layers = [power / power.sum() for name, power in spectra.items() if name != "input"]
     if not layers:
         return ""
     try:

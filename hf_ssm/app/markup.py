@@ -16,13 +16,17 @@ __all__ = [
     "CSS",
     "Token",
     "bars",
+    "definitions",
+    "details",
     "diverging",
     "error",
     "heat_map",
+    "legend",
     "note",
     "progress",
     "section",
     "sequential",
+    "swatches",
     "table",
     "tokens",
 ]
@@ -34,7 +38,14 @@ _BLOCK = 10
 _LEGEND_STEPS = 21
 
 CSS = f"""
-.gradio-container {{ max-width: 1100px !important; margin: 0 auto !important; }}
+.gradio-container {{ max-width: 1100px !important; margin: 0 auto !important; width: 100% !important; }}
+.gradio-container .wrap, .gradio-container .contain {{ max-width: 100%; min-width: 0; }}
+@media (max-width: 640px) {{
+  .gradio-container .main {{ padding: 12px !important; }}
+  .tab-container button {{ font-size: 0.8rem !important; padding: 0 0.45rem !important; }}
+  .hf-ssm .heat, .hf-ssm .heat table {{ width: 100%; }}
+  .hf-ssm .bar {{ grid-template-columns: minmax(4rem, 8rem) 1fr 3.6rem; }}
+}}
 .hf-ssm {{ color: var(--body-text-color); overflow-wrap: anywhere; }}
 .hf-ssm h3 {{ font-size: 1.05rem; font-weight: 600; margin: 1.2rem 0 0.4rem; }}
 .hf-ssm p {{ margin: 0.3rem 0; }}
@@ -45,8 +56,12 @@ CSS = f"""
 .hf-ssm progress {{ accent-color: {PALETTE[0]}; height: 0.8rem; width: 100%; }}
 .hf-ssm .wide {{ overflow-x: auto; max-width: 100%; }}
 .hf-ssm table {{ border-collapse: collapse; font-size: 0.9rem; }}
-.hf-ssm table.numbers th, .hf-ssm table.numbers td {{ border-bottom: 1px solid var(--border-color-primary);
+.hf-ssm table, .hf-ssm thead, .hf-ssm tr, .hf-ssm th, .hf-ssm td {{ border: 0 !important; }}
+.hf-ssm table caption {{ font-size: 0.9rem; padding: 0.2rem 0; text-align: left; }}
+.hf-ssm table.numbers th, .hf-ssm table.numbers td {{
+  border-bottom: 1px solid var(--border-color-primary) !important;
   padding: 0.25rem 0.7rem 0.25rem 0; text-align: right; white-space: nowrap; vertical-align: top; }}
+.hf-ssm table.numbers th {{ overflow-wrap: normal; white-space: normal; }}
 .hf-ssm table.numbers th.word, .hf-ssm table.numbers td.word {{ text-align: left; }}
 .hf-ssm td.word.long {{ white-space: normal !important; min-width: 12rem; }}
 .hf-ssm .bar {{ display: grid; grid-template-columns: minmax(4rem, 12rem) 1fr 4.2rem; gap: 0.6rem; margin: 0.25rem 0;
@@ -69,19 +84,30 @@ CSS = f"""
   vertical-align: text-bottom; }}
 .hf-ssm .heat {{ display: flex; flex-wrap: wrap; gap: 0.9rem 1rem; margin: 0.6rem 0; }}
 .hf-ssm .heat table {{ font-family: var(--font-mono); line-height: 1; }}
+.hf-ssm .heat th[scope] {{ width: 1.4rem; }}
 .hf-ssm .heat th {{ font-weight: 600; padding: 0 0.35rem 0 0; }}
 .hf-ssm .heat th.place {{ font-weight: 400; font-size: 0.75rem; padding: 0 0 0.2rem; text-align: left; }}
-.hf-ssm .heat td {{ border: 1px solid rgba(127, 127, 127, 0.35); font-size: 0.85rem; height: 1.3rem; padding: 0;
+.hf-ssm .heat td.cell {{ border: 1px solid rgba(127, 127, 127, 0.35) !important;
+  font-size: 0.85rem; height: 1.3rem; padding: 0;
   text-align: center; width: 1.3rem; min-width: 1.3rem; }}
+.hf-ssm .heat td.own {{ background: {_PLAIN}; color: #1A1A1A; }}
 .hf-ssm .figures {{ display: flex; flex-wrap: wrap; gap: 1rem; }}
 .hf-ssm figure {{ flex: 1 1 21rem; margin: 0; max-width: 34rem; min-width: 0; overflow-x: auto; }}
 .hf-ssm figure svg {{ display: block; height: auto; width: 100%; }}
 .hf-ssm figure svg text {{ fill: currentColor; }}
 .hf-ssm figcaption {{ font-size: 0.9rem; margin-top: 0.2rem; }}
+.hf-ssm summary {{ cursor: pointer; margin: 0.8rem 0; }}
 .hf-ssm dl {{ display: grid; gap: 0.3rem 1rem; grid-template-columns: minmax(3.5rem, max-content) 1fr; margin: 0.4rem 0;
   font-size: 0.9rem; }}
 .hf-ssm dt {{ font-weight: 600; }}
 .hf-ssm dd {{ margin: 0; }}
+.hf-ssm .beside {{ flex: 1 1 18rem; min-width: 0; }}
+.html-container {{ padding: 0 !important; }}
+button.primary, button.stop {{ flex: 0 0 auto !important; white-space: nowrap; width: max-content !important; }}
+.gradio-container {{ --color-accent: #0072B2; }}
+.dark .gradio-container, .dark.gradio-container {{ --color-accent: #4B99CB; }}
+.min_value, .max_value {{ color: var(--body-text-color) !important; }}
+#sequence textarea {{ font-family: var(--font-mono); }}
 #title h1 {{ font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }}
 #title p {{ margin: 0.2rem 0 0; }}
 button:focus-visible, textarea:focus-visible, input:focus-visible {{ outline: 3px solid {PALETTE[4]} !important; }}
@@ -135,7 +161,7 @@ def bars(values: Mapping[str, float], title: str, second: bool = False) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
     """A table, which scrolls by itself where it is wider than the page."""
-    words = [any(isinstance(row[column], str) for row in rows) for column in range(len(header))]
+    words = [any(_is_word(row[column]) for row in rows) for column in range(len(header))]
     head = "".join(
         f'<th scope="col"{_word(is_word, "")}>{escape(str(name))}</th>'
         for name, is_word in zip(header, words, strict=True)
@@ -151,6 +177,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "
         f'<div class="wide" tabindex="0"><table class="numbers">{named}<thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _is_word(cell: Any) -> bool:
+    if not isinstance(cell, str):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
 
 
 def _word(is_word: bool, cell: Any) -> str:
@@ -223,7 +259,7 @@ def legend(low: str, high: str, both_signs: bool) -> str:
 
 
 def swatches(colours: Mapping[str, str]) -> str:
-    """A legend of names."""
+    """A legend of names and their colours."""
     entries = (
         f'<span><span class="swatch" style="background:{colour}"></span>{escape(name)}</span>'
         for name, colour in colours.items()
@@ -265,13 +301,14 @@ def _block(
             value = cells.get((place, letter))
             if value is None:
                 mark = "•" if letters[place].upper() == letter else ""
-                columns.append(f'<td title="{first + place}: {escape(letters[place])} in the sequence">{mark}</td>')
+                what = f"{first + place}: {letters[place]} in the sequence"
+                columns.append(f'<td class="cell own" title="{escape(what, quote=True)}">{mark}</td>')
                 continue
             colour = diverging(value / limit if limit else 0.0)
             what = f"{first + place}: {letters[place]} to {letter}: {value:+.3g} {unit}"
-            columns.append(f'<td style="background:{colour}" title="{escape(what, quote=True)}"></td>')
+            columns.append(f'<td class="cell" style="background:{colour}" title="{escape(what, quote=True)}"></td>')
         lines.append(f'<tr><th scope="row">{escape(letter)}</th>{"".join(columns)}</tr>')
-    head = f'<tr><td style="border:0"></td><th class="place" colspan="{len(places)}">{first + start}</th></tr>'
+    head = f'<tr><td></td><th class="place" colspan="{len(places)}">{first + start}</th></tr>'
     return f"<table>{head}{''.join(lines)}</table>"
 
 
@@ -279,3 +316,8 @@ def definitions(meanings: Mapping[str, str]) -> str:
     """What numbers mean, in a sentence each."""
     entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<dl>{entries}</dl>"
+
+
+def details(summary: str, content: str) -> str:
+    """Something long that a click unfolds."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_ssm.app import markup
 from hf_ssm.app.jobs import Job
-from hf_ssm.app.reading import MOST_LETTERS, MOST_SEQUENCES
+from hf_ssm.app.reading import MOST_SEQUENCES
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.inference.likelihoods import log_likelihoods
@@ -25,6 +25,13 @@ TITLE = "Predict"
 _MOST_BARS, _MOST_ROWS, _MOST_NEW = 10, 200, 500
 _MOST_POSITIONS = 20_000
 _PROBABILITY = "probability_"
+_WHAT: dict[str | None, str] = {
+    "class": "What the model predicts for each sequence.",
+    "tokens": "The class of each token.",
+    "values": "The numbers that the model predicts from the signal.",
+    "causal": "How likely the model finds each sequence, the tokens that it expects next, and a continuation.",
+    "masked": "The tokens that the model expects in a masked place of the first sequence.",
+}
 
 
 def missing(served: ServedModel) -> str | None:
@@ -38,11 +45,7 @@ def missing(served: ServedModel) -> str | None:
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
-    gr.Markdown(
-        f"At most {MOST_SEQUENCES} sequences and {MOST_LETTERS:,} letters."
-        if served.reads == "text"
-        else f"At most {_MOST_POSITIONS:,} positions."
-    )
+    gr.Markdown(_WHAT[served.head])
     options: list[Any] = []
     if served.head == "causal":
         with gr.Row():
@@ -50,8 +53,7 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
             options.append(gr.Slider(0, 2, 1, step=0.1, label="Temperature (0: the most probable token)"))
     elif served.head == "masked":
         options.append(gr.Number(1, precision=0, minimum=1, label="Position to mask and fill in, from 1"))
-    result = gr.HTML()
-    jobs.add_button("Predict", lambda job, *values: [prediction_html(served, job, *values)], [text, *options], [result])
+    jobs.add_button("Predict", lambda job, *values: prediction_html(served, job, *values), [text, *options])
 
 
 def prediction_html(served: ServedModel, job: Job, text: str, *options: Any) -> str:
@@ -81,7 +83,7 @@ def _of_sequences(served: ServedModel, found: Dataset) -> str:
     first, names = found[0], [name for name in found.column_names if name.startswith(_PROBABILITY)]
     table = markup.table(
         [name.removeprefix(_PROBABILITY) for name in found.column_names],
-        [list(row.values()) for row in found.select(range(min(len(found), _MOST_ROWS)))],
+        [_shown(row) for row in found.select(range(min(len(found), _MOST_ROWS)))],
         "Probabilities of the classes" if names else "Predicted values",
     )
     if not names:
@@ -91,6 +93,11 @@ def _of_sequences(served: ServedModel, found: Dataset) -> str:
     bars = markup.bars({name.removeprefix(_PROBABILITY): first[name] for name in chosen}, "Probabilities")
     lead = f"{answer}" if len(found) == 1 else f"{answer} (the first of {len(found)} rows)"
     return _answer(lead) + markup.section(bars) + markup.section(table, title="Table")
+
+
+def _shown(row: dict[str, Any]) -> list[Any]:
+    """The cells of a row; probabilities with a fixed number of digits."""
+    return [f"{value:.4f}" if name.startswith(_PROBABILITY) else value for name, value in row.items()]
 
 
 def _answer(text: str) -> str:
@@ -124,7 +131,8 @@ def _of_tokens(served: ServedModel, found: Dataset) -> str:
         ],
         f"The first {min(len(rows), _MOST_ROWS)} tokens",
     )
-    return markup.section(markup.swatches(colours), markup.tokens(tokens), table, title="Class of each token")
+    folded = markup.details("The same as a table", table)
+    return markup.section(markup.swatches(colours), markup.tokens(tokens), folded, title="Class of each token")
 
 
 def _of_batch(served: ServedModel, text: str) -> str:
@@ -189,10 +197,16 @@ def _next_tokens(served: ServedModel, record: Any) -> str:
 def _token_bars(served: ServedModel, logits: Tensor) -> str:
     shares = logits.double().softmax(-1).cpu()
     best = shares.topk(min(_MOST_BARS, len(shares)))
-    names = served.processor.convert_ids_to_tokens(best.indices.tolist())
+    names = _names(served, best.indices)
     # Rare tokens of a small vocabulary, such as special ones, only fill the page.
-    found = {str(name): share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
+    found = {name: share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
     return markup.bars(found, "Probabilities of tokens")
+
+
+def _names(served: ServedModel, ids: Tensor) -> list[str]:
+    """The tokens of ids; a model may have more embeddings than its tokenizer has tokens."""
+    found = served.processor.convert_ids_to_tokens(ids.tolist())
+    return [f"[{number}]" if name is None else name for name, number in zip(found, ids.tolist(), strict=True)]
 
 
 def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
@@ -210,7 +224,7 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=int(min(count, room)), **sampling
         )
     new = output[0, len(ids) :]
-    tokens = served.processor.convert_ids_to_tokens(new.tolist())
+    tokens = _names(served, new)
     if all(len(token) == 1 for token in tokens):
         strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=len(ids) + 1)
     else:
@@ -233,6 +247,6 @@ def _filled(served: ServedModel, record: Any, position: float = 1) -> str:
     ids[place] = mask
     with evaluating(served.model):
         logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
-    (token,) = served.processor.convert_ids_to_tokens([int(own.ids[place])])
+    (token,) = _names(served, own.ids[place : place + 1])
     lead = f"Probability of each token at position {int(position)}, which is masked; the sequence has {token} there."
     return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)

@@ -3,6 +3,7 @@
 import math
 import re
 import tempfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
+from hf_ssm.data.tables import read_table
 
 __all__ = ["MOST_LETTERS", "MOST_SEQUENCES", "UPLOADS", "read_numbers", "read_sequences", "read_upload"]
 
@@ -136,12 +138,10 @@ def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
     )
 
 
-def _records(path: Path):  # type: ignore[no-untyped-def]
+def _records(path: Path) -> Iterator[Record]:
     """The sequences of a file; of a table, those of the first column of `_COLUMNS` that it has."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    from hf_ssm.data.tables import read_table
-
     columns = list(read_table(path, []))
     column = next((name for name in _COLUMNS if name in columns), None)
     if column is None:

@@ -23,6 +23,7 @@ __all__ = ["BASES", "Example", "ServedModel"]
 BASES = "ACGT"
 # Small batches can be stopped soon.
 _TOKENS_PER_BATCH = 4096
+_MOST_TOKENS_OF_DNA = 32
 _EXAMPLE_LENGTH, _EXAMPLE_SEED = 200, 0
 
 _HEADS = {
@@ -51,6 +52,7 @@ class ServedModel:
         name: Name of the checkpoint.
         examples: Sequences to click on; by default generated ones.
         movement: Relative change of each group of parameters in training, for the theory report.
+        num_training: Number of training sequences, for the theory report; `None` if unknown.
     """
 
     model: Any
@@ -58,6 +60,7 @@ class ServedModel:
     name: str = "model"
     examples: Sequence[Example] = ()
     movement: Mapping[str, float | None] = field(default_factory=dict)
+    num_training: int | None = None
 
     def __post_init__(self) -> None:
         self.model = unwrapped(self.model).eval().requires_grad_(False)
@@ -75,7 +78,9 @@ class ServedModel:
     @cached_property
     def head(self) -> str | None:
         """Kind of prediction: "class", "tokens", "causal", "masked", "values" (of signals), or `None`."""
-        return "values" if type(self.model).__name__.endswith("ForSignalRegression") else head_of(self.model)
+        name = type(self.model).__name__
+        own = {"ForSignalRegression": "values", "ForSequencePairClassification": "class"}
+        return next((head for suffix, head in own.items() if name.endswith(suffix)), head_of(self.model))
 
     @cached_property
     def reads(self) -> str:
@@ -104,6 +109,11 @@ class ServedModel:
         ids = self.processor(BASES, add_special_tokens=False)["input_ids"]
         return len(ids) == len(BASES) == len(set(ids) - {self.processor.unk_token_id})
 
+    @cached_property
+    def reads_dna(self) -> bool:
+        """Whether the tokenizer has hardly anything else than bases, so that other letters are mistakes."""
+        return self.has_bases and len(self.processor) <= _MOST_TOKENS_OF_DNA
+
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in their order."""
@@ -121,7 +131,13 @@ class ServedModel:
         """What the page says about the model, in a few words each."""
         family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
         what = {"numbers": "reads numbers", "videos": "reads videos", "pairs": "reads two sequences"}
-        does = "predicts numbers" if self.head == "values" or self._predicts_values else _HEADS[self.head]
+        does = (
+            "predicts frames"
+            if self.reads == "videos"
+            else "predicts numbers"
+            if self.head == "values" or self._predicts_values
+            else _HEADS[self.head]
+        )
         parameters = sum(weight.numel() for weight in self.model.parameters())
         found = [f"{family} model", does, f"{parameters:,} parameters"]
         found += [what[self.reads]] if self.reads in what else []
@@ -144,7 +160,7 @@ class ServedModel:
         Raises:
             ValueError: There is none, or more than `most`, or one is not of the alphabet of the model or too long.
         """
-        found = read_sequences(text, self.has_bases)
+        found = read_sequences(text, self.reads_dna)
         if most is not None and len(found) > most:
             raise ValueError(f"There are {len(found)} sequences; give at most {most}.")
         return found
@@ -221,9 +237,11 @@ class ServedModel:
             wave = np.sin(2 * np.pi * np.arange(length) / 25)[:, None] + 0.1 * noise.standard_normal((length, channels))
             rows = wave * np.array(self.processor.std) + np.array(self.processor.mean)
             return (Example("a sine wave with noise", "\n".join(", ".join(f"{x:.3f}" for x in row) for row in rows)),)
-        if not self.has_bases:
+        if not self.reads_dna:
             return ()
         length -= self.processor.num_special_tokens_to_add()
         uniform = "".join(rng.choice(BASES) for _ in range(length))
         rich = "".join(rng.choices(BASES, weights=(1, 3, 3, 1), k=length))
+        if self.reads == "pairs":
+            return (Example("random DNA", f">first\n{uniform}\n>second\n{rich}"),)
         return (Example("random DNA", uniform), Example("random DNA, rich in G and C", rich))

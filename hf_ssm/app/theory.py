@@ -35,7 +35,7 @@ _MEANINGS: dict[str, dict[str, str]] = {
     },
     "Useful range": {
         "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
-        "α up to": "The largest frequency scale with which the fastest state is still driven by such inputs; beyond it, "
+        "α up to": "The largest frequency scale with which such inputs still drive the fastest state; beyond it, "
         "states are wasted.",
     },
     "Generalisation bound": {
@@ -66,14 +66,13 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
         "Measures of how complex the layers are for these sequences, and what theory concludes. At most "
         f"{_MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
     )
-    result = gr.HTML()
-    jobs.add_button("Write the report", lambda job, value: [report_html(served, job, value)], [text], [result])
+    jobs.add_button("Write the report", lambda job, value: report_html(served, job, value), [text])
 
 
 def report_html(served: ServedModel, job: Job, text: str) -> str:
     """Tables and figures of the theory report."""
     batches = served.batches(text, _MOST_SEQUENCES, _MOST_POSITIONS)
-    report = theory_report(served.model, batches, movement=served.movement)
+    report = theory_report(served.model, batches, num_sequences=served.num_training, movement=served.movement)
     return row_of_figures(report) + "".join(map(_section, tables_of(report)))
 
 

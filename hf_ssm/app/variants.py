@@ -22,6 +22,8 @@ TITLE = "Variants"
 _MOST_LETTERS, _MOST_POSITIONS = 10_000, 200
 _PREDICTED = "the predicted class"
 _AT_ONCE = 32
+# Changes of a probability or value that are hardly worth a colour.
+_SMALL = 0.01
 _SCORES = {
     "llr": (
         "log-likelihood ratio",
@@ -68,14 +70,12 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
         options.append(gr.Number(60, precision=0, minimum=1, label="Last position", min_width=140))
         if served.head == "class" and served.predicts_classes:
             names = [_PREDICTED, *served.class_names]
-            options.append(gr.Dropdown(names, value=_PREDICTED, label="Probability of", min_width=200))
-    result = gr.HTML()
+            options.append(gr.Dropdown(names, value=_PREDICTED, label="Probability of", min_width=280))
     is_language_model = served.head in ("causal", "masked")
     jobs.add_button(
         "Compute the heat map",
-        lambda job, *values: [variants_html(served, job, *values)],
+        lambda job, *values: variants_html(served, job, *values),
         [text, *options],
-        [result],
         unit="tokens read" if is_language_model else "substitutions",
     )
 
@@ -190,11 +190,18 @@ def _shown(letters: str, cells: Cells, start: int, name: str, unit: str, lead: s
     limit = float(np.quantile(sizes, 0.99)) or 1.0
     best = sorted(cells, key=lambda change: -abs(cells[change]))[:10]
     rows = [[start + place + 1, letters[place], base, cells[place, base]] for place, base in sorted(best)]
+    certain = (
+        f'<p class="message">No substitution changes it by more than {sizes.max():.2g}: the prediction does not depend '
+        "on a single base.</p>"
+        if not unit and sizes.max() < _SMALL
+        else ""
+    )
     low, high = (f"{sign}{limit:.2g}{' ' if unit else ''}{unit}" for sign in ("−", "+"))
     return markup.section(
+        certain,
         markup.legend(f"{low} (falls)", f"{high} (rises)", True),
         markup.heat_map(letters, cells, BASES, start + 1, limit, unit),
         '<p class="quiet">A dot marks the base of the sequence. Touch or point at a cell for its number.</p>',
         title=f"Change of the {name[4:] if name.startswith('The ') else name}",
         lead=lead,
-    ) + markup.section(markup.table(["position", "from", "to", "change"], rows), title="Largest changes")
+    ) + markup.section(markup.table(["position", "from", "to", "change"], rows, "The largest changes"))

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 # Input that cannot be used, and limits of the machine: one line is enough.
 _EXPECTED = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
 
-Work = Callable[..., Sequence[str]]
-"""A computation: a `Job` and the values of the inputs, to the HTML of each output."""
+Work = Callable[..., str]
+"""A computation: from a `Job` and the values of the inputs to HTML."""
 
 
 class Jobs:
@@ -32,48 +32,44 @@ class Jobs:
         if job is not None:
             job.stop()
 
-    def add_button(
-        self, label: str, work: Work, inputs: Sequence[Any], outputs: Sequence[gr.HTML], unit: str = "steps"
-    ) -> gr.Button:
-        """Add a button that runs `work`, one that cancels it, and a line for progress and messages.
+    def add_button(self, label: str, work: Work, inputs: Sequence[Any], unit: str = "steps") -> None:
+        """Add a button that runs `work`, one that cancels it, a line for progress and messages, and the result.
 
         Args:
             label: Of the button.
             work: The computation.
             inputs: Components whose values it takes after the job.
-            outputs: Where its results are shown.
             unit: What its progress counts.
         """
         with gr.Row():
             start = gr.Button(label, variant="primary", min_width=120, scale=0)
             cancel = gr.Button("Cancel", variant="stop", visible=False, min_width=120, scale=0)
-        message = gr.HTML(elem_classes="message-line")
+        message, result = gr.HTML(), gr.HTML()
 
-        def run(*values: Any, request: gr.Request) -> Iterator[tuple[Any, ...]]:
+        def run(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
             job = self._of_sessions[request.session_hash] = Job(unit)
-            unchanged = [gr.skip()] * len(outputs)
             busy = gr.Button(interactive=False), gr.Button(visible=True)
             idle = gr.Button(interactive=True), gr.Button(visible=False)
-            yield *busy, markup.progress(job), *([""] * len(outputs))
+            yield *busy, markup.progress(job), ""
             try:
                 running = job.run(lambda: work(job, *values))
                 while True:
                     try:
                         next(running)
                     except StopIteration as finished:
-                        yield *idle, "", *finished.value
+                        yield *idle, "", finished.value
                         return
-                    yield gr.skip(), gr.skip(), markup.progress(job), *unchanged
+                    yield gr.skip(), gr.skip(), markup.progress(job), gr.skip()
             except Stopped:
-                yield *idle, markup.note(_stopped(job)), *unchanged
+                yield *idle, markup.note(_stopped(job)), gr.skip()
             except _EXPECTED as error:
-                yield *idle, markup.error(" ".join(str(error).split()) or type(error).__name__), *unchanged
+                yield *idle, markup.error(" ".join(str(error).split()) or type(error).__name__), gr.skip()
             except Exception as error:
                 logger.exception("%s failed", label)
                 sentence = (
                     f"The computation failed with a {type(error).__name__}; the log of the server has the details."
                 )
-                yield *idle, markup.error(sentence), *unchanged
+                yield *idle, markup.error(sentence), gr.skip()
             finally:
                 job.stop()
                 self._of_sessions.pop(request.session_hash, None)
@@ -81,14 +77,13 @@ class Jobs:
         start.click(
             run,
             list(inputs),
-            [start, cancel, message, *outputs],
+            [start, cancel, message, result],
             concurrency_limit=1,
             concurrency_id="model",
             show_progress="hidden",
             api_visibility="private",
         )
         cancel.click(self.stop, queue=False, show_progress="hidden", api_visibility="private")
-        return start
 
 
 def _stopped(job: Job) -> str:

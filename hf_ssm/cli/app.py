@@ -1,6 +1,7 @@
 """`hf-ssm app`."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hf_ssm.cli.sequences import is_own_model, load_sequence_model, load_tokeniz
 from hf_ssm.data import GENERATORS, SignalFeatureExtractor
 from hf_ssm.data.signals import is_signal, signal_rows
 from hf_ssm.training import inputs
-from hf_ssm.training.folder import LOG_NAME, SETTINGS_NAME
+from hf_ssm.training.folder import FINGERPRINT_NAME, LOG_NAME, SETTINGS_NAME
 from hf_ssm.training.settings import read_settings_file, resolve
 
 # Rows of the data that become examples, and the length to which they are cut.
@@ -48,13 +49,21 @@ def load_served(args: argparse.Namespace) -> Any:
         processor = SignalFeatureExtractor.from_pretrained(args.checkpoint)
     else:
         processor = load_tokenizer(args)
-    return ServedModel(model, processor, name, _examples(args.checkpoint), _movement(args.checkpoint))
+    found = _examples(args.checkpoint), _movement(args.checkpoint), _num_training(args.checkpoint)
+    return ServedModel(model, processor, name, *found)
+
+
+def _num_training(checkpoint: str) -> int | None:
+    """Number of training sequences of the run; `None` if unknown."""
+    path = file_of(checkpoint, FINGERPRINT_NAME)
+    try:
+        return None if path is None else int(json.loads(path.read_text(encoding="utf-8"))["train"]["rows"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _movement(checkpoint: str) -> dict[str, float]:
     """Change of the parameters from the log of the run; empty without one."""
-    import json
-
     path = file_of(checkpoint, LOG_NAME)
     try:
         return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8")))
@@ -109,4 +118,4 @@ def _example(rows: Any, number: int, settings: Any) -> Any:
         text = rows[number][column][:_LONGEST_EXAMPLE]
         pair = settings.data.get("pair_column")
         text = f">first\n{text}\n>second\n{rows[number][pair][:_LONGEST_EXAMPLE]}" if pair else text
-    return Example(f"row {number + 1} of the data{named}", text)
+    return Example(f"row {number + 1}{named}", text)

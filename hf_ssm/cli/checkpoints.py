@@ -170,5 +170,7 @@ def data_settings(
 def _task_of_head(config: Any) -> str:
     architecture = (config.architectures or [""])[0]
     auto_class = next((auto for head, auto in HEADS.items() if architecture.endswith(head)), None)
+    if architecture.endswith("ForSequenceClassification") and config.problem_type == "regression":
+        return "sequence-regression"
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
     return next((name for name, task in TASKS.items() if task.auto_class.__name__ == auto_class), bare)

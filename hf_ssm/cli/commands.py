@@ -68,7 +68,7 @@ COMMANDS: dict[str, Command] = {
         "needs. No account and no network.",
         ("hf-ssm demo", "hf-ssm demo --output runs/demo --overwrite-output"),
         "train",
-        "train",
+        "demo",
         "`hf-ssm demo --output {output} --overwrite-output` starts again",
     ),
     "settings": Command(

@@ -2,6 +2,7 @@
 
 import argparse
 
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.exporting import auto_class_of
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.loading import converters_of
@@ -26,3 +27,4 @@ def run_convert(args: argparse.Namespace) -> None:
     unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}
     for option in sorted(unrecorded):
         print(f"Not recorded in the source: {option}={getattr(model.config, option)!r} (--{option.replace('_', '-')})")
+    suggest((command("verify", args.target), "check the files"))

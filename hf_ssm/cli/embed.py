@@ -15,6 +15,7 @@ from hf_ssm.cli.sequences import (
     load_sequence_model,
     with_progress,
 )
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import read_records
@@ -46,7 +47,8 @@ def run_embed(args: argparse.Namespace) -> None:
     scores = args.output.with_suffix(".linear_probe.json")
     if args.overwrite_output:
         scores.unlink(missing_ok=True)
-    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences")
+    total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome))
+    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences", total)
     write_in_parts(
         args.output,
         embedder.groups(records),
@@ -58,6 +60,10 @@ def run_embed(args: argparse.Namespace) -> None:
     )
     if labels is not None:
         print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
+    print(f"{args.output} holds the hidden states" + (f", {scores} the scores" if labels is not None else ""))
+    if labels is None and args.pooling != "token":
+        what = command("embed", *args.words[1:], "--overwrite-output", "--linear-probe", "LABELS")
+        suggest((what, "how well a linear classifier reads LABELS, a column of the input"))
 
 
 def _join(

@@ -74,6 +74,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown command {name!r}" + (f": did you mean {near!r}?" if near else ""))
     args, rest = parser.parse_known_args(arguments)
     known = options_of(parser, name)
+    args.words = arguments
     if name == "train":
         args.fields, rest = _fields(rest)
     if rest:

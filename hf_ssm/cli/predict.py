@@ -7,6 +7,7 @@ import pyarrow as pa
 from transformers.utils import logging
 
 from hf_ssm.cli.sequences import checkpoint_facts, load_sequence_model
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.records import Record, read_records
 from hf_ssm.inference.parts import file_facts, write_in_parts
 from hf_ssm.inference.predict import Predictor, Unit, letters_of
@@ -46,3 +47,5 @@ def run_predict(args: argparse.Namespace) -> None:
             args.output, groups, compute, settings, part_size=1, overwrite=args.overwrite_output, skipped=count
         )
     print(f"predictions: {args.output}")
+    what = command("embed", args.checkpoint, args.input, "--output", "embeddings.parquet")
+    suggest((what, "hidden states of the same sequences"))

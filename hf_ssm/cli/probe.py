@@ -34,6 +34,7 @@ from hf_ssm.cli.probe_rows import (
     wants_labels,
 )
 from hf_ssm.cli.probe_tables import BEDGRAPH_NAME, TOKENS_NAME, bedgraph_lines, token_rows
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
@@ -228,6 +229,8 @@ def _write(
         _draw(folder, args, probe, data, examples, results, source, names)
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
+    what = command("report", args.checkpoint, "--output", args.output.parent / "report")
+    suggest((what, "theory report of the model"))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

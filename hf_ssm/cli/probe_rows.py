@@ -14,6 +14,7 @@ from hf_ssm.cli.checkpoints import SEED, check_fit, rows_of
 from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.labels import merged_name
 from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
@@ -79,12 +80,29 @@ def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
 
 
 def wants_labels(args: argparse.Namespace, probe: MaskingProbe) -> bool:
-    return probe.head == "class" and args.target in (None, LABEL)
+    return probe.head == "class" and args.target in (None, LABEL) and not _predicts_values(probe)
+
+
+def _predicts_values(probe: MaskingProbe) -> bool:
+    return bool(probe.head == "class" and probe.model.config.problem_type == "regression")
+
+
+class _Value:
+    """A value that a model of regression predicts for a sequence, as the target of a probe."""
+
+    def __init__(self, index: int, name: str):
+        self.index = index
+        # By this name results and figures call the target.
+        self.__qualname__ = name
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return logits[:, self.index]
 
 
 def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     """The rows of a split with all their columns, split as in training; `labelled`: labels are needed."""
-    column, label_column = settings.sequence_column, settings.data.get("label_column", "label")
+    column, given = settings.sequence_column, settings.data.get("label_column", "label")
+    label_column: Any = None if given is None else merged_name(given)
     if labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
     # The split depends on the labels, so these are read even if the probe does not need them.
@@ -144,7 +162,7 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
         start = probe.start(example.ids, example.target)
         if not (start.right or args.allow_wrong):
             left_out[wrong] += 1
-        elif start.probability < args.minimum_probability:
+        elif start.probability < args.minimum_probability and not callable(example.target):
             left_out[unlikely] += 1
         else:
             found.append(example)
@@ -182,6 +200,13 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
     if probe.head in ("causal", "masked"):
         return position
     label: int | None = None
+    if _predicts_values(probe):
+        values = list(probe.model.config.id2label.values())
+        chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
+        chosen = [0] if args.target is None and len(values) == 1 else chosen
+        if not chosen:
+            raise ValueError(f"--target {args.target}: choose the value that is predicted: {', '.join(values)}")
+        return _Value(chosen[0], values[chosen[0]])
     known = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):
         label = data.rows[row][data.label_column]

@@ -23,6 +23,7 @@ from hf_ssm.cli.checkpoints import (
     public_name,
     unit_of,
 )
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
 from hf_ssm.training.folder import LOG_NAME, check_output, locked
@@ -47,6 +48,7 @@ def _run_report(args: argparse.Namespace) -> None:
         model,
         data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
+        progress=True,
         movement=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
         settings={
@@ -63,6 +65,12 @@ def _run_report(args: argparse.Namespace) -> None:
         print(f"\nThe report is in {args.output}: {', '.join(path.name for path in written)}")
     if args.update_card:
         print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
+    if args.output is None:
+        suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
+    elif args.update_card:
+        suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
+    else:
+        suggest((command("spectrum", settings.data["dataset"], "--model", args.checkpoint), "frequencies of its data"))
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from hf_ssm.cli.sequences import (
     load_sequence_model,
     with_progress,
 )
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.variants import read_variants
 from hf_ssm.inference.evaluation import evaluate_scores
@@ -62,6 +63,9 @@ def run_score(args: argparse.Namespace) -> None:
             _saturate(args, model, genome, regions, settings)
         else:
             _score(args, model, genome, settings)
+            if args.genome is not None:
+                region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
+                suggest((command("score", args.checkpoint, *region), "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
@@ -69,7 +73,8 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
         model, genome, args.scores, window=args.window, horizon=args.horizon, both_strands=not args.one_strand
     )
     info = [args.label_column] if args.label_column is not None else []
-    variants = with_progress(read_variants(args.variants, info), "variants")
+    total = sum(1 for _ in read_variants(args.variants, info))
+    variants = with_progress(read_variants(args.variants, info), "variants", total)
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         # Before the output: it exists only with its metrics.
@@ -133,7 +138,7 @@ def _saturate(
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
-    with_bar = with_progress(regions, "regions")
+    with_bar = with_progress(regions, "regions", len(regions))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
 
 

@@ -1,7 +1,7 @@
 """What the commands that turn sequences into tables share: options, the model, progress."""
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from hf_ssm.training.loading import read_tokenizer, reading
 
 T = TypeVar("T")
 
-_TOKENIZERS = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
+_TOKENIZERS: dict[str, Callable[[], Any]] = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
 # Suffixes of class names, and the Auto class that loads them.
 _AUTO_CLASSES = {
     "ForCausalLM": "AutoModelForCausalLM",

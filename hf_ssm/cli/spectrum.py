@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from hf_ssm.cli.checkpoints import (
     unit_of,
 )
 from hf_ssm.cli.options.analysis import CONFIG_OPTIONS
+from hf_ssm.cli.sequences import with_progress
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 from hf_ssm.training.folder import check_output, locked
@@ -86,6 +88,11 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
+    if isinstance(alpha, AlphaRecommendation):
+        low, high = alpha.from_data[max(alpha.from_data)]
+        scale = f"model.alpha={math.sqrt(low * high):.3g}"
+        what = command("train", "--dataset", args.dataset, "--family", "s4", "--set", scale, "--output", "runs/alpha")
+        suggest((what, "train with an α of the recommended range"))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -115,7 +122,8 @@ def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> t
     if checkpoint is None:
         return spectra, positions
     check_fit(config, longest)
-    layers = _layer_spectra(load_model(checkpoint, config), batches, count)
+    shown = with_progress(batches, "batches", len(batches))
+    layers = _layer_spectra(load_model(checkpoint, config), shown, count)
     _check_power(layers)
     shares = torch.stack([power / power.sum() for power in layers.values()])
     return {**spectra, **layers, _ALL_LAYERS: shares.mean(0)}, positions
@@ -146,7 +154,7 @@ def _power(batch: Mapping[str, Any], data: RunData, count: int) -> tuple[Tensor 
     return (symbol_spectrum(tokens, mask, num_frequencies=count), number) if number else (0.0, 0)
 
 
-def _layer_spectra(model: Any, batches: list[dict[str, Any]], count: int) -> dict[str, Tensor]:
+def _layer_spectra(model: Any, batches: Iterable[dict[str, Any]], count: int) -> dict[str, Tensor]:
     """Power `(F,)` of the inputs of each layer's convolutions or scans, summed over channels."""
     spectra: dict[str, Tensor] = {}
     for record in record_operators(model, batches, num_frequencies=count):

@@ -1,7 +1,8 @@
-"""`hf-ssm train` and `hf-ssm demo`."""
+"""`hf-ssm train`."""
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import transformers
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
-from hf_ssm.hub import pushing, reload
+from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.summary import command, suggest
+from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
+from hf_ssm.hub.eval_results import write_eval_results
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of, resolve
+from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
@@ -27,6 +31,9 @@ Sections = dict[str, dict[str, Any]]
 # Settings of the section `data` that may be local paths, which do not belong on a public card.
 _PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
+_COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
+_CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
+_LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 
 
@@ -36,13 +43,62 @@ def run_train(args: argparse.Namespace) -> None:
         folder.last_checkpoint(args.output)
     settings = _settings(args)
     launch.begin(settings)
+    if args.dry_run:
+        _dry_run(args, settings)
+        return
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
-        result = run.train(settings, args.output, resume=args.resume, overwrite=args.overwrite_output)
+        with TrainingProgress() as progress:
+            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress, choose=True)
         with plotting.also_svg(args.svg):
-            launch.on_main(lambda: _finish(settings, result, args.output, args.push_to_hub))
-        if args.push_to_hub and launch.is_main():
+            launch.on_main(lambda: finish(result.settings, result, args.output, args.push_to_hub, args.license))
+        if not launch.is_main():
+            return
+        if args.push_to_hub:
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
+        suggest(*_next_steps(settings, result, args), file=sys.stdout)
+
+
+def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
+    """Print the settings, the sizes of data and model, and the number of steps."""
+    launch.on_main(lambda: _check(args))
+    plan = run.plan(settings, args.output, args.resume, choose=True)
+    if not launch.is_main():
+        return
+    model, data = plan.model, plan.data
+    count = sum(parameter.numel() for parameter in model.parameters())
+    unit = "tokens" if data.tokenizer is not None else "positions"
+    print(plan.settings.to_yaml())
+    print(f"Model: {type(model).__name__} with {count:,} parameters")
+    if data.classes is not None:
+        print(f"Classes: {', '.join(data.classes)}")
+    for split, rows in data.splits.items():
+        print(f"{split:>10}: {len(rows):,} rows")
+    print(f"Longest row: {data.longest:,} {unit}")
+    print(f"Steps: {plan.steps:,} ({plan.steps_per_epoch:,} for each pass over the training split)")
+    print("Nothing was written.")
+    words = [word for word in args.words if word != "--dry-run"]
+    suggest((command(*words), "train"), file=sys.stdout)
+
+
+def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Commands that suit the model."""
+    output, task = args.output, settings.task
+    steps = []
+    if result.data.tokenizer is not None:
+        if task in ("sequence-classification", "token-classification"):
+            predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
+            steps.append((predict, "classes of other sequences"))
+        if task == "sequence-classification":
+            probe = command("probe", output, "--rows", "4", "--output", output / "probe")
+            steps.append((probe, "which tokens a prediction needs"))
+        if task in ("causal-lm", "masked-lm"):
+            score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
+            steps.append((score, "effects of variants"))
+    steps.append((command("report", output), "theory report of the model on its data"))
+    if not args.push_to_hub:
+        steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
+    return steps
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -87,21 +143,24 @@ def _check_field(name: str) -> None:
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
-def _finish(settings: RunSettings, result: RunResult, output: Path, repo_id: str | None) -> None:
-    """Write plots and card to the output folder, and print the results."""
-    with staged_files(output, replaces=folder.FIGURES) as scratch:
-        if plotting.can_plot():
-            draw_run(result, scratch, output.name)
-        else:
-            print(f"No {folder.PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
-        pictures = {path.name for path in scratch.iterdir()}
-        write_card(scratch, _facts(settings, result, (repo_id or output.resolve().name), pictures))
+def finish(
+    settings: RunSettings, result: RunResult, output: Path, repo_id: str | None, licence: str | None = None
+) -> None:
+    """Print the results, write the card, and then the figures, without which the run is complete."""
     for split, values in result.results.items():
         print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+    facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
+    with staged_files(output, replaces=folder.FIGURES) as scratch:
+        write_card(scratch, facts)
+    write_eval_results(output, facts, settings.data.get("revision"))
+    if pictures := draw_run(result, output):
+        with staged_files(output) as scratch:
+            responses = RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None
+            write_card(scratch, replace(facts, has_picture=PICTURE_NAME in pictures, response_picture=responses))
     print(f"The model, its card and its log are in {output}")
 
 
-def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[str]) -> CardFacts:
+def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
@@ -127,56 +186,13 @@ def _facts(settings: RunSettings, result: RunResult, name: str, pictures: set[st
             **{f"training.{name}": value for name, value in settings.training.items()},
         },
         tau=result.tau,
-        selection_note=(
-            "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
-            if chosen
-            else "The checkpoint is the last one; no split was used to choose it."
-        ),
+        selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",
         environment=f"{result.steps} steps with {versions}; {result.seconds / 60:.1f} minutes.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
         dna=reads_dna(tokenizer),
         signal_shape=result.data.signal_shape,
         images=result.data.images,
-        has_picture=PICTURE_NAME in pictures,
+        classes=result.data.classes or (),
         movement={QUANTITIES[group]: change for group, change in result.movement.items()},
-        response_picture=RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None,
-    )
-
-
-DEMO_SETTINGS: Sections = {
-    "model": {
-        "family": "hyena",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "rescale_init": True,
-        "tau_weight": 1e-5,
-    },
-    "data": {"dataset": "planted-motifs", "length": 100},
-    "training": {"num_train_epochs": 6, "learning_rate": 3e-3, "logging_steps": 0.05},
-}
-
-
-def run_demo(args: argparse.Namespace) -> None:
-    """`hf-ssm demo`: train on generated data, and load the result in a new process."""
-    settings = resolve(DEMO_SETTINGS)
-    launch.begin(settings)
-    with launch.locked(args.output):
-        launch.on_main(lambda: folder.check_output(args.output, args.overwrite_output))
-        print("A small Hyena learns to tell sequences with a planted motif from sequences with decoys.")
-        result = run.train(settings, args.output, overwrite=args.overwrite_output)
-        if launch.is_main():
-            _finish(settings, result, args.output, None)
-            _prove_demo(args.output, result)
-
-
-def _prove_demo(output: Path, result: RunResult) -> None:
-    """Load the result in a new process, and print the next steps."""
-    for when, values in result.tau.items():
-        print(f"τ per layer {when}: " + ", ".join(f"{value:.3g}" for value in values))
-    reload.prove_export(output, result.model, result.data.tokenizer, "AutoModelForSequenceClassification")
-    print("A new process without hf_ssm loaded the folder by the Auto classes; its logits are equal, bit for bit.")
-    print(
-        f"Next: read {output}/README.md, or train on your own table with columns sequence and label:\n"
-        "  hf-ssm train --dataset my.csv --output runs/mine"
     )

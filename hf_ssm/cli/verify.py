@@ -3,6 +3,7 @@
 import argparse
 import shlex
 
+from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.pushing import push_folder
 from hf_ssm.hub.verifying import verify
 
@@ -16,13 +17,16 @@ def run_verify(args: argparse.Namespace) -> None:
     absent = f", {len(found.absent)} not downloaded" if found.absent else ""
     print(f"{args.source}: {found.checked} files checked{against}{absent}, {len(found.problems) or 'no'} problems")
     if found.problems and found.commit:
-        command = ["hf", "download", "--force-download", "--revision", found.commit, args.source]
-        print(f"To download it again: {shlex.join(command)}")
+        download = ["hf", "download", "--force-download", "--revision", found.commit, args.source]
+        print(f"To download it again: {shlex.join(download)}")
     if found.problems:
         raise SystemExit(1)
+    if found.commit is None:
+        suggest((command("push", args.source, "USER/NAME"), "share it"))
 
 
 def run_push(args: argparse.Namespace) -> None:
     """`hf-ssm push`: push a finished folder as one commit; repeating it changes nothing."""
     url = push_folder(args.folder, args.repo_id, private=args.private or None, revision=args.revision)
     print(f"Pushed to {url}")
+    suggest((command("verify", args.repo_id), "compare the files on the Hub with their checksums"))

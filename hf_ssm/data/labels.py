@@ -12,6 +12,8 @@ from hf_ssm.data.checks import RowName, rows_text
 IGNORED_LABEL = -100
 """Label of a position without a label, PyTorch's `ignore_index`."""
 
+_TO_REGRESSION = "To predict numbers: targets=True (command: --task sequence-regression)."
+
 
 def read_labels(
     column: str, values: Sequence[Any], source: str, row_name: RowName, targets: bool = False
@@ -48,6 +50,18 @@ def read_labels(
     found[counted] = ids
     ends = np.cumsum([len(value) for value in values])[:-1]
     return [part.tolist() for part in np.split(found, ends)], List(kind)
+
+
+def label_columns(label_column: str | Sequence[str] | None) -> dict[str, str]:
+    """Name of the argument, for messages, to the column of the labels, or to each of several."""
+    if label_column is None or isinstance(label_column, str):
+        return {} if label_column is None else {"label_column": label_column}
+    return {f"label_column[{index}]": name for index, name in enumerate(label_column)}
+
+
+def merged_name(label_column: str | Sequence[str]) -> str:
+    """The column of the labels in the loaded data: of several columns, their names joined by ", "."""
+    return label_column if isinstance(label_column, str) else ", ".join(label_column)
 
 
 def label_kind(split: Dataset, column: str) -> str:
@@ -97,7 +111,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
             if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
                 raise ValueError(
                     f"label_column={column!r}: {source} has the label {value!r} in row {row_name(row)}; give every row "
-                    "a whole number (classes 0, 1, ...), or every row a name."
+                    f"a whole number (classes 0, 1, ...), or every row a name. {_TO_REGRESSION}"
                 )
         ids = [int(value) for value in values]
     classes = sorted(set(ids))
@@ -109,7 +123,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
         shown = classes if len(classes) <= 20 else [*classes[:20], "..."]
         raise ValueError(
             f"label_column={column!r}: the classes of {source} are {shown}; number them 0 to {len(classes) - 1} "
-            "without a gap, or use names."
+            f"without a gap, or use names. {_TO_REGRESSION}"
         )
     return ids, kind
 

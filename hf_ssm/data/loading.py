@@ -14,7 +14,7 @@ from hf_ssm.data.checks import check_column, check_integer, did_you_mean
 from hf_ssm.data.fasta import FASTA_SUFFIXES, fasta_windows
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
-from hf_ssm.data.labels import classes_in, label_kind
+from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
 from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.preparation import prepare
@@ -41,7 +41,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def load_sequences(
     source: str | os.PathLike[str],
     sequence_column: str = "sequence",
-    label_column: str | None = "label",
+    label_column: str | list[str] | None = "label",
     split_column: str | None = SPLIT_COLUMN,
     validation_fraction: float = 0.1,
     test_fraction: float = 0.1,
@@ -87,7 +87,9 @@ def load_sequences(
     Args:
         source: See above.
         sequence_column: Column of the sequences (texts, signals or images).
-        label_column: Column of the labels; None for unlabelled data. Not used for FASTA.
+        label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets`: each row is to
+            get one value for each, and the data one column of lists, "a, b" for the columns "a" and "b". Not used for
+            FASTA.
         split_column: Column of the split. A table without a column "split" (the default), and any table if this is
             None, is split randomly; a column of another name must exist.
         validation_fraction: Share of the training rows for a missing validation split; 0 for none.
@@ -116,6 +118,11 @@ def load_sequences(
         ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows.
     """
     name = os.fspath(source)
+    if isinstance(label_column, list) and not (targets and label_column):
+        raise ValueError(
+            f"label_column={label_column!r}: several columns are for regression: set targets=True (command: --task "
+            "sequence-regression), or name one column."
+        )
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
         return _generate(name, seed, generator_options)
@@ -129,21 +136,21 @@ def load_sequences(
     images = ImageOptions(grayscale, image_size)
     path = Path(name).expanduser()
     suffix = bare_suffix(path)
+    labels = None if label_column is None else merged_name(label_column)
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
     files = _split_files(validation_file=validation_file, test_file=test_file)
     if suffix not in TABLE_SUFFIXES:
         _refuse_table_options(name, files, column_names, quoted)
-    labels = label_column
     if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
         splits = {"train": _load_fasta(path, window, min_window)}
     elif suffix in TABLE_SUFFIXES:
-        needed = {**texts, **({} if label_column is None else {"label_column": label_column})}
+        needed = {**texts, **label_columns(label_column)}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
         names = " and ".join(file.name for file in (path, *files.values()))
         splits = prepare(names, loaded, texts, label_column, images, targets, places)
     elif is_idx(path):
-        splits = {"train": load_idx(path, sequence_column, label_column, images)}
+        splits = {"train": load_idx(path, sequence_column, labels, images)}
     elif path.is_dir():
         splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, targets)
     elif _HUB_ID.fullmatch(name) and not path.exists():

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from datasets import ClassLabel, Dataset, Image, List
 
 from hf_ssm.data.checks import RowName, check_column, check_sequences, column_remedy
 from hf_ssm.data.images import ImageOptions, images_to_pixels
-from hf_ssm.data.labels import check_no_missing, classes_in, label_kind, read_labels
+from hf_ssm.data.labels import check_no_missing, classes_in, label_columns, label_kind, merged_name, read_labels
 from hf_ssm.data.signals import check_signals, is_signal
 from hf_ssm.data.splits import split_name
 
@@ -20,7 +21,7 @@ def prepare(
     source: str,
     loaded: Mapping[str, Dataset],
     text_columns: Mapping[str, str],
-    label_column: str | None,
+    label_column: str | Sequence[str] | None,
     images: ImageOptions,
     targets: bool,
     places: Mapping[str, Sequence[str]] | None = None,
@@ -43,7 +44,7 @@ def prepare(
         ValueError: There is no split "train", a column is missing, or rows are unfit for training.
     """
     splits = _named_splits(source, loaded)
-    needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
+    needed = {**text_columns, **label_columns(label_column)}
     for argument, column in needed.items():
         train = splits["train"]
         if column not in train.column_names:
@@ -51,7 +52,8 @@ def prepare(
             shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
             check_column(argument, column, train.column_names, source, column_remedy(argument, shown[:_SHOWN]))
     if label_column is not None:
-        splits = splits if targets else _without_hidden_labels(source, splits, label_column)
+        if isinstance(label_column, str) and not targets:
+            splits = _without_hidden_labels(source, splits, label_column)
         splits = _with_clean_labels(source, splits, label_column, targets, places)
     for argument, column in text_columns.items():
         feature = splits["train"].features[column]
@@ -93,13 +95,18 @@ def _without_hidden_labels(source: str, splits: dict[str, Dataset], label_column
 def _with_clean_labels(
     source: str,
     splits: dict[str, Dataset],
-    label_column: str,
+    label_column: str | Sequence[str],
     targets: bool,
     places: Mapping[str, Sequence[str]] | None,
 ) -> dict[str, Dataset]:
-    """Check labels over all splits and give them one feature."""
-    values = [value for split in splits.values() for value in split[label_column]]
+    """Check labels over all splits and give them one feature; several columns become one of lists."""
     row_name = _row_name(splits, places)
+    if not isinstance(label_column, str):
+        columns = [[value for split in splits.values() for value in split[name]] for name in label_column]
+        values: list[Any] = [list(row) for row in zip(*columns, strict=True)]
+        labels, kind = read_labels(merged_name(label_column), values, source, row_name, targets)
+        return _with_labels(splits, list(label_column), merged_name(label_column), labels, kind)
+    values = [value for split in splits.values() for value in split[label_column]]
     feature = splits["train"].features[label_column]
     names = feature.feature if isinstance(feature, List) else feature
     if isinstance(names, ClassLabel) and not targets:
@@ -113,12 +120,20 @@ def _with_clean_labels(
             )
         return splits
     labels, kind = read_labels(label_column, values, source, row_name, targets)
+    return _with_labels(splits, [label_column], label_column, labels, kind)
+
+
+def _with_labels(
+    splits: dict[str, Dataset], old: list[str], new: str, labels: Sequence[Any], kind: Any
+) -> dict[str, Dataset]:
+    """Replace the columns `old` by the column `new`, in the place of the first one."""
     cleaned, start = {}, 0
     for name, split in splits.items():
         part = labels[start : start + split.num_rows]
         start += split.num_rows
-        added = split.remove_columns(label_column).add_column(label_column, part, feature=kind)
-        cleaned[name] = added.select_columns(split.column_names)
+        added = split.remove_columns(old).add_column(new, part, feature=kind)
+        order = dict.fromkeys(new if column in old else column for column in split.column_names)
+        cleaned[name] = added.select_columns(list(order))
     return cleaned
 
 

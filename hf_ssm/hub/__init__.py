@@ -9,7 +9,9 @@ _LAZY = {
     "export_program": "programs",
     "push": "pushing",
     "push_folder": "pushing",
+    "push_space": "space",
     "save_kernels": "kernel_repository",
+    "save_space": "space",
     "verify": "verifying",
 }
 

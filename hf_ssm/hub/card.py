@@ -6,8 +6,10 @@ what is known of a model alone (`write_default_card`). `hf-ssm report --update-c
 """
 
 import dataclasses
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import requires, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
     "sequence-pair-classification": ("ForSequencePairClassification", None, "classification of pairs of sequences"),
     "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
+    "sequence-regression": ("ForSequenceClassification", "text-classification", "regression on sequences"),
     "signal-regression": ("ForSignalRegression", None, "regression on signals"),
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
     "masked-lm": ("ForMaskedLM", "fill-mask", "masked-token prediction"),
@@ -37,6 +40,7 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
 _HUB_METRICS = {
     **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae")},
     "mcc": "matthews_correlation",
+    **{"r2": "r_squared", "pearson": "pearsonr", "spearman": "spearmanr"},
 }
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
 _OF_A_RUN = (
@@ -44,15 +48,29 @@ _OF_A_RUN = (
     "`train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
 )
 _LIMITS_OF_A_RUN = (
-    "This card was written by the command that trained the model. It states what was measured in that run and nothing "
-    "more: one data set, one seed. Whoever shares the model should add its licence, the licence of the data, and what "
-    "the model is not fit for."
+    "The numbers are those of one run on one data set with one seed, written here by the command that trained the "
+    "model. Before you share it, add the licence of the data and the uses for which the model is unfit."
 )
 _LIMITS_OF_AN_EXPORT = (
-    "This card was written when the model was exported, without knowledge of its training and its quality. Whoever "
-    "shares the model should add both, its licence, the licence of the data, and what the model is not fit for."
+    "This card was written when the model was exported. Before you share it, add the data and the quality of the "
+    "model, and the uses for which it is unfit."
 )
-_METRIC_NAMES = {"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"}
+_METRIC_NAMES = {
+    **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
+    **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
+}
+_NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
+# Family -> paper of its architecture.
+_PAPERS = {
+    "hyena": "Poli et al., Hyena Hierarchy: Towards Larger Convolutional Language Models, ICML 2023",
+    "s4": "Gu et al., Efficiently Modeling Long Sequences with Structured State Spaces, ICLR 2022",
+    "s5": "Smith et al., Simplified State Space Layers for Sequence Modeling, ICLR 2023",
+    "convs5": "Smith et al., Convolutional State Space Models for Long-Range Spatiotemporal Modeling, NeurIPS 2023",
+    "selective": "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, COLM 2024",
+    "ssd": "Dao and Gu, Transformers are SSMs, ICML 2024",
+}
+# Tasks whose models `hf-ssm probe` explains.
+_PROBED = ("sequence-classification", "causal-lm", "masked-lm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +106,8 @@ class CardFacts:
         training_note: Text above the table of settings.
         limits: Limitations.
         has_processor: Whether the folder contains a tokenizer or feature extractor.
+        classes: Names of the classes; empty without names.
+        licence: Identifier of the Hub, such as "apache-2.0"; `None` if none is stated.
     """
 
     model_name: str
@@ -118,6 +138,8 @@ class CardFacts:
     training_note: str = _OF_A_RUN
     limits: str = _LIMITS_OF_A_RUN
     has_processor: bool = True
+    classes: Sequence[str] = ()
+    licence: str | None = None
 
     @property
     def pipeline_tag(self) -> str | None:
@@ -154,6 +176,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
     ]
     return ModelCardData(
         library_name="transformers",
+        license=facts.licence,
         pipeline_tag=facts.pipeline_tag,
         tags=["hf_ssm", "state-space-model", facts.family, *(["biology", "dna"] if facts.dna else [])],
         datasets=[facts.dataset_id] if facts.dataset_id else None,
@@ -172,6 +195,9 @@ def build_card(facts: CardFacts) -> ModelCard:
     no_report = (
         f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
     )
+    units = "bases" if facts.dna else "tokens"
+    repo_id = facts.repo_id or _SOME_FOLDER
+    reads_tokens = facts.signal_shape is None and facts.frame_shape is None
     values = vars(facts) | {
         "purpose": purpose,
         "origin": f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin,
@@ -179,7 +205,15 @@ def build_card(facts: CardFacts) -> ModelCard:
         "output": "last_hidden_state" if head == "Model" else "logits",
         "pipeline_tag": facts.pipeline_tag,
         "pairs": head == "ForSequencePairClassification",
-        "repo_id": facts.repo_id or _SOME_FOLDER,
+        "repo_id": repo_id,
+        "requirement": _requirement(),
+        "classes": ", ".join(f"`{name}`" for name in facts.classes),
+        "units": units,
+        "probe_command": f"hf-ssm probe {repo_id}{data} --output probe"
+        if reads_tokens and facts.task in _PROBED
+        else "",
+        "licence": f"{facts.licence} (the weights)" if facts.licence else _NO_LICENCE,
+        "citation": _citation(facts.family),
         "example": facts.example,
         "metrics": {name: _METRIC_NAMES.get(name, name) for name in metrics},
         "num_layers": max(map(len, facts.tau.values()), default=0),
@@ -197,7 +231,9 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
     return path
 
 
-def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None) -> Path:
+def write_default_card(
+    folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None, licence: str | None = None
+) -> Path:
     """Write a card with what is known of a model alone, and return its path; an existing card is kept.
 
     The heading is `name`, by default that of the folder; the code on the card loads a name of the form USER/NAME.
@@ -217,7 +253,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
     facts = CardFacts(
         model_name=name.rpartition("/")[2],
         family=family.short_name,
-        task=next(task for task, entry in _TASKS.items() if entry[0] == head),
+        task=task_of_head(head, config),
         num_parameters=model.num_parameters(),
         dataset_name="",
         splits={},
@@ -232,13 +268,22 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         training_note="Settings that differ from the defaults of the configuration.",
         limits=_LIMITS_OF_AN_EXPORT,
         has_processor=tokenizer is not None,
+        classes=class_names(config) if head == "ForSequenceClassification" else (),
+        licence=licence,
     )
     return write_card(folder, facts)
 
 
+def task_of_head(head: str, config: Any) -> str:
+    """The task of a model by its head, such as "ForCausalLM"."""
+    if head == "ForSequenceClassification" and config.problem_type == "regression":
+        return "sequence-regression"
+    return next(task for task, entry in _TASKS.items() if entry[0] == head)
+
+
 def addressed(card: str, repo_id: str) -> str:
     """Replace "path/to/this/folder" by a repository in the code of a card."""
-    return card.replace(f'("{_SOME_FOLDER}"', f'("{repo_id}"')
+    return card.replace(f'"{_SOME_FOLDER}"', f'"{repo_id}"')
 
 
 def probe_section(folder: str | Path) -> str:
@@ -285,6 +330,12 @@ def check_section(folder: str | Path) -> None:
     _around_section(Path(folder) / CARD_NAME)
 
 
+def class_names(config: Any) -> list[str]:
+    """Names of the classes of a configuration; empty if they are those of transformers (`LABEL_0`) or many."""
+    names = [str(name) for name in config.id2label.values()]
+    return [] if len(names) > 20 or any(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
 def reads_dna(tokenizer: Any) -> bool:
     """Whether a tokenizer is that of `build_dna_tokenizer`."""
     return tokenizer is not None and tokenizer.convert_tokens_to_ids(["A", "C", "G", "T"]) == [7, 8, 9, 10]
@@ -311,6 +362,16 @@ def _chosen(config: Any) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(config) if field.name not in inherited]
     chosen = {name: getattr(config, name) for name in names if not name.endswith("_token_id")}
     return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+
+
+def _requirement() -> str:
+    """The version of transformers that hf_ssm and the code of its checkpoints need."""
+    return next(found for found in requires("hf_ssm") or () if re.match(r"transformers[^\w-]", found))
+
+
+def _citation(family: str) -> str:
+    paper = f" The architecture is that of {_PAPERS[family]}." if family in _PAPERS else ""
+    return f"Made with hf_ssm {version('hf_ssm')}.{paper}"
 
 
 def _cell(value: Any) -> str:

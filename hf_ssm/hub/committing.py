@@ -12,6 +12,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.hub.client import redact, retry
+from hf_ssm.hub.eval_results import is_eval_result
 from hf_ssm.models.bundle import HEADER
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
@@ -24,8 +25,8 @@ IGNORED = (
 )
 """Patterns of files that belong to a run or to a tool rather than to the model; never uploaded."""
 
-# Files of the Hub itself. All other names with a leading dot are refused.
-_HUB_FILES = frozenset({".gitattributes", ".gitignore", ".eval_results"})
+# Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
+_HUB_FILES = frozenset({".gitattributes", ".gitignore"})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
 # The start of a word, also after an escaped line end in JSON.
 _START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
@@ -61,7 +62,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
             refused.append(f"{name} (a symbolic link out of the folder)")
         elif not path.is_file():
             continue
-        elif any(part.startswith(".") and part not in _HUB_FILES for part in name.split("/")):
+        elif name not in _HUB_FILES and not is_eval_result(name) and any(p.startswith(".") for p in name.split("/")):
             refused.append(f"{name} (a hidden file)")
         else:
             files[name] = path
@@ -94,6 +95,7 @@ def commit(
     *,
     revision: str,
     message: str,
+    repo_type: str = "model",
     keep: Set[str] = frozenset(),
     delete_patterns: Sequence[str] = (),
 ) -> CommitInfo:
@@ -113,16 +115,17 @@ def commit(
     replaces_weights = any(map(is_weights, files))
 
     def attempt() -> CommitInfo:
-        head = api.repo_info(repo_id, revision=revision).sha
-        remote = api.list_repo_files(repo_id, revision=head)
+        head = api.repo_info(repo_id, revision=revision, repo_type=repo_type).sha
+        remote = api.list_repo_files(repo_id, revision=head, repo_type=repo_type)
         others = [name for name in remote if name not in files]
         stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
-        stale |= set(_own_code(api, repo_id, head, others))
+        stale |= set(_own_code(api, repo_id, repo_type, head, others))
         if replaces_weights:
             stale |= set(filter(is_weights, others))
         added = {name: path for name, path in files.items() if name not in keep or name not in remote}
         return api.create_commit(
             repo_id,
+            repo_type=repo_type,
             operations=[
                 *(CommitOperationDelete(name) for name in sorted(stale)),
                 *(CommitOperationAdd(name, path) for name, path in sorted(added.items())),
@@ -172,11 +175,11 @@ def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
         return any(content.find(secret) >= 0 for secret in own) or _SECRETS.search(content) is not None
 
 
-def _own_code(api: HfApi, repo_id: str, revision: str | None, names: Sequence[str]) -> list[str]:
+def _own_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
     """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = {
-            name: api.hf_hub_download(repo_id, name, revision=revision, local_dir=scratch)
+            name: api.hf_hub_download(repo_id, name, repo_type=repo_type, revision=revision, local_dir=scratch)
             for name in names
             if name.endswith(".py") and "/" not in name
         }

@@ -45,6 +45,7 @@ def export(
     folder: str | os.PathLike[str],
     *,
     prove: bool = True,
+    license: str | None = None,
 ) -> Path:
     """Write a checkpoint that loads without hf_ssm; the folder appears complete or not at all.
 
@@ -55,6 +56,7 @@ def export(
         prove: Load the checkpoint in a new process that cannot import hf_ssm, save it from there and load that, and
             compare logits and one training step with `model`, bit for bit (see `prove_export`). Takes about ten
             seconds.
+        license: Licence of the weights for the card, an identifier of the Hub such as "apache-2.0".
 
     Returns:
         The folder.
@@ -82,7 +84,7 @@ def export(
             # Pipelines truncate longer texts to this length.
             saved.model_max_length = min(tokenizer.model_max_length, config.longest_input or tokenizer.model_max_length)
             saved.save_pretrained(whole)
-        write_default_card(whole, model, tokenizer, name=target.name)
+        write_default_card(whole, model, tokenizer, name=target.name, licence=license)
         if prove:
             from hf_ssm.hub.reload import prove_export
 

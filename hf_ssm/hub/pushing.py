@@ -21,11 +21,11 @@ from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.sources import suggestion
-from hf_ssm.hub.verifying import check_folder, family_of
+from hf_ssm.hub.verifying import Problem, check_folder, family_of
 from hf_ssm.models.registry import Family
 from hf_ssm.utils.checks import check_path
 
-__all__ = ["check_can_push", "check_repo_id", "push", "push_files", "push_folder"]
+__all__ = ["check_can_push", "check_model", "check_repo_id", "push", "push_files", "push_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def push(
     revision: str | None = None,
     message: str = "Add model",
     token: str | None = None,
+    license: str | None = None,
 ) -> str:
     """Export a model, prove the export in a process without hf_ssm, and push it as one commit.
 
@@ -55,6 +56,7 @@ def push(
         revision: Branch; created from main if absent. By default main.
         message: Commit message.
         token: By default the stored login.
+        license: Licence of the weights for the card, an identifier of the Hub such as "apache-2.0".
 
     Returns:
         The URL of the repository.
@@ -66,7 +68,7 @@ def push(
     _check_branch(revision)
     check_can_push(repo_id, HfApi(token=token))
     with tempfile.TemporaryDirectory() as scratch:
-        folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]))
+        folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]), license=license)
         _address_card(folder, repo_id)
         done = push_files(
             folder_files(folder),
@@ -114,7 +116,9 @@ def push_folder(
         raise FileNotFoundError(f"there is no folder {str(folder)!r}{suggestion(folder)}")
     check_repo_id(repo_id)
     _check_branch(revision)
-    family = _check_model(folder)
+    family, outdated = check_model(folder)
+    if outdated:
+        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, outdated)))
     # The code of the folder is left out.
     files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
     _check_contents(files, token)
@@ -146,6 +150,7 @@ def push_files(
     revision: str | None = None,
     message: str = "Add model",
     token: str | None = None,
+    repo_type: str = "model",
     keep: Set[str] = frozenset(),
     delete_patterns: Sequence[str] = (),
     hint: str = "repeat the push",
@@ -157,6 +162,7 @@ def push_files(
     Args:
         files: Path in the repository -> local path.
         repo_id, private, revision, message, token: As for `push`.
+        repo_type: "model", or "space" for a Space of Gradio.
         keep: Names among `files` that are not uploaded if the repository has them.
         delete_patterns: Patterns of other files to delete.
         hint: How to repeat the push; part of the error message.
@@ -180,10 +186,20 @@ def push_files(
         return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
 
     with user_errors(repo_id, revision, token, failed):
-        retry(lambda: api.create_repo(repo_id, private=private, exist_ok=True))
+        sdk = "gradio" if repo_type == "space" else None
+        retry(lambda: api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk))
         if branch != "main" and not branch.startswith("refs/pr/"):
-            retry(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
-        return commit(api, repo_id, files, revision=branch, message=message, keep=keep, delete_patterns=delete_patterns)
+            retry(lambda: api.create_branch(repo_id, branch=branch, repo_type=repo_type, exist_ok=True))
+        return commit(
+            api,
+            repo_id,
+            files,
+            revision=branch,
+            message=message,
+            repo_type=repo_type,
+            keep=keep,
+            delete_patterns=delete_patterns,
+        )
 
 
 def _check_branch(revision: str | None) -> None:
@@ -191,8 +207,12 @@ def _check_branch(revision: str | None) -> None:
         raise ValueError(f"revision must be the name of a branch, because a push adds a commit to it, got {revision!r}")
 
 
-def _check_model(folder: Path) -> Family:
-    """The family of the model in a folder; a `ValueError` for an incomplete model or foreign code."""
+def check_model(folder: Path) -> tuple[Family, list[Problem]]:
+    """The family of the model in a folder, and what is outdated in its code.
+
+    Raises:
+        ValueError: The model is incomplete, of another library, or has foreign code.
+    """
     if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
         raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
     problems = check_folder(folder)
@@ -202,9 +222,7 @@ def _check_model(folder: Path) -> Family:
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
-    if problems:
-        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, problems)))
-    return family
+    return family, problems
 
 
 def _prove(staged: Path, family: Family) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
+from hf_ssm.hub.eval_results import eval_result_problems
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
@@ -75,8 +76,8 @@ def verify(
 
     Checks the headers of the weights against the file sizes, shards against their index, the configuration and other
     JSON files, that the weights are those of the configuration (names, shapes, types) and finite, and that all Python
-    code is what the installed version of hf_ssm writes. For a repository on the Hub, the cached copy (downloaded if
-    absent) is also compared with the checksums of the Hub.
+    code is what the installed version of hf_ssm writes. Evaluation results must have the form of the Hub. For a
+    repository on the Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
 
     Args:
         source: A folder, or USER/NAME.
@@ -99,8 +100,8 @@ def verify(
         check_source(source, cache_dir=cache_dir, token=token)
     except FileNotFoundError as error:
         raise ValueError(str(error)) from None
-    with user_errors(source, revision, token):
-        return _verify_cached(source, revision, cache_dir, token)
+    with user_errors(str(source), revision, token):
+        return _verify_cached(str(source), revision, cache_dir, token)
 
 
 def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[Problem]:
@@ -113,7 +114,8 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     folder = Path(folder)
     found = [problem for check in (_check_weights, _check_config) for problem in check(folder, elsewhere)]
     # The content of files is of interest only if they can be read.
-    checks = (_check_json, _check_code) if found else (_check_model, _check_json, _check_code)
+    checks = (_check_json, _check_eval_results, _check_code)
+    checks = checks if found else (_check_model, *checks)
     return found + [problem for check in checks for problem in check(folder, elsewhere)]
 
 
@@ -272,6 +274,10 @@ def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
                 json.loads(path.read_bytes())
             except (OSError, ValueError, RecursionError) as error:
                 yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
+
+
+def _check_eval_results(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+    yield from (Problem(path, what) for path, what in eval_result_problems(folder))
 
 
 def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:

@@ -74,7 +74,8 @@ def predict(
           each class (softmax);
         * for classes that do not exclude each other (`problem_type="multi_label_classification"`): `prediction`, the
           names of those of probability 0.5 and more, joined by ";", and `probability_<name>` (sigmoid);
-        * for values (`problem_type="regression"`, or one label): `prediction`, or `value_0`, `value_1`, ...
+        * for values (`problem_type="regression"`, or one label): `prediction`, or `value_0`, `value_1`, ...,
+          with the names of the values where the model has some.
 
         Probabilities and values are float64.
 
@@ -205,7 +206,8 @@ class Predictor:
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""
         if self._kind == _VALUES:
-            names = ["prediction"] if values.shape[1] == 1 else [f"value_{index}" for index in range(values.shape[1])]
+            own = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
+            names = ["prediction"] if values.shape[1] == 1 else [f"value_{name}" for name in own]
             return dict(zip(names, values.T, strict=True))
         if self._kind == _LABELS:
             chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]

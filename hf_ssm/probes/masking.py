@@ -76,7 +76,7 @@ class MaskingProbe:
             model without token embeddings.
         ImportError: The library of an attribution is not installed.
 
-    Example:
+    Examples:
         >>> probe = MaskingProbe(model, tokenizer, mask="n", strategy="shortlist")
         >>> result = probe.run("ACGTTTGACA", target=1)
         >>> result.survivors(3), result.auc

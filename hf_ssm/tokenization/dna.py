@@ -98,7 +98,7 @@ def build_plant_dna_tokenizer(
 
 
 def reads_only_dna(tokenizer: Any) -> bool:
-    """Whether all tokens of a tokenizer, but special ones such as "[UNK]" and "<pad>", are made of A, C, G, T and N."""
+    """Whether all tokens of a tokenizer, but special ones such as `[UNK]` and `<pad>`, are made of A, C, G, T and N."""
     tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     letters = {letter for token in tokens if not re.fullmatch(r"\[.*\]|<.*>", token) for letter in token}
     return {"A", "C", "G", "T"} <= {letter.upper() for letter in letters} <= {"A", "C", "G", "T", "N"}

@@ -4,14 +4,29 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from datasets import DatasetDict, List
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_ssm.data.signals import row_lengths, signal_rows
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.loading import read_config, reading
-from hf_ssm.training.settings import RunSettings, check_choice, config_class, family_of
+from hf_ssm.training.settings import RunSettings, check_config_field, config_class, family_of
 from hf_ssm.training.tasks import TASKS
+
+logger = logging.get_logger(__name__)
+
+# Those of the family hyena, of which each decides on a type of filter.
+_FIELDS_OF_FILTERS = {
+    *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
+    *("filter_activation_frequency", "filter_train_frequency", "filter_window_shift", "filter_positions"),
+    *("sinusoid_window", "sinusoid_inclusive"),
+}
+# Of labels, above which, or below its inverse, the usual learning rates are too small or too large.
+_LARGEST_DEVIATION = 100.0
 
 
 def build_model(settings: RunSettings, data: RunData, resume_from: Path | None = None) -> PreTrainedModel:
@@ -31,12 +46,39 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
         model = _load_for_fine_tuning(settings, data)
     else:
         model = auto_class.from_config(_fresh_config(settings, data))
+        _centre_outputs(model, data)
     _check_fit(model.config, data)
     limit, tokenizer = model.config.longest_input, data.tokenizer
     if limit is not None and tokenizer is not None:
         # Pipelines truncate longer texts to this length.
         tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     return model
+
+
+def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
+    """Fields of a fresh model that the settings leave open, chosen by the data; each choice is logged.
+
+    A model that gives labels to DNA reads in both directions. A Hyena that gives labels to texts has filters without a
+    limit of length: the implicit filter takes no text that is longer than the longest one of the training.
+    """
+    found: dict[str, Any] = {}
+    if settings.model["checkpoint"] is not None or data.tokenizer is None or not TASKS[settings.task].labelled:
+        return found
+    aliases = config_class(str(settings.model["family"])).attribute_map
+    given = {aliases.get(name, name) for name in settings.config_fields}
+    if "bidirectional" not in given and reads_only_dna(data.tokenizer):
+        found["bidirectional"] = True
+        logger.warning(
+            "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
+            "direction: --set model.bidirectional=false."
+        )
+    if settings.model["family"] == "hyena" and not given & _FIELDS_OF_FILTERS:
+        found["filter_type"] = "s4d"
+        logger.warning(
+            "Chosen for texts of any length: model.filter_type=s4d. The filter of the Hyena paper, --set "
+            "model.filter_type=implicit, takes none longer than model.max_position_embeddings (default: longest row)."
+        )
+    return found
 
 
 def _check_fit(config: Any, data: RunData) -> None:
@@ -67,16 +109,17 @@ def _check_fit(config: Any, data: RunData) -> None:
 
 def _check_targets(config: Any, data: RunData) -> None:
     """Refuse numbers to predict that have another shape than the model's output."""
-    if data.label_kind == "number" and config.pooling is None:
+    pooled = config.pooling is not None or data.tokenizer is not None
+    if data.label_kind == "number" and not pooled:
         raise ValueError(
             "the labels are one number for each row, but the model predicts at each position: set model.pooling=mean"
         )
-    outputs = _num_outputs(data.splits, pooled=config.pooling is not None)
+    outputs = _num_outputs(data.splits, pooled)
     if config.num_labels != outputs:
         raise ValueError(
             f"the model has {config.num_labels} outputs but the labels have {outputs}: leave model.num_labels out"
         )
-    if config.pooling is None:
+    if not pooled:
         check_label_for_each_position(data.splits)
 
 
@@ -85,6 +128,8 @@ def _num_outputs(splits: DatasetDict, pooled: bool) -> int:
     train = splits["train"]
     if not isinstance(train.features["labels"], List):
         return 1
+    if "input_ids" in train.column_names and isinstance(train.features["labels"].feature, List):
+        raise ValueError("the labels are lists of lists: give one number, or one list of numbers, for each text")
     if not pooled:
         return next(signal_rows(train.select([0]), "labels")).shape[1]
     found = sorted({int(length) for split in splits.values() for length in row_lengths(split, "labels")})
@@ -108,9 +153,11 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
             fields.setdefault(f"{token}_token_id", getattr(data.tokenizer, f"{token}_token_id"))
     if any(field.name == "max_position_embeddings" for field in dataclasses.fields(config_type)):
         fields.setdefault("max_position_embeddings", settings.data["max_length"] or data.longest)
-    if data.label_kind == "number":
-        fields.setdefault("pooling", "mean")
-    if data.label_kind in ("number", "numbers"):
+    if _predicts_values(data):
+        fields.update(_value_names(settings, data))
+    elif data.label_kind is not None and data.classes is None:
+        if data.label_kind == "number":
+            fields.setdefault("pooling", "mean")
         fields.setdefault("num_labels", _num_outputs(data.splits, pooled=fields.get("pooling") is not None))
     if data.classes is not None:
         if fields.pop("num_labels", len(data.classes)) != len(data.classes):
@@ -125,22 +172,26 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
 def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
     checkpoint = settings.model["checkpoint"]
     config = read_config(checkpoint)
-    family = family_of(config)
+    family, was_regression = family_of(config), config.problem_type == "regression"
     if config.frame_shape is not None:
         raise ValueError(
             f"--model {checkpoint!r} predicts videos, and the command has no such task: train it in Python"
         )
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
-    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name, value in settings.config_fields.items():
-        check_choice("key", name, known, "model")
+        check_config_field(type(config), name)
         with reading(f"model.{name}={value!r}"):
             setattr(config, name, value)
     config.check()
     if data.classes is not None:
         for name, names in _class_names(data.classes).items():
             setattr(config, name, names)
+        if config.problem_type == "regression":
+            config.problem_type = None
+    elif _predicts_values(data):
+        for name, value in _value_names(settings, data).items():
+            setattr(config, name, value)
     elif data.label_kind is not None:
         config.num_labels = _num_outputs(data.splits, pooled=config.pooling is not None)
     # A head for other classes is initialised anew; any other change of shape is a mistake in the settings.
@@ -155,7 +206,52 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
             f"--model {checkpoint!r} does not fit the model settings: {', '.join(wrong[:3])} have another "
             "shape; leave the sizes out of the settings"
         )
+    if was_regression != (config.problem_type == "regression"):
+        # A head of the same size, but of the other kind.
+        head: Any = model.classifier
+        torch.nn.init.normal_(head.weight, std=config.initializer_range)
+        if head.bias is not None:
+            torch.nn.init.zeros_(head.bias)
+        changed.append("classifier.weight")
+    if any(name.startswith("classifier.") for name in (*changed, *info["missing_keys"])):
+        _centre_outputs(model, data)
     return model
+
+
+def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
+    """Let a new head that predicts numbers for a sequence start at the mean of the training labels."""
+    if not _predicts_values(data):
+        return
+    labels = np.asarray(data.splits["train"]["labels"], dtype=np.float64).reshape(len(data.splits["train"]), -1)
+    deviations = labels.std(axis=0)
+    if (deviations == 0).any():
+        raise ValueError(f"all training labels are {labels[0].tolist()}: there is nothing to learn")
+    if deviations.max() > _LARGEST_DEVIATION or deviations.min() < 1 / _LARGEST_DEVIATION:
+        logger.warning(
+            f"The standard deviation of the labels is {', '.join(f'{value:.3g}' for value in deviations)}: training is "
+            "slow far from 1. Divide the labels by it, or take their logarithm."
+        )
+    head: Any = model.classifier
+    if head.bias is not None:
+        with torch.no_grad():
+            head.bias.copy_(torch.from_numpy(labels.mean(axis=0)))
+
+
+def _predicts_values(data: RunData) -> bool:
+    """Whether the task is sequence-regression: numbers for each text."""
+    return data.label_kind in ("number", "numbers") and data.tokenizer is not None
+
+
+def _value_names(settings: RunSettings, data: RunData) -> dict[str, Any]:
+    """The fields of a configuration that predicts numbers for a sequence, named after their columns."""
+    count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")
+    given = settings.model.get("num_labels", count)
+    if given != count:
+        raise ValueError(f"model.num_labels={given} but the labels have {count} numbers: leave it out")
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if len(names) != count:
+        names = [f"{names[0]}_{index}" for index in range(count)]
+    return {"problem_type": "regression", **_class_names(names)}
 
 
 def _class_names(classes: list[str]) -> dict[str, dict[Any, Any]]:

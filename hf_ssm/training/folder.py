@@ -54,7 +54,12 @@ def locked(folder: Path) -> Iterator[None]:
     """
     _check_writable(folder)
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file system such as /proc lets nobody make folders
+        raise type(error)(
+            f"--output {str(folder)!r}: the folder cannot be made ({error.strerror}); choose another folder"
+        ) from error
     lock = FileLock(folder / _LOCK_NAME)
     try:
         lock.acquire(blocking=False)

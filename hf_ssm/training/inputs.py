@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, List
+from datasets import ClassLabel, Dataset, DatasetDict, List
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
 from hf_ssm.data.checks import check_column
@@ -28,12 +29,16 @@ from hf_ssm.training.loading import read_tokenizer
 from hf_ssm.training.settings import RunSettings, suggestion
 from hf_ssm.training.tasks import TASKS
 
+logger = logging.get_logger(__name__)
+
 _TOKENIZERS: dict[str, Callable[..., PreTrainedTokenizerBase]] = {
     "dna": build_dna_tokenizer,
     "byte": build_byte_tokenizer,
     "listops": build_listops_tokenizer,
 }
 _DEFAULT_TOKENIZER = "dna"
+# More whole numbers than these are hardly classes.
+_MANY_CLASSES = 20
 _LABEL_KINDS = {
     "class": "one class for each row",
     "classes": "a list of classes for each row",
@@ -151,8 +156,9 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels."""
     source, arguments = settings.data["dataset"], settings.loader_arguments
     if source not in GENERATORS:
-        labels = settings.label_column if labelled else None
-        arguments.update(label_column=labels, targets=TASKS[settings.task].predicts_numbers)
+        if not labelled or settings.label_column is None:
+            arguments["label_column"] = None
+        arguments["targets"] = TASKS[settings.task].predicts_numbers
     rows = load_sequences(source, **arguments)
     check_column("sequence_column", settings.sequence_column, rows["train"].column_names, "the data")
     return rows
@@ -190,6 +196,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         kind = label_kind(rows["train"], labels)
         _check_label_kind(settings, kind)
         classes = None if task.predicts_numbers else label_names(rows, labels)
+        _hint_at_regression(settings, rows["train"], labels, kind)
     numbers = is_signal(rows["train"].features[settings.sequence_column])
     _check_kind_of_input(settings, numbers)
     processor: PreTrainedTokenizerBase | SignalFeatureExtractor
@@ -246,13 +253,28 @@ def _check_label_kind(settings: RunSettings, kind: str) -> None:
         )
 
 
+def _hint_at_regression(settings: RunSettings, train: Dataset, labels: str, kind: str) -> None:
+    """Warn of whole numbers that are many for classes."""
+    if kind == "class" and not isinstance(train.features[labels], ClassLabel):
+        found = len(set(train[labels]))
+        if found > _MANY_CLASSES and settings.task == "sequence-classification":
+            logger.warning(
+                f"The labels in {labels!r} are {found} different whole numbers, each of which is taken for a class. To "
+                "predict them as numbers: --task sequence-regression."
+            )
+
+
 def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
     """Refuse a task that does not read this kind of data, and settings that are for the other kind."""
     data, task = settings.data, settings.task
     held, other = ("images or numbers", "text") if numbers else ("texts", "numbers")
     if TASKS[task].reads == other:
-        fitting = " or ".join(name for name, entry in TASKS.items() if entry.reads != other)
+        is_value = TASKS[task].predicts_numbers
+        fitting = " or ".join(
+            name for name, entry in TASKS.items() if entry.reads != other and entry.predicts_numbers == is_value
+        )
         what = "reads pairs of texts" if TASKS[task].reads_pairs else "predicts tokens" if numbers else "reads numbers"
+        what = "reads texts" if numbers and is_value else what
         raise ValueError(
             f"model.task={task!r} {what}, but {data['dataset']!r} holds {held}: choose --task {fitting}, or another "
             "data.sequence_column"
@@ -290,10 +312,10 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
     """The collator of the task; masks are drawn with the seed of the run."""
-    if data.tokenizer is None or settings.task in ("sequence-classification", "sequence-pair-classification"):
-        return data.collator
-    if settings.task == "token-classification":
+    if data.tokenizer is not None and settings.task == "token-classification":
         return DataCollatorForTokenClassification(data.tokenizer)
+    if data.tokenizer is None or TASKS[settings.task].labelled:
+        return data.collator
     return DataCollatorForLanguageModeling(
         data.tokenizer, mlm=settings.task == "masked-lm", seed=int(settings.training["seed"])
     )

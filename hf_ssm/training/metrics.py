@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import EvalPrediction
 
@@ -128,6 +129,39 @@ def regression_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """`mse` and `mae` over all targets, from `regression_statistics`."""
     squared, absolute, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
     return {"mse": float(squared / counted), "mae": float(absolute / counted)}
+
+
+def sequence_regression_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """`mse`, `mae`, `r2`, `pearson` and `spearman`, each the mean over the predicted values of a sequence.
+
+    Args:
+        prediction: Logits `(n, K)` and labels `(n, K)`, or `(n,)` for K = 1.
+
+    The coefficient of determination and the correlations are 0 by convention if a column is constant.
+    """
+    predictions = np.asarray(_first(prediction.predictions), dtype=np.float64)
+    predictions = predictions.reshape(len(predictions), -1)
+    labels = np.asarray(prediction.label_ids, dtype=np.float64).reshape(predictions.shape)
+    errors = predictions - labels
+    return {
+        "mse": float(np.square(errors).mean()),
+        "mae": float(np.abs(errors).mean()),
+        "r2": float(np.mean([_determination(*pair) for pair in zip(errors.T, labels.T, strict=True)])),
+        "pearson": _mean_correlation(predictions, labels),
+        "spearman": _mean_correlation(pd.DataFrame(predictions).rank().values, pd.DataFrame(labels).rank().values),
+    }
+
+
+def _determination(errors: np.ndarray, labels: np.ndarray) -> float:
+    variance = labels.var()
+    return float(1 - np.square(errors).mean() / variance) if variance > 0 else 0.0
+
+
+def _mean_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Mean over the columns of the correlation of two arrays `(n, K)`."""
+    first, second = first - first.mean(0), second - second.mean(0)
+    norms = np.sqrt(np.square(first).sum(0) * np.square(second).sum(0))
+    return float(np.divide((first * second).sum(0), norms, out=np.zeros_like(norms), where=norms > 0).mean())
 
 
 def frame_statistics(logits: Logits, labels: torch.Tensor) -> torch.Tensor:

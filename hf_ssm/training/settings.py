@@ -22,6 +22,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.data.features import NORMALIZATIONS
+from hf_ssm.data.labels import merged_name
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
@@ -30,7 +31,7 @@ from hf_ssm.utils.hints import closest_name
 SECTIONS = ("model", "data", "training")
 
 # Arguments of `load_sequences` that are not settings: the task determines them, or they have another name here.
-_NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "return"})
+NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "return"})
 # Types of the settings of the section `data` that are not arguments of `load_sequences`.
 _DATA_TYPES: dict[str, Any] = {
     "dataset": str,
@@ -48,6 +49,14 @@ _MANAGED = {
     "hub_private_repo": "--private",
     "hub_token": "the login of `hf auth login` or the variable HF_TOKEN",
 }
+
+ALIASES = {
+    "alpha": "frequency_scale",
+    "beta": "sobolev_order",
+    "tau": "tau_weight",
+    "lambda": "tau_weight",
+}
+"""Names of the papers for fields of the section `model`, in settings files and assignments."""
 
 DEFAULT_FAMILY = "hyena"
 MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
@@ -121,7 +130,7 @@ def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
         check_choice("section", str(section), SECTIONS, where)
         if not isinstance(values, dict | None):
             raise ValueError(f"section {section!r} of {where} must hold key: value lines, got {values!r}")
-    return {section: dict(values or {}) for section, values in (content or {}).items()}
+    return _without_aliases({section: dict(values or {}) for section, values in (content or {}).items()}, where)
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -133,7 +142,17 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and key):
             raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
         check_choice("section", section, SECTIONS, "--set")
-        sections.setdefault(section, {})[key] = parse_value(value)
+        sections.setdefault(section, {})[ALIASES.get(key, key) if section == "model" else key] = parse_value(value)
+    return sections
+
+
+def _without_aliases(sections: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
+    """The sections with the names of fields in place of `ALIASES`."""
+    model = sections.get("model", {})
+    for alias in [name for name in ALIASES if name in model]:
+        if ALIASES[alias] in model:
+            raise ValueError(f"{where}: model.{alias} is another name of model.{ALIASES[alias]}: leave one of them out")
+        model[ALIASES[alias]] = model.pop(alias)
     return sections
 
 
@@ -176,8 +195,9 @@ class RunSettings:
 
     @property
     def label_column(self) -> str | None:
-        """Column of the labels; None if the task has no labels, or the settings say that the data have none."""
-        return self.data.get("label_column", "label") if TASKS[self.task].labelled else None
+        """Column of the labels in the loaded data; None for a task without labels, or data that have none."""
+        column = self.data.get("label_column", "label") if TASKS[self.task].labelled else None
+        return None if column is None else merged_name(column)
 
     def to_yaml(self) -> str:
         """The text of a settings file with these settings."""
@@ -232,7 +252,19 @@ def config_class(family: str) -> Any:
 def config_fields(family: str) -> list[Any]:
     """The fields of a family's configuration that hf_ssm defines, those of all families first."""
     own = {name for cls in config_class(family).__mro__ if cls.__module__.startswith("hf_ssm.") for name in vars(cls)}
+    own.discard("rescaled")  # a record, which is not set
     return [field for field in dataclasses.fields(config_class(family)) if field.name in own and field.init]
+
+
+def check_config_field(config_type: Any, name: str) -> None:
+    """Raise a ValueError for a name that is no argument of the configuration, with the names that hf_ssm defines."""
+    if name in config_type.known_arguments():
+        return
+    own = [field.name for field in config_fields(config_type.model_type.removeprefix("hf_ssm_"))]
+    near = closest_name(name, [*own, *ALIASES, *config_type.attribute_map])
+    papers = ", ".join(f"{alias} ({field})" for alias, field in ALIASES.items())
+    hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(own)}; names of the papers are {papers}"
+    raise ValueError(f"model.{name}: {config_type.__name__} has no such field: {hint} (`hf-ssm settings` explains all)")
 
 
 def family_of(config: Any) -> str | None:
@@ -258,6 +290,8 @@ def _check_model(settings: RunSettings) -> None:
                 "examples/moving_mnist.py does"
             )
     if settings.model["checkpoint"] is None:
+        for name in settings.config_fields:
+            check_config_field(config_class(str(family)), name)
         try:
             config_class(str(family))(**settings.config_fields)
         except StrictDataclassError as error:  # a value of the wrong type
@@ -271,7 +305,7 @@ def _check_data(settings: RunSettings) -> None:
     types = _DATA_TYPES | typing.get_type_hints(load_sequences)
     if data["dataset"] in GENERATORS:
         types |= typing.get_type_hints(GENERATORS[data["dataset"]])
-    _check_types("data", data, {name: kind for name, kind in types.items() if name not in _NOT_SETTINGS})
+    _check_types("data", data, {name: kind for name, kind in types.items() if name not in NOT_SETTINGS})
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if data["max_length"] is not None and data["max_length"] < 1:
@@ -283,6 +317,12 @@ def _check_training(settings: RunSettings) -> None:
         if key in _MANAGED:
             raise ValueError(f"training.{key} is determined by the command: use {_MANAGED[key]}")
     types = {name: kind for name, kind in training_types().items() if name not in _MANAGED}
+    for name in settings.training:
+        if name not in types and closest_name(name, types) is None:
+            own = ", ".join(vars(SSMTrainingArguments)["__annotations__"])
+            raise ValueError(
+                f"training: unknown key {name!r}: the fields are {own}, and those of transformers' TrainingArguments"
+            )
     _check_types("training", settings.training, types)
     _check_trackers(settings.training["report_to"])
 

@@ -78,6 +78,14 @@ TASKS: dict[str, Task] = {
         metrics.classification_metrics,
         metrics.predicted_classes,
     ),
+    "sequence-regression": Task(
+        AutoModelForSequenceClassification,
+        ("number", "numbers"),
+        "text",
+        "mse",
+        False,
+        metrics.sequence_regression_metrics,
+    ),
     "signal-regression": Task(
         AutoModelForTimeSeriesPrediction,
         ("number", "numbers"),

@@ -176,6 +176,31 @@ def test_errors_name_the_file(write, lines, message):
         load_sequences(train, test_file=write("test.csv", lines), **NO_CUT)
 
 
+def test_several_columns_of_targets(write):
+    train = write("train.csv", "name,b,sequence,a\nx,1,ACGT,0.5\ny,2,CC,1\n")
+    test = write("test.csv", "sequence,a,b\nG,3,4\n")
+    data = load_sequences(train, label_column=["a", "b"], targets=True, test_file=test, validation_fraction=0)
+    assert data["train"].to_dict() == {"a, b": [[0.5, 1], [1, 2]], "sequence": ["ACGT", "CC"]}
+    assert data["test"].to_dict() == {"a, b": [[3, 4]], "sequence": ["G"]}
+    assert str(data["train"].features["a, b"].feature.dtype) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["a", "none"], r"label_column\[1\]='none': train.csv has no such column"),
+        (["a", "text"], r"label_column='a, text': train.csv has \[0.5, 'x'\] in row 1; a regression target is"),
+        (["a", "missing"], r"label_column='a, missing': train.csv has \[1.0, None\] in row 2; a regression target is"),
+    ],
+)
+def test_wrong_columns_of_targets(write, columns, message):
+    train = write("train.csv", "sequence,a,text,missing\nACGT,0.5,x,1\nCC,1,y,\n")
+    with pytest.raises(ValueError, match=message):
+        load_sequences(train, label_column=columns, targets=True, **NO_CUT)
+    with pytest.raises(ValueError, match=r"label_column=\['a', .*several columns are for regression: .*sequence-regr"):
+        load_sequences(train, label_column=columns, **NO_CUT)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

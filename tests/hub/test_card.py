@@ -118,22 +118,35 @@ def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, he
     assert built.data.eval_results is None and built.text.startswith("\n# mine\n")
     for part in (f"{sum(p.numel() for p in model.parameters()):,} parameters", "| model.hidden_size | `8` |"):
         assert part in built.text
-    for part in ("train_config.yaml", "## Results", "hf-ssm train", "trained from", "\n\n\n", "{{", "{%"):
+    for part in ("train_config.yaml", "## Results", "## Data", "hf-ssm train", "trained from", "\n\n\n", "{{", "{%"):
         assert part not in built.text
-    assert card.addressed(built.text, "ada/x").count('from_pretrained("ada/x"') == (2 if signals else 4)
+    assert card.addressed(built.text, "ada/x").count('"ada/x"') == (2 if signals else 3)
+    assert "No licence is stated" in built.text and "license" not in built.data.to_dict()
+    probed = head in ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM") and not signals
+    assert ("## Which bases matter" in built.text) == probed
     text = card.addressed(built.text, str(folder))
     blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(blocks) == 2 and "hf_ssm" not in blocks[1] and "trust_remote_code=True" in blocks[1]
+    assert len(blocks) == 2 and "hf_ssm" not in blocks[0] and "trust_remote_code=True" in blocks[0]
+    names: dict = {}
     for block in blocks:
-        names: dict = {}
         exec(block, names)
-        assert type(names["model"]) is type(model)
+    assert type(names["model"]) is type(model)
     if not signals:
         with torch.no_grad():
             wanted = model(**names["tokenizer"](replace(FACTS, task=TASKS[head]).example, return_tensors="pt"))
-        exec(blocks[0], names)
         torch.testing.assert_close(names.get("logits", names.get("last_hidden_state")), wanted[0])
         assert capsys.readouterr().out.startswith("[")
+
+
+def test_licence_classes_and_version(make_model, tmp_path):
+    model = make_model("S4", "ForSequenceClassification")
+    model.config.id2label = {0: "coding", 1: "intergenic"}
+    folder = exporting.export(model, build_dna_tokenizer(), tmp_path / "mine", prove=False, license="apache-2.0")
+    built = ModelCard.load(folder / "README.md")
+    assert built.data.license == "apache-2.0" and "\n## Licence\n\napache-2.0 " in built.text
+    assert "Its classes are `coding`, `intergenic`." in built.text
+    assert 'pip install torch "transformers<6,>=5.20"' in built.text
+    assert "Efficiently Modeling Long Sequences" in built.text.partition("## Citation")[2]
 
 
 def test_an_existing_card_is_kept(make_model, tmp_path):
@@ -144,7 +157,7 @@ def test_an_existing_card_is_kept(make_model, tmp_path):
 
 def test_the_code_of_a_card_loads_the_repository(make_model, tmp_path):
     text = card.write_default_card(tmp_path, make_model("S4", "Model"), name="ada/mine").read_text(encoding="utf-8")
-    assert "\n# mine\n" in text and text.count('from_pretrained("ada/mine"') == 4
+    assert "\n# mine\n" in text and text.count('"ada/mine"') == 3
     assert card.addressed(text, "ben/other") == text
 
 
@@ -153,8 +166,8 @@ def test_figures_of_a_probe_are_shown(make_model, tmp_path):
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "curve.png").touch()
     text = card.write_default_card(tmp_path, make_model("S4", "Model")).read_text(encoding="utf-8")
-    assert "## Importance probe" in text and "](probe/curve.png)" in text
-    assert text.index("## Theory report") < text.index("## Importance probe") < text.index("## Training")
+    assert "## Which tokens matter" in text and "](probe/curve.png)" in text
+    assert text.index("## Theory report") < text.index("## Which tokens matter") < text.index("## Training")
 
 
 def test_a_report_can_be_replaced(tmp_path):

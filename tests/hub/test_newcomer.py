@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_ssm.cli import main
-from hf_ssm.cli import train as train_command
+from hf_ssm.cli import demo, main
 from hf_ssm.hub.verifying import verify
 
 NAME = "ada/motifs"
@@ -22,6 +21,7 @@ SMALL = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "m
 SCRIPT = """
 import importlib.util, json, sys
 import torch
+from huggingface_hub import hf_hub_download
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 assert importlib.util.find_spec("hf_ssm") is None
@@ -34,6 +34,11 @@ def load(revision=None):
 def logits(model):
     with torch.no_grad():
         return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.tolist()
+
+card = hf_hub_download(name, "README.md")
+block = open(card).read().split("```python\\n")[1].split("```")[0]
+assert "import pipeline" in block and name in block
+exec(block)
 
 model = load()
 tokenizer = AutoTokenizer.from_pretrained(name)
@@ -72,7 +77,7 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     # The process below replaces this proof.
     monkeypatch.setattr("hf_ssm.hub.reload.prove_export", lambda *given: None)
     monkeypatch.chdir(tmp_path)
-    data, training = train_command.DEMO_SETTINGS["data"], train_command.DEMO_SETTINGS["training"]
+    data, training = demo.DEMO_SETTINGS["data"], demo.DEMO_SETTINGS["training"]
     for name, value in SMALL.items():
         monkeypatch.setitem(data, name, value)
     monkeypatch.setitem(training, "num_train_epochs", 1)
@@ -90,6 +95,7 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
         [python, "-c", SCRIPT, json.dumps([NAME, old, str(tmp_path / "tuned"), TEXTS])],
         env={**hub.env(), "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

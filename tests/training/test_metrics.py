@@ -4,10 +4,18 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+    mean_absolute_error,
+    mean_squared_error,
+    r2_score,
+)
 from transformers import EvalPrediction
 
 from hf_ssm.training import metrics
@@ -49,6 +57,29 @@ def test_token_classification_leaves_out_ignored_labels():
     found = metrics.classification_metrics(EvalPrediction(classes.numpy(), labels.numpy()))
     kept = [(int(t), int(p)) for t, p in zip(labels.flatten(), classes.flatten(), strict=True) if t != -100]
     assert found["accuracy"] == pytest.approx(sum(t == p for t, p in kept) / len(kept))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_regression_of_sequences_agrees_with_sklearn_and_scipy(columns):
+    generator = np.random.default_rng(0)
+    labels = generator.normal(3.0, 2.0, (20, columns)).round(1)  # with ties
+    predictions = (0.5 * labels + generator.normal(size=labels.shape)).astype(np.float32)
+    given = labels if columns > 1 else labels[:, 0]
+    found = metrics.sequence_regression_metrics(EvalPrediction((predictions, np.zeros(3)), given))
+    pairs = list(zip(predictions.T, labels.T, strict=True))
+    expected = {
+        "mse": mean_squared_error(labels, predictions),
+        "mae": mean_absolute_error(labels, predictions),
+        "r2": r2_score(labels, predictions),
+        "pearson": np.mean([scipy.stats.pearsonr(*pair).statistic for pair in pairs]),
+        "spearman": np.mean([scipy.stats.spearmanr(*pair).statistic for pair in pairs]),
+    }
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_regression_of_constants_is_finite():
+    found = metrics.sequence_regression_metrics(EvalPrediction(np.ones((3, 1)), np.full(3, 2.0)))
+    assert found == {"mse": 1.0, "mae": 1.0, "r2": 0.0, "pearson": 0.0, "spearman": 0.0}
 
 
 @pytest.mark.parametrize("shift", [True, False])

@@ -9,8 +9,8 @@ from hf_ssm.cli.options import SVG_HELP
 
 FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
 TASK_NAMES = (
-    *("sequence-classification", "sequence-pair-classification", "token-classification", "signal-regression"),
-    *("causal-lm", "masked-lm"),
+    *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
+    *("signal-regression", "causal-lm", "masked-lm"),
 )
 SECTIONS = ("model", "data", "training")
 
@@ -56,8 +56,8 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
             "model.task",
             str,
             "TASK",
-            "sequence-classification (default), sequence-pair-classification (two texts of a row, encoded "
-            "separately), token-classification, signal-regression, causal-lm or masked-lm",
+            "sequence-classification (default), sequence-regression (labels are numbers), sequence-pair-classification "
+            "(two texts of a row, encoded separately), token-classification, signal-regression, causal-lm or masked-lm",
         ),
         (
             ("--model", "--model-name-or-path"),
@@ -97,7 +97,7 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
 
 OPTION_NAMES = (
     *(name for options in OPTIONS.values() for names, *_ in options for name in names),
-    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--svg"),
+    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--license", "--svg"),
     *("--output", "--output-dir", "--overwrite-output", "--overwrite-output-dir"),
 )
 """The names of all options of `train`, for suggestions."""
@@ -129,6 +129,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--svg", action="store_true", help=SVG_HELP)
     add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
     add("--private", action="store_true", help="make a new Hub repository private")
+    add("--license", metavar="ID", help="licence of the weights for the card, such as apache-2.0 (default: none)")
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:

@@ -108,10 +108,11 @@ class SSMPreTrainedModel(PreTrainedModel):
         _remember_loading(model)
         return (model, info) if output_loading_info else model
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
         """As in transformers, with an error that names the cause if the Hub cannot be reached."""
+        parent: Any = super()
         try:
-            found: str = super().push_to_hub(repo_id, **kwargs)
+            return parent.push_to_hub(repo_id, **kwargs)
         except Exception as error:
             # By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub. After other
             # faults, such as a lost connection, the commit may have been made.
@@ -121,7 +122,6 @@ class SSMPreTrainedModel(PreTrainedModel):
                 f"nothing was pushed to {repo_id!r}, because the Hub cannot be reached: {error} (check the network, "
                 "HF_ENDPOINT and HF_HUB_OFFLINE, then call `push_to_hub` again)"
             ) from error
-        return found
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; new tokens are their own complement."""

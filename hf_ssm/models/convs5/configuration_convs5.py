@@ -46,7 +46,7 @@ class ConvS5Config(SSMConfig):
         l1_weight (`float`, defaults to 0.5): Share of the mean absolute error in the loss of a predicted frame; the
             rest is the mean squared error.
 
-    Example:
+    Examples:
         >>> from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction
         >>> model = ConvS5ForVideoPrediction(ConvS5Config(hidden_size=32, state_size=32, frequency_shift=200.0))
     """

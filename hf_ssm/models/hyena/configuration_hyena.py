@@ -47,7 +47,7 @@ class HyenaConfig(SSMConfig):
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
 
-    Example:
+    Examples:
         >>> from hf_ssm import HyenaConfig, HyenaForCausalLM
         >>> model = HyenaForCausalLM(HyenaConfig(hidden_size=32, filter_type="s4d", sobolev_order=0.5))
     """

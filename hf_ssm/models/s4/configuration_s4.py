@@ -24,7 +24,7 @@ class S4Config(SSMConfig):
             map.
         use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
-    Example:
+    Examples:
         >>> from hf_ssm import S4Config, S4ForSequenceClassification
         >>> model = S4ForSequenceClassification(S4Config(init="lin", frequency_scale=2.0, bidirectional=True))
     """

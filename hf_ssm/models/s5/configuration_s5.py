@@ -25,7 +25,7 @@ class S5Config(SSMConfig):
     sampled at irregular times. `sobolev_frequency` is in units of positions, since each state has a step size of its
     own.
 
-    Example:
+    Examples:
         >>> from hf_ssm import S5Config, S5ForSequenceClassification
         >>> model = S5ForSequenceClassification(S5Config(num_blocks=4, bidirectional=True))
     """

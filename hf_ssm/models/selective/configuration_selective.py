@@ -86,7 +86,7 @@ class SelectiveSSMConfig(SSMConfig):
         ValueError: As for `SSMConfig`; an argument that the block does not use; frequencies for a real state matrix; a
             Sobolev filter in units of a step size although the step size depends on the token.
 
-    Example:
+    Examples:
         >>> from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM
         >>> model = SelectiveSSMForCausalLM(SelectiveSSMConfig(hidden_size=64, num_hidden_layers=2, vocab_size=12))
     """

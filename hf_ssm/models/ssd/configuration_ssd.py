@@ -63,7 +63,7 @@ class SSDConfig(SSMConfig):
         ValueError: As for `SSMConfig`; sizes that do not fit together; frequencies for real states; a Sobolev filter in
             units of a step size although the step size depends on the token.
 
-    Example:
+    Examples:
         >>> from hf_ssm import SSDConfig, SSDForCausalLM
         >>> model = SSDForCausalLM(SSDConfig(hidden_size=64, num_hidden_layers=2, vocab_size=12))
     """

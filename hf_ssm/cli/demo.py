@@ -1,0 +1,150 @@
+"""`hf-ssm demo`: training with two initialisations, loading in a new process, and a probe of one sequence."""
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.summary import command, suggest
+from hf_ssm.cli.train import finish
+from hf_ssm.hub import reload
+from hf_ssm.probes import MaskingProbe, MaskingResult
+from hf_ssm.training import folder, inputs, launch, run
+from hf_ssm.training.run import RunResult
+from hf_ssm.training.settings import RunSettings, resolve
+from hf_ssm.utils.evaluation import evaluating
+
+DEMO_SETTINGS: dict[str, dict[str, Any]] = {
+    "model": {"family": "hyena", "hidden_size": 32, "num_hidden_layers": 2},
+    "data": {"dataset": "planted-motifs", "length": 60, "num_train": 1200, "num_validation": 200, "num_test": 200},
+    "training": {"num_train_epochs": 4, "learning_rate": 5e-3, "logging_steps": 0.05},
+}
+# Share of the probability before any masking that the bases called needed keep.
+_SHARE = 0.9
+# From light to dark, on which black and then white letters are readable.
+_SHADES = ("#fffae5", "#d6c360", "#aca074", "#434e6c", "#00204c")
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    """`hf-ssm demo`: train on generated data with and without rescaling, load the result elsewhere, and probe it."""
+    started = time.perf_counter()
+    torch.set_num_threads(1)  # more threads only wait for each other with a model of this size
+    plain = resolve(DEMO_SETTINGS)
+    rescaled = resolve(DEMO_SETTINGS, {"model": {"rescale_init": True}})
+    launch.begin(plain)
+    with launch.locked(args.output), _no_bars_of_datasets(), TrainingProgress() as progress:
+        remedy = "choose another folder, or replace it (--overwrite-output)"
+        folder.check_output(args.output, args.overwrite_output, remedy)
+        size = plain.data
+        print(
+            f"{size['num_train']} generated DNA sequences of {size['length']} bases: half of them hold copies of one "
+            "motif, the others shuffled copies.\n\n1. A small Hyena learns to tell them apart."
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            before = run.train(plain, Path(scratch), progress=progress)
+        print("\n2. The same with rescaled initialisation (Liu & Li 2024, Algorithm 1).")
+        after = run.train(rescaled, args.output, overwrite=args.overwrite_output, progress=progress)
+        finish(rescaled, after, args.output, None)
+        print("\n3. A new process without hf_ssm loads the folder ...", flush=True)
+        reload.prove_export(args.output, after.model, after.data.tokenizer, "AutoModelForSequenceClassification")
+        print("   Its logits are equal to those of the model in memory, bit for bit.")
+        print("\n4. Which bases does the model need?", flush=True)
+        _probe(rescaled, after)
+    print(f"\nIn {time.perf_counter() - started:.0f} s:")
+    print("\n".join(comparison({"plain": before, "rescaled": after})))
+    print("One run each; `τ` is the complexity of a layer that the rescaling sets to 1.\n")
+    suggest(
+        (command("probe", args.output, "--rows", 4, "--output", args.output / "probe"), "the same with figures"),
+        (command("report", args.output), "theory report of the model"),
+        (command("train", "--dataset", "my.csv", "--output", "runs/mine"), "your table: columns sequence and label"),
+        file=sys.stdout,
+    )
+
+
+@contextmanager
+def _no_bars_of_datasets() -> Iterator[None]:
+    """The data are so small that their bars would only flash."""
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
+
+
+def _probe(settings: RunSettings, result: RunResult) -> None:
+    """Mask the bases of the sequence with a motif of which the model is most certain, and print it."""
+    rows = inputs.load_rows(settings)["test"]
+    with_motif = [number for number, label in enumerate(rows["label"]) if label == 1]
+    model = result.model.cpu()
+    with evaluating(model), torch.no_grad():
+        batch = result.data.batch(result.data.splits["test"].select(with_motif))
+        certainty = model(**batch).logits.softmax(-1)[:, 1]
+    chosen = with_motif[int(certainty.argmax())]
+    probe = MaskingProbe(model, result.data.tokenizer, "n", allow_wrong=True)
+    found = probe.run(rows[chosen]["sequence"], target=1, progress=False)
+    motif = rows.features["label"].int2str(1)
+    starts = rows[chosen]["motif_positions"]
+    sites = {start + offset for start in starts for offset in range(len(motif))}
+    print(
+        f"   Test sequence {chosen}, class {motif} with probability {found.probabilities[0].item():.3f}. Bases are "
+        "masked, the least important first."
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    for line in strip(found, sites):
+        console.print(line)
+
+
+def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
+    """The letters of a sequence, the darker the more important, above its motifs and the letters that are needed.
+
+    Args:
+        result: The result of a probe.
+        sites: Positions of the letters of the motifs, counted from the first letter.
+    """
+    letters = [position for position, token in enumerate(result.tokens_text or []) if re.fullmatch("[A-Z]", token)]
+    importance = result.importance
+    needed = set(needed_positions(result).tolist())
+    sites = set(sites)
+    sequence, motifs, marks = Text("   sequence  "), Text("   motif     "), Text("   needed    ")
+    for number, position in enumerate(letters):
+        share = importance[position].nan_to_num(0.0).item()
+        level = min(int(share * len(_SHADES)), len(_SHADES) - 1)
+        ink = "black" if level < 3 else "white"
+        sequence.append((result.tokens_text or [])[position], style=f"{ink} on {_SHADES[level]}")
+        motifs.append("=" if number in sites else " ")
+        marks.append("^" if position in needed else " ")
+    kept = f"   {len(needed)} of {len(letters)} bases keep {_SHARE:.0%} of the probability"
+    inside = sum(number in sites for number, position in enumerate(letters) if position in needed)
+    return [sequence, motifs, marks, Text(f"{kept}; {inside} of them belong to the motif.")]
+
+
+def needed_positions(result: MaskingResult) -> Tensor:
+    """Positions that are not masked yet before the probability first falls below 0.9 of that at the start."""
+    return result.survivors(result.tokens_left(_SHARE * result.probabilities[0].item()))
+
+
+def comparison(results: dict[str, RunResult]) -> list[str]:
+    """Lines of a table with a column for each run."""
+    rows: list[tuple[str, list[str]]] = []
+    for split in ("validation", "test"):
+        rows.append((f"accuracy, {split}", [f"{found.results[split]['accuracy']:.3f}" for found in results.values()]))
+    started = [found.tau.get("after rescaling", found.tau["at initialisation"]) for found in results.values()]
+    for layer in range(len(started[0])):
+        rows.append((f"τ of layer {layer}, before the first step", [f"{tau[layer]:.3g}" for tau in started]))
+    width = max(len(name) for name, _ in rows)
+    head = f"{'':{width}}" + "".join(f"{name:>12}" for name in results)
+    return [head, *(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, cells in rows)]

@@ -1,0 +1,160 @@
+"""Progress of a training run: a bar with the loss and the time left, and a line for each evaluation."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+# Parts of the names of measurements of time.
+_TIMINGS = ("runtime", "per_second", "preparation_time")
+
+
+class TrainingProgress(TrainerCallback):
+    """A line for each evaluation during training, and in a terminal a bar; a context manager that ends the bar.
+
+    Without a validation split there is a line for each epoch.
+    """
+
+    def __init__(self) -> None:
+        self.console = Console(file=sys.stdout)
+        self.bar: Progress | None = None
+        self.loss: float | None = None
+        self.columns: list[str] | None = None
+
+    def __enter__(self) -> "TrainingProgress":
+        # The bars of saving a checkpoint would overwrite this one.
+        self.others_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+        if self.others_enabled:
+            logging.enable_progress_bar()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.loss, self.columns = None, None
+        if self._has_bar(args, state):
+            self._start("training", state.max_steps, state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.loss = (logs or {}).get("loss", self.loss)
+        if self.bar is not None and self.loss is not None and self.bar.tasks[0].description == "training":
+            self.bar.update(self.bar.task_ids[0], loss=f"loss {self.loss:.4g}")
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not self._has_bar(args, state) or not hasattr(eval_dataloader, "__len__"):
+            return
+        if self.bar is None:  # evaluation after training
+            self._start("evaluating", len(eval_dataloader))
+        elif len(self.bar.task_ids) == 1 and self.bar.tasks[0].description == "training":
+            self.bar.add_task("evaluating", total=len(eval_dataloader), loss="")
+        assert self.bar is not None
+        self.bar.advance(self.bar.task_ids[-1])
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        found = {name: value for name, value in (metrics or {}).items() if name.startswith("eval_")}
+        if self.bar is not None and self.bar.tasks[-1].description == "evaluating":
+            if len(self.bar.task_ids) == 1:
+                self._stop()
+            else:
+                self.bar.remove_task(self.bar.task_ids[-1])
+        # Evaluations after training have other prefixes; their results are printed with those of the run.
+        if found and state.is_world_process_zero:
+            self._line(state, {name.removeprefix("eval_"): value for name, value in found.items()})
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.eval_strategy == "no" and state.is_world_process_zero:
+            self._line(state, {})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._stop()
+
+    def _has_bar(self, args: TrainingArguments, state: TrainerState) -> bool:
+        return self.console.is_terminal and not args.disable_tqdm and state.is_world_process_zero
+
+    def _start(self, what: str, total: int, completed: int = 0) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.bar.add_task(what, total=total, completed=completed, loss="")
+        self.bar.start()
+
+    def _stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _line(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
+        """Print a row of the table of evaluations, and before the first one its head."""
+        values = {name: value for name, value in metrics.items() if not name.endswith(_TIMINGS) and name != "epoch"}
+        names = [_heading(name) for name in values]
+        if names != self.columns:
+            self._print("".join(f"{name:>{_width(name)}}" for name in ("epoch", "step", "train loss", *names)))
+            self.columns = names
+        loss = "-" if self.loss is None else f"{self.loss:.4f}"
+        cells = [
+            f"{state.epoch or 0:.2f}",
+            str(state.global_step),
+            loss,
+            *(f"{value:.4f}" for value in values.values()),
+        ]
+        row = zip(("epoch", "step", "train loss", *names), cells, strict=True)
+        self._print("".join(f"{cell:>{_width(name)}}" for name, cell in row))
+
+    def _print(self, line: str) -> None:
+        if self.bar is None:
+            print(line, flush=True)
+        else:
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _heading(name: str) -> str:
+    return "validation loss" if name == "loss" else name
+
+
+def _width(name: str) -> int:
+    return max(len(name), 7) + 2

@@ -1,0 +1,124 @@
+"""`hf-ssm settings`: the settings of a run with their defaults and meaning, from the docstrings."""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from hf_ssm.cli.options.train import OPTIONS, SECTIONS
+from hf_ssm.cli.summary import command, suggest
+from hf_ssm.data import GENERATORS, load_sequences
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training import settings as resolved
+from hf_ssm.training.trainer import SSMTrainingArguments
+
+_WIDTH = 100
+# An entry of the section Args of a docstring: names, each with its type in parentheses, and the text.
+_TYPE = r" \((?:[^()]|\([^()]*\))*\)"
+_ARGUMENT = re.compile(rf"(?P<names>\w+(?:{_TYPE})?(?:, \w+(?:{_TYPE})?)*): (?P<text>.*)")
+_TOKENS = ("pad", "bos", "eos")
+_MEANINGS = {
+    "data.reverse_complement": "Replace each training sequence by its reverse complement with probability 1/2 (DNA).",
+    "data.normalization": "Scale of images and numbers, see hf_ssm.data.features.fit_extractor. None: by kind of data.",
+    "data.seed": "Random seed.",
+    "training.report_to": "Also log to trackio, tensorboard or wandb.",
+    "training.weight_decay": "Weight decay of AdamW; none for norms, biases, feed-throughs and dynamics.",
+    **{f"data.num_{split}": f"Rows of the {split} split." for split in ("train", "validation", "test")},
+    **{f"model.{name}_token_id": f"Id of the token {name}; default: the tokenizer's." for name in _TOKENS},
+}
+
+_Setting = tuple[str, Any, str]
+
+
+def argument_texts(docstring: str | None) -> dict[str, str]:
+    """Name of each argument in the section Args of a Google docstring, and its description in one line."""
+    _, _, section = inspect.cleandoc(docstring or "").partition("Args:\n")
+    section = re.split(r"\n(?=\S)", section)[0]  # up to the next section
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\w)", "\n" + section):
+        parsed = _ARGUMENT.fullmatch(" ".join(entry.split()))
+        if parsed is not None:
+            names = re.sub(_TYPE, "", parsed["names"]).split(", ")
+            found |= dict.fromkeys(names, parsed["text"])
+    return found
+
+
+def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]]]:
+    """The settings of a section in groups with headings: name, default, meaning."""
+    of_options = {setting: text for options in OPTIONS.values() for _, setting, _, _, text in options}
+    meanings = {**of_options, **_MEANINGS}
+    if section == "model":
+        common = resolved.MODEL_DEFAULTS | {"family": resolved.DEFAULT_FAMILY}
+        yield "model", [(name, value, meanings[f"model.{name}"]) for name, value in common.items()]
+        config_type = resolved.config_class(family)
+        texts: dict[str, str] = {}
+        for cls in reversed(config_type.__mro__):
+            if cls.__module__.startswith("hf_ssm."):
+                texts |= argument_texts(cls.__doc__)
+        fields = resolved.config_fields(family)
+        yield (
+            f"model, fields of {config_type.__name__}",
+            [(field.name, field.default, texts.get(field.name) or meanings[f"model.{field.name}"]) for field in fields],
+        )
+    elif section == "data":
+        common = resolved.DATA_DEFAULTS
+        yield "data", [(name, value, meanings[f"data.{name}"]) for name, value in common.items()]
+        yield "data, of files and the Hub", list(_arguments(load_sequences))
+        for name, generator in GENERATORS.items():
+            yield f"data, of the generator {name}", list(_arguments(generator))
+    else:
+        known = {field.name: field for field in dataclasses.fields(SSMTrainingArguments)}
+        own = {name: known[name].default for name in vars(SSMTrainingArguments)["__annotations__"]}
+        yield (
+            "training",
+            [
+                (name, value, meanings.get(f"training.{name}") or known[name].metadata["help"])
+                for name, value in (resolved.TRAINING_DEFAULTS | own).items()
+            ],
+        )
+
+
+def _arguments(function: Callable[..., Any]) -> Iterator[_Setting]:
+    """The arguments of a loader or generator that are settings."""
+    texts = argument_texts(function.__doc__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in resolved.NOT_SETTINGS:
+            yield name, parameter.default, texts.get(name) or _MEANINGS[f"data.{name}"]
+
+
+def run_settings(args: argparse.Namespace) -> None:
+    """`hf-ssm settings`: print the settings, each with its default and its meaning."""
+    families = [entry.short_name for entry in FAMILIES.values()]
+    resolved.check_choice("family", args.family, families, "--family")
+    console = Console(highlight=False, soft_wrap=True)
+    names_of: dict[str, list[str]] = {}
+    for alias, field in resolved.ALIASES.items():
+        names_of.setdefault(field, []).append(alias)
+    for section in [args.section] if args.section else SECTIONS:
+        for heading, settings in settings_of(section, args.family):
+            console.print(Text(heading, style="bold underline"))
+            for name, default, meaning in settings:
+                aliases = names_of.get(name, []) if section == "model" else []
+                title = Text(f"  {section}.{name}", style="bold")
+                title.append(f" = {_written(default)}", style="not bold")
+                if aliases:
+                    title.append(f"   (or {', '.join(f'model.{alias}' for alias in aliases)})", style="not bold")
+                console.print(title)
+                console.print(textwrap.indent(textwrap.fill(meaning, _WIDTH), " " * 6), markup=False)
+            console.print()
+    console.print("Training also takes every field of transformers' TrainingArguments.")
+    options = "--family", args.family, "--set", "model.alpha=2", "--output", "runs/mine"
+    line = command("train", "--dataset", "my.csv", *options)
+    suggest((line, "train with a setting"))
+
+
+def _written(value: Any) -> str:
+    """A default as in a settings file."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,71 @@
+"""Evaluation results in the form of the Hub: `.eval_results/*.yaml`, which model pages and leaderboards read."""
+
+import datetime
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, parse_eval_result_entries
+
+from hf_ssm.hub.card import CardFacts
+from hf_ssm.utils.files import write_text_atomically
+
+__all__ = ["EVAL_RESULTS", "eval_result_problems", "is_eval_result", "write_eval_results"]
+
+EVAL_RESULTS = ".eval_results/hf_ssm.yaml"
+"""Path in a folder or repository."""
+
+# An entry has one value: the first of these metrics that was measured.
+_METRICS = ("accuracy", "perplexity", "mse", "token_accuracy")
+_NAME = re.compile(r"\.eval_results/[^/.][^/]*\.yaml")
+
+
+def is_eval_result(path: str) -> bool:
+    """Whether a path in a repository is that of a file of evaluation results."""
+    return _NAME.fullmatch(path) is not None
+
+
+def write_eval_results(folder: str | Path, facts: CardFacts, revision: str | None = None) -> Path | None:
+    """Write the result on the last split, if the data are on the Hub; delete that of an earlier run otherwise.
+
+    Args:
+        folder: Folder of the model.
+        facts: Those of its card.
+        revision: Branch, tag or commit of the data; only a commit is stated.
+
+    Returns:
+        The path of the file; `None` for data that are not on the Hub, which the format does not provide for.
+    """
+    path = Path(folder, EVAL_RESULTS)
+    split, measured = list(facts.results.items())[-1] if facts.results else ("", {})
+    metric = next((name for name in _METRICS if name in measured), None)
+    if facts.dataset_id is None or metric is None:
+        path.unlink(missing_ok=True)
+        return None
+    entry = EvalResultEntry(
+        dataset_id=facts.dataset_id,
+        task_id="default",
+        value=round(float(measured[metric]), 6),
+        dataset_revision=revision if re.fullmatch(r"[0-9a-f]{40}", revision or "") else None,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        notes=f"{metric} on the split {split}, measured by `hf-ssm train`",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(path, yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
+    return path
+
+
+def eval_result_problems(folder: Path) -> Iterator[tuple[str, str]]:
+    """Path and description of the files of evaluation results that the Hub would reject."""
+    for path in sorted(folder.glob(".eval_results/*")):
+        name = path.relative_to(folder).as_posix()
+        if not is_eval_result(name):
+            yield name, "is not a .yaml file of evaluation results"
+            continue
+        try:
+            entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
+            if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
+                raise ValueError("`value` must be a number")
+        except Exception as error:  # of the YAML library, or of a wrong structure
+            yield name, f"is no list of evaluation results: {type(error).__name__}: {' '.join(str(error).split())}"

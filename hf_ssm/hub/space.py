@@ -1,0 +1,187 @@
+"""The page of a checkpoint (`hf-ssm app`) as a Space of the Hub.
+
+A Space holds `app.py`, which serves the page; `requirements.txt`; `README.md` with the settings of the Space; and the
+files of a local checkpoint. As hf_ssm need not be on a package index, a Space holds the code of the installed package
+too, in the folder `hf_ssm`, and `requirements.txt` names what the package depends on: whoever opens or duplicates the
+Space needs nothing else.
+"""
+
+import json
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import yaml
+from huggingface_hub import HfApi
+from packaging.requirements import Requirement
+
+from hf_ssm.hub.client import check_can_push, check_repo_id
+from hf_ssm.hub.committing import folder_files, stage
+from hf_ssm.hub.pushing import check_model, push_files
+
+__all__ = ["push_space", "save_space"]
+
+_PACKAGE = "hf_ssm"
+_MODEL_FOLDER = "model"
+# Wheels of torch for machines without an accelerator, such as the free ones of Spaces, are a tenth of the others' size.
+_CPU_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
+
+_APP = '''"""The page of {name}."""
+
+from hf_ssm.cli import main
+
+# All addresses: the Space forwards its visitors.
+raise SystemExit(main(["app", {checkpoint}, "--host", "0.0.0.0"]))
+'''
+
+_README = """---
+{settings}---
+
+# {title}
+
+Paste a sequence and see the prediction of {name}, which bases it depends on, what variants change, and what theory
+says of the layers. The page is that of the command
+
+```bash
+hf-ssm app {checkpoint}
+```
+
+of the package hf_ssm{source}.
+"""
+_COPIED = ", whose code (Apache License 2.0) is in the folder `hf_ssm`"
+
+
+def save_space(
+    checkpoint: str | Path, folder: str | Path, *, title: str | None = None, package: str | None = None
+) -> Path:
+    """Write the files of a Space that shows a checkpoint.
+
+    Args:
+        checkpoint: Folder of a model, whose files become part of the Space; or the id of a Hub repository, which the
+            Space downloads when it starts.
+        folder: A folder that does not exist or is empty.
+        title: Title of the Space, default: the name of the checkpoint.
+        package: What to install as hf_ssm, in the words of `pip install`, such as
+            "hf_ssm[app] @ git+https://github.com/USER/NAME". Default: nothing; the code of the installed package
+            becomes part of the Space.
+
+    Returns:
+        The folder. `python app.py` in it serves the page.
+
+    Raises:
+        ValueError: `checkpoint` is neither a complete model of hf_ssm nor the name of a repository.
+        FileExistsError: The folder is not empty.
+        ImportError: gradio, whose version the Space names, is not installed.
+    """
+    folder, is_local = Path(folder), Path(checkpoint).is_dir()
+    if is_local:
+        check_model(Path(checkpoint))
+    else:
+        check_repo_id(str(checkpoint))
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{str(folder)!r} is not empty: choose the name of a new folder")
+    try:
+        sdk_version = version("gradio")
+    except PackageNotFoundError as error:
+        raise ImportError('gradio is not installed: pip install "hf_ssm[app]"') from error
+    name = Path(checkpoint).resolve().name if is_local else str(checkpoint)
+    source = f"{_MODEL_FOLDER}/{name}" if is_local else name
+    settings = {
+        "title": title or name.rpartition("/")[2],
+        "emoji": "🧬",
+        "colorFrom": "blue",
+        "colorTo": "yellow",
+        "sdk": "gradio",
+        "sdk_version": sdk_version,
+        "python_version": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "app_file": "app.py",
+        "pinned": False,
+        **({} if is_local else {"models": [name]}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    readme = _README.format(
+        settings=yaml.safe_dump(settings, allow_unicode=True, sort_keys=False),
+        title=settings["title"],
+        name=name,
+        checkpoint=source,
+        source=_COPIED if package is None else "",
+    )
+    texts = {
+        "README.md": readme,
+        "app.py": _APP.format(name=name, checkpoint=json.dumps(source)),
+        "requirements.txt": "\n".join([_CPU_WHEELS, *(_dependencies() if package is None else [package])]) + "\n",
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    if package is None:
+        code = Path(__file__).resolve().parents[1]
+        stage({f"{_PACKAGE}/{path}": own for path, own in _code(code).items()}, folder, linked=lambda path: False)
+    if is_local:
+        # The page runs the code of the package.
+        own = {path: file for path, file in folder_files(Path(checkpoint)).items() if not path.endswith(".py")}
+        stage({f"{source}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
+    return folder
+
+
+def push_space(
+    checkpoint: str | Path,
+    repo_id: str,
+    *,
+    title: str | None = None,
+    package: str | None = None,
+    private: bool | None = None,
+    message: str = "Add page",
+    token: str | None = None,
+) -> str:
+    """Push the page of a checkpoint as a Space, in one commit; `save_space` writes the same files to a folder.
+
+    Args:
+        checkpoint, title, package: As for `save_space`.
+        repo_id: USER/NAME of the Space; created if absent. Files of an earlier push that are no longer part of the
+            Space are deleted.
+        private: Visibility of a new Space; by default the namespace decides.
+        message: Commit message.
+        token: By default the stored login.
+
+    Returns:
+        The URL of the Space.
+
+    Raises:
+        ValueError: As for `save_space`; a malformed name, missing login or right, or access tokens in files.
+        ImportError: gradio is not installed.
+        OSError: The Hub cannot be reached or fails repeatedly; the message says how to repeat.
+    """
+    check_repo_id(repo_id)
+    check_can_push(repo_id, HfApi(token=token))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save_space(checkpoint, Path(scratch, "space"), title=title, package=package)
+        done = push_files(
+            folder_files(folder),
+            repo_id,
+            repo_type="space",
+            private=private,
+            message=message,
+            token=token,
+            delete_patterns=[f"{_PACKAGE}/*", f"{_MODEL_FOLDER}/*"],
+            hint="call `push_space` again",
+        )
+    return str(done.repo_url)
+
+
+def _code(package: Path) -> dict[str, Path]:
+    """The files of the installed package."""
+    found = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*")) if path.is_file()}
+    return {name: path for name, path in found.items() if "__pycache__" not in name}
+
+
+def _dependencies() -> list[str]:
+    """What the package and its page depend on, without gradio, which the Space installs in its `sdk_version`."""
+    declared = [Requirement(line) for line in requires(_PACKAGE) or ()]
+    chosen = [
+        own
+        for own in declared
+        if own.name != "gradio"
+        and (own.marker is None or any(own.marker.evaluate({"extra": extra}) for extra in ("", "app")))
+    ]
+    return sorted({f"{own.name}{own.specifier}" for own in chosen})

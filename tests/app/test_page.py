@@ -1,0 +1,105 @@
+"""Clicking through the page, in the width of a desktop and of a phone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio")
+
+pytestmark = pytest.mark.slow
+
+MOTIF = "ACGTTTGACATTAGGACCATGACAGGTTACGATACCA"
+# Milliseconds: other processes may be at work.
+PATIENCE = 60_000
+
+
+def open_tab(page: Any, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
+def press(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def sees(page: Any, text: str) -> None:
+    page.get_by_text(text).filter(visible=True).first.wait_for(timeout=PATIENCE)
+
+
+def write(page: Any, text: str) -> None:
+    page.locator("#sequence textarea").fill(text)
+
+
+def test_each_tab(page: Any) -> None:
+    assert "small <model>" in page.locator("#title").inner_text()
+    write(page, MOTIF)
+    press(page, "Predict")
+    sees(page, "Probabilities of the classes")
+    assert page.locator(".bar").count() == 2
+    open_tab(page, "Importance")
+    press(page, "Find the bases")
+    sees(page, "Tokens by their effect")
+    assert page.locator(".tokens .token").count() == len(MOTIF)
+    open_tab(page, "Variants")
+    page.get_by_label("Last position").fill("12")
+    press(page, "Compute the heat map")
+    sees(page, "Change of the probability of")
+    assert page.locator(".heat td.cell").count() == 4 * 12
+    open_tab(page, "Frequencies")
+    sees(page, "As trained (α = 1, β = 0).")
+    page.get_by_label("number input for β plus").fill("1")
+    page.get_by_label("number input for β plus").press("Tab")
+    sees(page, "and with α = 1, β = 1.")
+    press(page, "As trained")
+    sees(page, "As trained (α = 1, β = 0). Lines")
+    press(page, "Compute the spectrum")
+    sees(page, "Power by frequency")
+    open_tab(page, "Theory")
+    press(page, "Write the report")
+    sees(page, "Complexity")
+    sees(page, "How far the output of a layer can reach")
+
+
+def test_examples_and_files(page: Any, tmp_path: Path) -> None:
+    page.get_by_text("random DNA, rich in G and C").click()
+    page.wait_for_function("document.querySelector('#sequence textarea').value.length == 200")
+    good, bad = tmp_path / "good.fa", tmp_path / "bad.fa"
+    good.write_text(f">a\n{MOTIF}\n>b\n{MOTIF[5:]}\n")
+    bad.write_text("this is no FASTA 1\n")
+    upload = page.locator("input[type=file]").first
+    upload.set_input_files(bad)
+    sees(page, "'bad.fa' cannot be read")
+    upload.set_input_files(good)
+    sees(page, "The file is in the field.")
+    assert page.locator("#sequence textarea").input_value().startswith(f">a\n{MOTIF}")
+    press(page, "Predict")
+    sees(page, "(the first of 2 rows)")
+
+
+def test_bad_input(page: Any) -> None:
+    for text, message in (
+        ("", "There is no sequence"),
+        ("MKVLLLE", "no letter of DNA"),
+        (">\nACGT", "the header has no name"),
+        ("A" * 2001, "give at most 2,000 here"),
+    ):
+        write(page, text)
+        open_tab(page, "Importance")
+        press(page, "Find the bases")
+        sees(page, message)
+    assert "Traceback" not in page.content()
+
+
+def test_the_probe_is_cancelled(page: Any) -> None:
+    write(page, "ACGTTGCA" * 37)
+    open_tab(page, "Importance")
+    page.get_by_label("Method").click()
+    page.get_by_role("option", name="exact search (slow)").click()
+    press(page, "Find the bases")
+    sees(page, "of 296 tokens masked")
+    press(page, "Cancel")
+    sees(page, "Cancelled after")
+    # The next computation does not wait for the cancelled one.
+    write(page, MOTIF)
+    press(page, "Find the bases")
+    sees(page, "Tokens by their effect")

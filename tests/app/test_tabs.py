@@ -1,0 +1,249 @@
+"""The computations behind the tabs, on tiny models."""
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("gradio")
+
+import hf_ssm
+from hf_ssm.analysis.frequency import frequency_responses
+from hf_ssm.app import ServedModel, bases, frequency, predicting, theory, variants
+from hf_ssm.app.jobs import Job, Stopped
+from hf_ssm.cli import main
+from hf_ssm.data import SignalFeatureExtractor
+from hf_ssm.data.records import Record
+from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+
+SEQUENCE = "ACGTTTGACATTAGGACCATGACA"
+TABS = (predicting, bases, variants, frequency, theory)
+
+
+@pytest.fixture
+def serve(make_model: Callable[..., Any]) -> Callable[..., ServedModel]:
+    """`serve(family, head, **config)`: a served tiny model of DNA, or of numbers."""
+
+    def make(family: str, head: str, **config: Any) -> ServedModel:
+        processor: Any = build_dna_tokenizer()
+        if "num_input_channels" in config:
+            processor = SignalFeatureExtractor(
+                [0.0] * config["num_input_channels"], [1.0] * config["num_input_channels"]
+            )
+        else:
+            config = {"vocab_size": 12} | config
+        return ServedModel(make_model(family, head, **config), processor)
+
+    return make
+
+
+HEADS = [
+    ("S4", "ForSequenceClassification", {}, set()),
+    ("SelectiveSSM", "ForCausalLM", {}, set()),
+    ("Hyena", "ForMaskedLM", {"bidirectional": True}, set()),
+    ("SSD", "ForTokenClassification", {"num_labels": 3}, {variants}),
+    ("S5", "ForSignalRegression", {"num_input_channels": 2}, {bases, variants}),
+    ("S4", "ForSequenceClassification", {"num_input_channels": 1}, {bases, variants}),
+    ("S4", "ForSequenceClassification", {"num_labels": 1}, {bases}),
+    ("S4", "ForSequencePairClassification", {}, {bases, variants}),
+    ("Hyena", "Model", {}, {predicting, bases, variants}),
+]
+
+
+@pytest.mark.parametrize(("family", "head", "config", "absent"), HEADS)
+def test_every_kind_of_model(
+    serve: Callable[..., ServedModel], family: str, head: str, config: dict[str, Any], absent: set[Any]
+) -> None:
+    served = serve(family, head, **config)
+    text = served.examples[0].text[:40] if served.reads == "numbers" else SEQUENCE
+    text = f">a\n{SEQUENCE}\n>b\n{SEQUENCE[:9]}" if served.reads == "pairs" else text
+    assert {tab for tab in TABS if tab.missing(served)} == absent
+    assert len(served.facts()) >= 4
+    target = "the predicted class" if served.head == "class" else 0
+    results = {
+        predicting: lambda: predicting.prediction_html(served, Job(), text),
+        bases: lambda: bases.probe_html(served, bases.probe(served, Job(), text, "one_shot", "n", target)),
+        variants: lambda: variants.variants_html(served, Job(), text, 3, 5),
+        frequency: lambda: frequency.spectrum_html(served, Job(), text),
+        theory: lambda: theory.report_html(served, Job(), text),
+    }
+    for tab, compute in results.items():
+        if tab not in absent:
+            html = compute()
+            assert ("<table" in html or 'class="bar"' in html) and ">nan" not in html, tab
+
+
+def test_predictions(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    found = hf_ssm.predict(served.model, served.processor, [SEQUENCE, SEQUENCE[3:]])
+    html = predicting.prediction_html(served, Job(), f">a\n{SEQUENCE}\n>b\n{SEQUENCE[3:]}")
+    expected = [row[f"probability_{name}"] for row in found for name in served.class_names]
+    cells = [float(cell) for cell in re.findall(r"<td>(0\.\d{4})</td>", html)]
+    assert cells == pytest.approx(expected, abs=1e-4)
+
+
+def test_probe(serve: Callable[..., ServedModel]) -> None:
+    served, job = serve("S4", "ForSequenceClassification"), Job()
+    result = bases.probe(served, job, SEQUENCE, "exact", "n", served.class_names[1])
+    expected = hf_ssm.MaskingProbe(served.model, served.processor, "n", "exact", allow_wrong=True).run(
+        SEQUENCE, 1, progress=False
+    )
+    assert torch.equal(result.order, expected.order) and job.done == job.total == len(SEQUENCE)
+    effects, start = bases.effects(result), result.probabilities[0]
+    last = int(result.order[-1])
+    assert effects[last] == (start - result.probabilities[-1]).clamp(min=0)
+    # The last token of a causal model is predicted from those before it.
+    causal = serve("SelectiveSSM", "ForCausalLM")
+    result, job = bases.probe(causal, job := Job(), SEQUENCE, "one_shot", "n", 0), job
+    assert result.target["position"] == len(SEQUENCE) - 1 and job.done == job.total == len(SEQUENCE) - 1
+    with pytest.raises(ValueError, match="positions 1 to 24"):
+        bases.probe(causal, Job(), SEQUENCE, "one_shot", "n", 25)
+    with pytest.raises(ValueError, match="at most 300"):
+        bases.probe(served, Job(), "A" * 301, "exact", "n", bases._PREDICTED)
+
+
+def test_mutagenesis(serve: Callable[..., ServedModel]) -> None:
+    served, job = serve("S4", "ForSequenceClassification"), Job()
+    cells, name = variants.mutagenesis(served, job, Record(SEQUENCE, "x"), 3, 6, served.class_names[0])
+    assert name == f"The probability of {served.class_names[0]}" and job.done == job.total == len(cells) == 9
+    mutant = SEQUENCE[:4] + "A" + SEQUENCE[5:]
+    before, after = hf_ssm.predict(served.model, served.processor, [SEQUENCE, mutant])
+    column = f"probability_{served.class_names[0]}"
+    assert cells[1, "A"] == pytest.approx(after[column] - before[column], abs=1e-7)
+
+
+def test_variants_of_a_language_model(serve: Callable[..., ServedModel]) -> None:
+    served, job = serve("SelectiveSSM", "ForCausalLM"), Job()
+    cells, *_ = variants._likelihoods(served, job, SEQUENCE, 3, 6)
+    table = hf_ssm.saturate(served.model, served.processor, SEQUENCE, 3, 6, scores=["llr"])
+    expected = {(row["position"] - 3, row["alt"]): row["llr"] for row in table}
+    assert cells == pytest.approx(expected) and job.done > 0
+    for first, last in ((0, 3), (5, 4), (25, 30)):
+        with pytest.raises(ValueError, match="positions 1 to 24"):
+            variants.variants_html(served, Job(), SEQUENCE, first or -1, last)
+
+
+@pytest.mark.parametrize("family", ["S4", "S5", "Hyena"])
+def test_response_with_other_alpha_and_beta(make_model: Callable[..., Any], family: str) -> None:
+    model = make_model(family, "ForSequenceClassification")
+    other = make_model(family, "ForSequenceClassification", sobolev_order=0.5)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if name.endswith("A_imag"):
+                parameter.mul_(3)
+    trained, expected = frequency_responses(model)[0], frequency_responses(other)[0]
+    scale = 3.0 if family != "Hyena" else 1.0
+    assert torch.allclose(frequency.changed_response(trained, scale, 0.5).response, expected.response)
+    assert torch.equal(frequency.changed_response(trained, 1.0, 0.0).response, trained.response)
+    # What is shown as trained stays so.
+    assert torch.equal(frequency_responses(model)[0].response, trained.response)
+
+
+def test_captions_of_responses(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification", frequency_scale=2.0, sobolev_order=0.25)
+    (response, *_) = frequency_responses(served.model)
+    html = frequency.response_html(served, response, 1.0, 0.5)
+    assert "As trained (α = 2, β = 0.25) and with α = 20, β = 0.75." in html
+    implicit = serve("Hyena", "ForSequenceClassification")
+    html = frequency.response_html(implicit, frequency_responses(implicit.model)[0], 0.0, 0.0)
+    assert "As trained (β = 0)." in html
+
+
+def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    served.num_training = 100
+    report = hf_ssm.theory_report(served.model, served.batches(SEQUENCE, 1, 100), num_sequences=100)
+    html = theory.report_html(served, Job(), SEQUENCE)
+    for layer in report.complexity:
+        assert f"<td>{layer.tau:.4g}</td>" in html and f"<td>{layer.measure:.4g}</td>" in html
+    assert "n = 100 training sequences" in html and "How far the output of a layer can reach" in html
+
+
+def test_texts_of_another_alphabet(make_model: Callable[..., Any]) -> None:
+    model = make_model("S4", "ForCausalLM", vocab_size=300)
+    served = ServedModel(model, build_byte_tokenizer())
+    assert not served.examples and served.has_bases and not served.reads_dna
+    assert "<table" in predicting.prediction_html(served, Job(), "some <b>words</b>", 5, 0.0)
+
+
+def test_html_is_escaped(make_model: Callable[..., Any]) -> None:
+    model = make_model("S4", "ForSequenceClassification", vocab_size=12, id2label={0: "<script>", 1: "b"})
+    html = predicting.prediction_html(ServedModel(model, build_dna_tokenizer()), Job(), f"><i>\n{SEQUENCE}")
+    assert "<script>" not in html and "<i>" not in html and "&lt;script&gt;" in html
+
+
+def test_too_long(serve: Callable[..., ServedModel]) -> None:
+    served = serve("Hyena", "ForSequenceClassification")
+    with pytest.raises(ValueError, match="the model takes 64"):
+        served.batches("A" * 65, 1, 100)
+    with pytest.raises(ValueError, match="this page takes at most 50"):
+        served.batches("A" * 60, 1, 50)
+
+
+def test_a_job_stops_within_torch() -> None:
+    began, ended = threading.Event(), threading.Event()
+    model = torch.nn.Linear(2, 2).train()
+
+    def work() -> None:
+        try:
+            began.set()
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                model(torch.ones(2))
+        finally:
+            # Cleaning up may use torch.
+            torch.zeros(2).add(1)
+            ended.set()
+
+    job = Job()
+    running = job.run(work)
+    next(running)
+    assert began.wait(10) and not ended.is_set()
+    job.stop()
+    with pytest.raises(Stopped):
+        for _ in running:
+            pass
+    assert ended.is_set()
+
+
+def test_a_closed_page_stops_the_job() -> None:
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                torch.ones(2).add(1)
+        finally:
+            ended.set()
+
+    running = Job().run(work)
+    next(running)
+    running.close()
+    assert ended.wait(10) and running.gi_frame is None
+
+
+def test_results_and_errors_of_a_job() -> None:
+    def result(work: Callable[[], Any]) -> Any:
+        running = Job().run(work)
+        while True:
+            try:
+                next(running)
+            except StopIteration as finished:
+                return finished.value
+
+    assert result(lambda: np.ones(2).sum()) == 2
+    with pytest.raises(ZeroDivisionError):
+        result(lambda: 1 // 0)
+
+
+def test_command_with_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["app", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"hf-ssm: error: '{tmp_path}'")

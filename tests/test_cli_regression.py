@@ -1,0 +1,142 @@
+"""`hf-ssm` on sequences with numbers as labels: training, and every command that reads the result."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from hf_ssm import cli
+
+TINY = [
+    *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "training.disable_tqdm=true"),
+    *("--epochs", "1", "--batch-size", "16"),
+]
+DRAW = random.Random(0)
+SEQUENCES = ["".join(DRAW.choices("ACGT", k=DRAW.randint(10, 16))) for _ in range(40)]
+REGRESSION = ["--task", "sequence-regression"]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run(*arguments) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1].removeprefix("hf-ssm: error: ")
+
+
+def table_of(path: Path, **columns: list) -> Path:
+    pd.DataFrame({"sequence": SEQUENCES, **columns}).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    columns = {"gc": [20 + text.count("C") + text.count("G") for text in SEQUENCES], "a": [-0.5 - i for i in range(40)]}
+    return table_of(tmp_path_factory.mktemp("data") / "table.csv", **columns)
+
+
+@pytest.fixture(scope="module")
+def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run on two columns of numbers; tests must not change it."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    columns = ["--set", "data.label_column=[gc, a]"]
+    assert run("train", "--dataset", table, *REGRESSION, *TINY, *columns, "--output", output) == 0
+    return output
+
+
+def test_head_metrics_and_card(finished, table):
+    config = json.loads((finished / "config.json").read_text())
+    assert (config["problem_type"], config["id2label"]) == ("regression", {"0": "gc", "1": "a"})
+    data = ModelCard.load(finished / "README.md").data
+    assert data.pipeline_tag == "text-classification"
+    assert [result.metric_type for result in data.eval_results] == ["mse", "mae", "r_squared", "pearsonr", "spearmanr"]
+    log = json.loads((finished / "training_log.json").read_text())
+    assert {"eval_mse", "eval_mae", "eval_r2", "eval_pearson", "eval_spearman"} <= set().union(*log)
+    # The outputs begin at the mean of the labels, not at 0.
+    bias = AutoModelForSequenceClassification.from_pretrained(finished).classifier.bias
+    assert (bias.detach() - torch.tensor([26.0, -20.0])).abs().max() < 2
+
+
+def test_predictions_are_the_outputs_of_the_model(finished, table, tmp_path):
+    assert run("predict", finished, table, "--output", tmp_path / "o.csv") == 0
+    found = pd.read_csv(tmp_path / "o.csv")
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(finished),
+        AutoTokenizer.from_pretrained(finished),
+    )
+    inputs = tokenizer(SEQUENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model.eval()(**inputs).logits
+    np.testing.assert_allclose(found[["value_gc", "value_a"]], expected, rtol=1e-5)
+    scores = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None)(SEQUENCES[:1])[0]
+    assert {score["label"]: score["score"] for score in scores} == pytest.approx(
+        {"gc": found["value_gc"][0], "a": found["value_a"][0]}, rel=1e-5
+    )
+
+
+def test_report_and_probe(finished, table, capsys, tmp_path):
+    assert run("report", finished, "--rows", 8) == 0
+    assert "Complexity" in capsys.readouterr().out
+    probe = ["probe", finished, "--rows", 2, "--method", "one_shot", "--output", tmp_path / "probe"]
+    assert error_of(capsys, *probe).startswith("--target None: choose the value that is predicted: gc, a")
+    assert error_of(capsys, *probe, "--target", "b").startswith("--target b: choose the value")
+    assert run(*probe, "--target", "a") == 0
+    assert run("predict", finished, table, "--output", tmp_path / "o.csv") == 0
+    predictions = pd.read_csv(tmp_path / "o.csv")["value_a"]
+    for found in json.loads((tmp_path / "probe/results.json").read_text())["sequences"]:
+        assert found["target"] == {"kind": "callable", "name": "a"}
+        assert np.isclose(predictions, found["probabilities"][0], rtol=1e-5).any()
+    # The results of another value are not continued.
+    assert "other inputs" in error_of(capsys, *probe, "--target", "gc")
+
+
+def test_fine_tuning_to_other_labels(finished, table, tmp_path):
+    classes = table_of(tmp_path / "classes.csv", label=["low" if text.count("C") < 4 else "high" for text in SEQUENCES])
+    for data, task, kind, names, centre in (
+        (table, [*REGRESSION, "--set", "data.label_column=gc"], "regression", {"0": "gc"}, 26.0),
+        (classes, [], "single_label_classification", {"0": "high", "1": "low"}, 0.0),
+    ):
+        output = tmp_path / f"{kind}"
+        assert run("train", "--dataset", data, "--model", finished, *task, *TINY[4:], "--output", output) == 0
+        config = json.loads((output / "config.json").read_text())
+        assert (config.get("problem_type"), config["id2label"]) == (kind, names)
+        # A new head, although two classes are as many as the two values before.
+        bias = AutoModelForSequenceClassification.from_pretrained(output).classifier.bias
+        assert (bias.detach() - centre).abs().max() < 1
+
+
+def test_wrong_labels_and_inputs(table, capsys, tmp_path):
+    def error(path: Path, *arguments: object) -> str:
+        return error_of(capsys, "train", "--dataset", path, *TINY, *arguments, "--output", tmp_path / "run")
+
+    column = ["--set", "data.label_column=a"]
+    assert "--task sequence-regression" in error(table, *column)
+    assert "model.num_labels=3 but the labels have 1 numbers" in error(
+        table, *column, *REGRESSION, "--set", "model.num_labels=3"
+    )
+    constant = table_of(tmp_path / "constant.csv", label=[1.5] * 40)
+    assert "all training labels are [1.5]" in error(constant, *REGRESSION)
+    signals = tmp_path / "signals.jsonl"
+    signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row / 2}) for row in range(20)))
+    assert "reads texts, but" in (message := error(signals, *REGRESSION))
+    assert "choose --task signal-regression, or" in message
+    assert "choose --task sequence-regression, or" in error(table, *column, "--task", "signal-regression")
+    assert not (tmp_path / "run").exists()
+
+
+def test_hints(caplog, tmp_path):
+    """Many whole numbers as classes, and numbers that are far from unit scale."""
+    short = [*TINY, *("--set=data.validation_fraction=0", "--set=data.test_fraction=0"), "--epochs", "0.1"]
+    path = table_of(tmp_path / "many.csv", label=[row % 30 for row in range(40)])
+    assert run("train", "--dataset", path, *short, "--output", tmp_path / "a") == 0
+    path = table_of(tmp_path / "large.csv", label=[1000.0 * row for row in range(40)])
+    assert run("train", "--dataset", path, *short, *REGRESSION, "--output", tmp_path / "b") == 0
+    assert "different whole numbers" in caplog.text and "--task sequence-regression" in caplog.text
+    assert "standard deviation of the labels is 1.1" in caplog.text

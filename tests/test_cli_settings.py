@@ -1,0 +1,100 @@
+"""`hf-ssm settings`, the names of the papers as aliases, and messages for unknown settings."""
+
+import pytest
+
+from hf_ssm import cli
+from hf_ssm.cli.settings import argument_texts, settings_of
+from hf_ssm.data import GENERATORS, load_sequences
+from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training.settings import (
+    ALIASES,
+    DATA_DEFAULTS,
+    TRAINING_DEFAULTS,
+    config_class,
+    parse_assignments,
+    read_settings_file,
+    resolve,
+)
+
+NAMES = [family.short_name for family in FAMILIES.values()]
+DATA = {"data": {"dataset": "planted-motifs"}}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_every_field_of_a_family_has_a_meaning(family):
+    found = {name: (default, text) for _, group in settings_of("model", family) for name, default, text in group}
+    assert all(text.strip() for _, text in found.values())
+    config = config_class(family)()
+    own = {name for cls in type(config).__mro__ if cls.__module__.startswith("hf_ssm") for name in vars(cls)}
+    assert set(found) - {"family", "task", "checkpoint"} == (set(config.to_dict()) & own) - {"rescaled", "model_type"}
+    assert found["hidden_size"][0] == type(config).hidden_size and "eq. (8)" in found["sobolev_order"][1]
+
+
+def test_every_setting_of_data_and_training_has_a_meaning():
+    data = [(heading, {name: text for name, _, text in group}) for heading, group in settings_of("data", "s4")]
+    assert all(text for _, group in data for text in group.values())
+    assert set(data[0][1]) == set(DATA_DEFAULTS)
+    assert "num_labels" in dict(data)["data, of the generator planted-motifs"] and len(data) == 2 + len(GENERATORS)
+    ((_, training),) = settings_of("training", "s4")
+    assert {name for name, _, _ in training} == {
+        *TRAINING_DEFAULTS,
+        *("dynamics_learning_rate", "sobolev_learning_rate", "dynamics_weight_decay"),
+    }
+    assert all(text for _, _, text in training)
+
+
+def test_arguments_of_a_docstring():
+    """Names that share an entry, types, several lines, and the section after it."""
+    text = "Title.\n\n    Args:\n        a (`int`), b (`f(x)`, *y*): One\n            two.\n        c: Three: four.\n\n"
+    texts = argument_texts(f"{text}    Raises:\n        d: No.")
+    assert texts == {"a": "One two.", "b": "One two.", "c": "Three: four."}
+    assert set(argument_texts(load_sequences.__doc__)) >= {"source", "validation_file", "test_file", "image_size"}
+
+
+def test_the_command_prints_settings_that_it_accepts(capsys):
+    assert cli.main(["settings", "--family", "s4"]) == 0
+    out, err = capsys.readouterr()
+    assert "  model.frequency_scale = 1.0   (or model.alpha)\n" in out and "(or model.tau, model.lambda)" in out
+    lines = [line.split("   (or")[0].strip() for line in out.splitlines() if " = " in line and line[2:3].strip()]
+    assigned = [line.replace(" = ", "=", 1) for line in lines if line.startswith(("model.", "training."))]
+    settings = resolve(DATA, parse_assignments([*assigned, "model.family=s4"]))
+    assert settings.config_fields["kernel_type"] == "s4d" and settings.training["warmup_steps"] == 0.1
+    assert "Next:" in err
+    assert cli.main(["settings", "--section", "data"]) == 0
+    assert "model." not in capsys.readouterr().out
+
+
+def test_an_unknown_family(capsys):
+    assert cli.main(["settings", "--family", "selectiv"]) == 2
+    assert "--family: unknown family 'selectiv': did you mean 'selective'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_names_of_the_papers(alias, tmp_path):
+    assigned = resolve(DATA, parse_assignments([f"model.{alias}=0.5"]))
+    assert assigned.model[ALIASES[alias]] == 0.5 and alias not in assigned.model
+    (tmp_path / "a.yaml").write_text(f"model:\n  {alias}: 0.5\n")
+    assert resolve(DATA, read_settings_file(tmp_path / "a.yaml")).model == assigned.model
+
+
+def test_later_settings_win_whatever_their_names(tmp_path):
+    (tmp_path / "a.yaml").write_text("model: {alpha: 0.5}")
+    layers = read_settings_file(tmp_path / "a.yaml"), parse_assignments(["model.frequency_scale=2", "model.alpha=3"])
+    assert resolve(DATA, *layers).model["frequency_scale"] == 3
+    (tmp_path / "a.yaml").write_text("model: {alpha: 0.5, frequency_scale: 1}")
+    with pytest.raises(ValueError, match=r"model.alpha is another name of model.frequency_scale"):
+        read_settings_file(tmp_path / "a.yaml")
+
+
+def test_unknown_settings_list_our_own_fields(capsys):
+    def error_of(assignment: str) -> str:
+        assert cli.main(["train", "--dataset", "planted-motifs", "--output", "x", "--set", assignment]) == 2
+        return capsys.readouterr().err
+
+    message = error_of("model.qqqqq=1")
+    assert "HyenaConfig has no such field" in message and "frequency_scale" in message and "filter_type" in message
+    assert "alpha (frequency_scale), beta (sobolev_order)" in message
+    assert "num_beams" not in message and "id2label" not in message
+    assert "did you mean `alpha`?" in error_of("model.alhpa=1")
+    message = error_of("training.qqqqq=1")
+    assert "dynamics_learning_rate" in message and "adam_beta1" not in message

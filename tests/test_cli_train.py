@@ -1,0 +1,219 @@
+"""`hf-ssm train`: the dry run, progress, the summary, and a run whose figures cannot be drawn."""
+
+import io
+import json
+import logging as python_logging
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import TrainerControl, TrainerState
+from transformers.utils import logging
+
+from hf_ssm import cli, plotting
+from hf_ssm.cli.demo import comparison, strip
+from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.probes import MaskingResult
+from hf_ssm.training.trainer import SSMTrainingArguments
+
+DATA = {"length": 24, "num_train": 40, "num_validation": 16, "num_test": 8, "motif_length": 8, "copies": 1}
+PLANTED = ["--dataset", "planted-motifs", *(f"--set=data.{name}={value}" for name, value in DATA.items())]
+TINY = ["--family", "s4", "--set=model.hidden_size=4", "--set=model.num_hidden_layers=1", "--set=model.state_size=4"]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 2 epochs; tests must not change it."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    assert run("train", *PLANTED, *TINY, "--epochs", 2, "--batch-size", 16, "--output", output) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (["--epochs", 2, "--batch-size", 16], 6),
+        (["--num_train_epochs", 1.5, "--batch-size", 12, "--gradient_accumulation_steps", 2], 3),
+        (["--max_steps", 5], 5),
+        (["--epochs", 1, "--batch-size", 16, "--dataloader_drop_last"], 2),
+    ],
+)
+def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path, options, steps):
+    command = ["train", *PLANTED, *TINY, *options, "--output", tmp_path / "run"]
+    assert run(*command, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    for part in ("  hidden_size: 4\n", "  tokenizer: dna\n", "train: 40 rows\n", "test: 8 rows\n", "24 tokens\n"):
+        assert part in printed
+    assert f"Steps: {steps} (" in printed and "Nothing was written." in printed
+    assert "--dry-run" not in printed.splitlines()[-1] and f"--output {tmp_path / 'run'}" in printed.splitlines()[-1]
+    if steps != 5:
+        return
+    assert run(*command) == 0
+    log = json.loads((tmp_path / "run" / "training_log.json").read_text())
+    assert max(entry["step"] for entry in log) == steps
+
+
+def test_dry_run_counts_the_parameters_and_steps_of_the_run(capsys, finished, tmp_path):
+    assert run("train", "--config", finished / "train_config.yaml", "--output", tmp_path / "x", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    card = (finished / "README.md").read_text()
+    (count,) = (line.split(" with ")[1].split()[0] for line in printed.splitlines() if line.startswith("Model: "))
+    assert count in card
+    assert max(entry["step"] for entry in json.loads((finished / "training_log.json").read_text())) == 6
+    assert "Steps: 6 (3 for each pass" in printed
+
+
+def test_dry_run_finds_the_errors_of_the_run(capsys, finished):
+    assert run("train", *PLANTED, *TINY, "--output", finished, "--dry-run") == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert run("train", *PLANTED, *TINY, "--output", "x", "--set", "model.num_labels=7", "--dry-run") == 2
+    assert "model.num_labels=7 but the data has 2 classes" in capsys.readouterr().err
+
+
+def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
+    output = tmp_path / "my run"
+    assert run("train", *PLANTED, *TINY, "--epochs", 2, "--output", output) == 0
+    out, err = capsys.readouterr()
+    head, first, second = out.splitlines()[:3]
+    assert head.split() == ["epoch", "step", "train", "loss", "validation", "loss", "accuracy", "f1", "mcc"]
+    assert first.split()[:2] == ["1.00", "2"] and second.split()[:2] == ["2.00", "4"]
+    assert len(head) == len(first) == len(second)
+    assert "{'" not in out + err and "Writing model shards" not in err
+    assert f"hf-ssm report '{output}'  " in out and f"hf-ssm push '{output}' 'USER/my run'" in out
+    assert logging.is_progress_bar_enabled()
+
+
+@pytest.mark.parametrize("cause", ["import", "drawing"])
+def test_a_figure_that_cannot_be_drawn_costs_nothing_else(capsys, tmp_path, monkeypatch, finished, cause):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AttributeError("module 'numpy' has no attribute 'float'")
+
+    if cause == "import":
+        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setattr(plotting, "can_plot", lambda: True)
+    else:
+        monkeypatch.setattr(plotting, "plot_training_log", fail)
+        monkeypatch.setattr(plotting, "plot_frequency_responses", fail)
+    output = tmp_path / "run"
+    assert run("train", "--config", finished / "train_config.yaml", "--epochs", 1, "--output", output) == 0
+    out, err = capsys.readouterr()
+    assert "test: loss" in out and "No training_log.png: " in err and "No frequency_response.png: " in err
+    files = {path.name for path in output.iterdir()}
+    assert files >= {"README.md", "model.safetensors", "training_log.json"} and "training_log.png" not in files
+    assert ".png" not in (output / "README.md").read_text()
+
+
+def test_a_trained_model_is_evaluated_with_no_epochs(capsys, finished, tmp_path):
+    output = tmp_path / "run"
+    assert run("train", *PLANTED, "--model", finished, "--epochs", 0, "--output", output) == 0
+    out, err = capsys.readouterr()
+    assert "test: loss" in out and "error" not in err
+    assert "accuracy" in (output / "README.md").read_text()
+    assert not (output / "training_log.png").exists()
+
+
+def test_resuming_does_not_warn_of_steps_that_are_shares(caplog, finished, tmp_path, monkeypatch):
+    output = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    with caplog.at_level(python_logging.WARNING):
+        assert run("train", "--resume", "--output", output) == 0
+        assert "do not match" not in caplog.text
+        assert run("train", "--resume", "--output", output, "--logging_steps", 0.5) == 0
+        assert "logging_steps" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made(capsys, monkeypatch, tmp_path):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "foo") == 2
+    message = capsys.readouterr().err
+    assert f"--output {str(tmp_path / 'foo')!r}: the folder cannot be made (No such file" in message
+
+
+def test_interruption_names_the_folder(capsys, tmp_path, monkeypatch):
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_ssm.training.run.train", interrupt)
+    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 130
+    assert f"`hf-ssm train --resume --output {tmp_path / 'run'}` continues" in capsys.readouterr().err
+
+
+def test_demo_does_not_advise_what_it_does_not_have(capsys, finished):
+    assert run("demo", "--output", finished) == 2
+    message = capsys.readouterr().err
+    assert "--overwrite-output" in message and "--resume" not in message
+
+
+def test_progress_in_a_terminal(tmp_path):
+    """The bar has the loss and the steps, and the lines of evaluations stand above it."""
+    written = io.StringIO()
+    progress = TrainingProgress()
+    progress.console = Console(file=written, force_terminal=True, width=100)
+    args = SSMTrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    state, control = TrainerState(max_steps=4, epoch=0.5), TrainerControl()
+    with progress:
+        progress.on_train_begin(args, state, control)
+        for step in range(1, 5):
+            state.global_step = step
+            progress.on_step_end(args, state, control)
+        progress.on_log(args, state, control, logs={"loss": 0.25})
+        for _ in range(3):
+            progress.on_prediction_step(args, state, control, eval_dataloader=range(3))
+        assert [task.description for task in progress.bar.tasks] == ["training", "evaluating"]
+        progress.on_evaluate(args, state, control, metrics={"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0})
+        assert [task.completed for task in progress.bar.tasks] == [4]
+        progress.on_train_end(args, state, control)
+        progress.on_prediction_step(args, state, control, eval_dataloader=range(1))
+        progress.on_evaluate(args, state, control, metrics={"test_loss": 0.5})
+        assert progress.bar is None
+        progress.on_train_begin(args, state, control)
+    assert progress.bar is None
+    assert "4/4" in written.getvalue() and "loss 0.25" in written.getvalue() and "runtime" not in written.getvalue()
+    assert written.getvalue().count("validation loss") == 1
+
+
+def test_the_strip_of_the_demo_is_legible_without_colours():
+    """Three bases keep the probability, and belong to the motif; a special token precedes the letters."""
+    result = MaskingResult(
+        input_ids=torch.arange(9),
+        order=torch.tensor([8, 1, 7, 6, 2, 5, 4, 3]),
+        probabilities=torch.tensor([0.8, 0.8, 0.79, 0.78, 0.77, 0.75, 0.5, 0.3, 0.2], dtype=torch.float64),
+        target={"kind": "class", "label": 1},
+        strategy="exact",
+        mask="n",
+        evaluations=36,
+        tokens=288,
+        tokens_text=["[CLS]", *"ACGTTGCA"],
+    )
+    lines = strip(result, range(2, 5))
+    assert [line.plain[13:] for line in lines[:3]] == ["ACGTTGCA", "  ===   ", "  ^^^   "]
+    assert lines[3].plain.strip() == "3 of 8 bases keep 90% of the probability; 3 of them belong to the motif."
+    styles = [str(span.style) for span in lines[0].spans]
+    assert len(styles) == 8 and len(set(styles)) > 3 and styles[2].startswith("white")
+
+
+def test_the_comparison_of_the_demo():
+    runs = {
+        name: SimpleNamespace(results={"validation": {"accuracy": score}, "test": {"accuracy": score / 2}}, tau=tau)
+        for name, score, tau in (
+            ("plain", 0.5, {"at initialisation": [3.0], "after training": [9.0]}),
+            ("rescaled", 1.0, {"at initialisation": [3.0], "after rescaling": [1.0], "after training": [9.0]}),
+        )
+    }
+    lines = [line.split() for line in comparison(runs)]
+    assert lines[0] == ["plain", "rescaled"]
+    assert [line[-2:] for line in lines[1:]] == [["0.500", "1.000"], ["0.250", "0.500"], ["3", "1"]]
