@@ -230,7 +230,7 @@ def _write(
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
     what = command("report", args.checkpoint, "--output", args.output.parent / "report")
-    suggest((what, "what the theory says of the model"))
+    suggest((what, "theory report of the model"))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

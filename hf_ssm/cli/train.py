@@ -49,9 +49,9 @@ def run_train(args: argparse.Namespace) -> None:
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
         with TrainingProgress() as progress:
-            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress)
+            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress, choose=True)
         with plotting.also_svg(args.svg):
-            launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub, args.license))
+            launch.on_main(lambda: finish(result.settings, result, args.output, args.push_to_hub, args.license))
         if not launch.is_main():
             return
         if args.push_to_hub:
@@ -62,7 +62,7 @@ def run_train(args: argparse.Namespace) -> None:
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
     """Print the settings, the sizes of data and model, and the number of steps."""
     launch.on_main(lambda: _check(args))
-    plan = run.plan(settings, args.output, args.resume)
+    plan = run.plan(settings, args.output, args.resume, choose=True)
     if not launch.is_main():
         return
     model, data = plan.model, plan.data
