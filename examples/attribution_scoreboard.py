@@ -27,7 +27,7 @@ Gradient methods run with several numbers of steps, among them those with the pa
 Interrupted runs continue: the folder keeps the measures of each model.
 
     python examples/attribution_scoreboard.py --output examples/results/attribution_scoreboard.json \
-        --picture examples/results/attribution_scoreboard.png
+        --picture docs/assets/attribution_scoreboard.png
 """
 
 import argparse

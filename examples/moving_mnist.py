@@ -17,7 +17,7 @@ videos too: with 16 states all but the largest are below 0.26 radians per frame;
 2.8. About 5 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--picture` needs matplotlib.
 
     python examples/moving_mnist.py --output examples/results/moving_mnist.json \\
-        --picture examples/results/moving_mnist.png
+        --picture docs/assets/moving_mnist.png
 
 The paper's data, 500 frames of context and 100 generated ones of 64 x 64 pixels, on a GPU (sizes and learning rate of
 Smith et al. 2023 for Moving MNIST, whose runs took 300,000 steps; the speeds are ours, as the paper names their ratio):
@@ -45,7 +45,7 @@ from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, SSMTrainer
 from hf_ssm.data.moving_mnist import MovingMNIST, moving_mnist
 from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist_t10k-images-idx3-ubyte.gz"
+IMAGES = Path("data/mnist_t10k-images-idx3-ubyte.gz")  # of get_data.py
 # Channel of each digit.
 DIGITS = {"fast": 0, "slow": 2}
 DEFAULT_SETTINGS = [(1.0, 0.0), (1.0, 200.0), (10.0, 0.0)]
@@ -211,7 +211,7 @@ def setting(text: str) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
     parser = experiment_parser(str(__doc__).partition("\n")[0])
-    parser.add_argument("--source", type=Path, default=SHARED, help="idx file of MNIST's images")
+    parser.add_argument("--source", type=Path, default=IMAGES, help="idx file of MNIST's images")
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--digit-size", type=int, default=8)
     parser.add_argument("--frames", type=int, default=32)

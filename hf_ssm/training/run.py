@@ -174,7 +174,8 @@ def train(
         launch.on_main(lambda: folder.discard_incomplete(output))
     settings, loaded, model = _prepare(settings, output, checkpoint, choose)
     data = loaded.splits
-    trainer = _build_trainer(settings, model, loaded, _training_arguments(settings, output, loaded, checkpoint))
+    args = _training_arguments(settings, output, loaded, checkpoint)
+    trainer = _build_trainer(settings, model, loaded, args)
     if progress is not None:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
@@ -185,7 +186,7 @@ def train(
 
     started = time.perf_counter()
     batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
-    if trainer.args.log_theory or (trainer.args.log_theory is None and trainer.args.report_to):
+    if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
