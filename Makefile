@@ -7,6 +7,8 @@
 #   make test-grid    exports every family with every head and many flags (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
+#   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:
+#                     make notebooks NOTEBOOKS=docs/tutorials/gpu.ipynb
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
 #   make bench        compares speed with other implementations, and counts instructions (minutes);
@@ -19,6 +21,7 @@ VENV_LOWEST ?= .venv-lowest
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
 DEVICE ?= cpu
+NOTEBOOKS ?= docs/tutorials/*.ipynb
 PYTEST_ARGS ?=
 # Processes that run the tests, file by file; 0: no extra process.
 WORKERS ?= auto
@@ -34,7 +37,7 @@ PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
 TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance docs lint bench clean
+.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance docs notebooks lint bench clean
 
 demo: $(STAMP)
 	@echo "Starting the demo, which takes half a minute of one core ..."
@@ -75,6 +78,9 @@ conformance: $(STAMP)
 DOCS_COMMAND ?= build --strict
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(THREADS) $(BIN)/python -m mkdocs $(DOCS_COMMAND)
+
+notebooks: $(STAMP)
+	$(THREADS) $(BIN)/python tests/docs/run_notebooks.py $(NOTEBOOKS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -149,20 +149,23 @@ def launch(
     """
     page = build_page(served)
     page.queue(default_concurrency_limit=4, max_size=64)
-    _, local, public = page.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        prevent_thread_lock=True,
-        quiet=True,
-        theme=theme(),
-        # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
-        head=f"<style>{markup.CSS}</style>",
-        footer_links=[],
-        max_file_size=_MOST_UPLOADED,
-        enable_monitoring=False,
-        ssr_mode=False,
-    )
+    try:
+        _, local, public = page.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            prevent_thread_lock=True,
+            quiet=True,
+            theme=theme(),
+            # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
+            head=f"<style>{markup.CSS}</style>",
+            footer_links=[],
+            max_file_size=_MOST_UPLOADED,
+            enable_monitoring=False,
+            ssr_mode=False,
+        )
+    except OSError as error:
+        raise OSError(f"no page at {host}, port {port}: is the port in use? Choose another (--port)") from error
     print(f"The page of {served.name} is at {local}" + (f" and at {public}" if public else ""), flush=True)
     if wait:
         page.block_thread()

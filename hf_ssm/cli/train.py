@@ -96,6 +96,7 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
         if task in ("causal-lm", "masked-lm"):
             score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
             steps.append((score, "effects of variants"))
+    steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
     if not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
