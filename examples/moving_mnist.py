@@ -147,7 +147,7 @@ def draw(path: str, frames: Tensor, shown: dict[str, Tensor], context: int) -> N
     with figure_style():
         rows = [(name, title, part) for name in DIGITS for title, part in [("true", frames), *shown.items()]]
         count = len(next(iter(shown.values())))
-        figure = new_figure(0.55 * (count + 3), 0.62 * len(rows))
+        figure = new_figure(1.6 + 0.62 * (count + 2), 0.5 + 0.66 * len(rows))
         grid = figure.subplots(len(rows), count + 2, squeeze=False)
         for (name, title, part), axes in zip(rows, grid, strict=True):
             row = part if title == "true" else torch.cat([torch.zeros_like(frames[:context]), part])
@@ -155,15 +155,13 @@ def draw(path: str, frames: Tensor, shown: dict[str, Tensor], context: int) -> N
                 axis.set_axis_off()
                 if title != "true" and frame < context:
                     continue
-                only = np.zeros(tuple(row.shape[1:]), dtype=np.float32)
-                only[..., DIGITS[name]] = row[frame, ..., DIGITS[name]]
-                axis.imshow(only, vmin=0, vmax=1, interpolation="nearest")
+                axis.imshow(row[frame, ..., DIGITS[name]], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes[0].text(
-                -0.25, 0.5, f"{name}\n{title}", transform=axes[0].transAxes, ha="right", va="center", fontsize=7
+                -0.25, 0.5, f"{name}\n{title}", transform=axes[0].transAxes, ha="right", va="center", fontsize=8
             )
         for axis, frame in zip(grid[0], range(-1, count + 1), strict=True):
-            axis.set_title(f"{frame:+d}", fontsize=7)
-        finish_figure(figure, path)
+            axis.set_title(f"{frame:+d}", fontsize=8)
+        finish_figure(figure, path, "Frames; generated from +1 on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -86,15 +86,17 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
     output, task = args.output, settings.task
     steps = []
     if result.data.tokenizer is not None:
-        if task in ("sequence-classification", "token-classification"):
+        if task in ("sequence-classification", "token-classification", "sequence-regression"):
             predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
-            steps.append((predict, "classes of other sequences"))
+            what = "values" if task == "sequence-regression" else "classes"
+            steps.append((predict, f"{what} of other sequences"))
         if task == "sequence-classification":
             probe = command("probe", output, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
         if task in ("causal-lm", "masked-lm"):
             score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
             steps.append((score, "effects of variants"))
+    steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
     if not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))

@@ -118,6 +118,13 @@ def test_mutagenesis(serve: Callable[..., ServedModel]) -> None:
     assert cells[1, "A"] == pytest.approx(after[column] - before[column], abs=1e-7)
 
 
+def test_positions_of_the_heat_map(serve: Callable[..., ServedModel]) -> None:
+    html = variants.variants_html(serve("S4", "ForSequenceClassification"), Job(), SEQUENCE, 3, 5)
+    titles = re.findall(r'title="(\d+): (\w)', html)
+    assert {(int(place), letter) for place, letter in titles} == {(3, "G"), (4, "T"), (5, "T")}
+    assert len(titles) == 3 * 4
+
+
 def test_variants_of_a_language_model(serve: Callable[..., ServedModel]) -> None:
     served, job = serve("SelectiveSSM", "ForCausalLM"), Job()
     cells, *_ = variants._likelihoods(served, job, SEQUENCE, 3, 6)
@@ -183,6 +190,9 @@ def test_too_long(serve: Callable[..., ServedModel]) -> None:
     served = serve("Hyena", "ForSequenceClassification")
     with pytest.raises(ValueError, match="the model takes 64"):
         served.batches("A" * 65, 1, 100)
+    signals = serve("Hyena", "ForSequenceClassification", num_input_channels=1)
+    with pytest.raises(ValueError, match="has 65 positions, and the model takes at most 64"):
+        signals.batches("1 " * 65, 1, 100)
     with pytest.raises(ValueError, match="this page takes at most 50"):
         served.batches("A" * 60, 1, 50)
 
@@ -224,9 +234,11 @@ def test_a_closed_page_stops_the_job() -> None:
         finally:
             ended.set()
 
+    began = time.monotonic()
     running = Job().run(work)
     next(running)
     running.close()
+    assert time.monotonic() - began < 20
     assert ended.wait(10) and running.gi_frame is None
 
 
