@@ -26,4 +26,5 @@ def test_planted_motifs(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_settings_files_resolve(path: Path) -> None:
-    resolve(read_settings_file(path), {"data": {"dataset": "some.csv"}})
+    settings = read_settings_file(path)
+    resolve(settings, {"data": {"dataset": settings["data"].get("dataset", "some.csv")}})
