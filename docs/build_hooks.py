@@ -9,10 +9,12 @@ import argparse
 import functools
 import html
 import logging
+import os
 import pkgutil
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path as Outline
@@ -106,8 +108,9 @@ def command_line() -> str:
     sections = []
     for name in cli.COMMANDS:
         parser = _subparser(cli.build_parser(name), name)
-        parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=96)
-        sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{parser.format_help().rstrip()}\n```\n")
+        with mock.patch.dict(os.environ, COLUMNS="84"):  # The width of a line.
+            text = parser.format_help().rstrip()
+        sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{text}\n```\n")
     return "\n".join(sections)
 
 

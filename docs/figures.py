@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def frequency_bias() -> Any:
             )
         axes.set(xscale="log", yscale="log", xlabel="frequency (cycles per token)", ylabel="gain of the layer")
         axes.legend()
+    first.set_ylim(0.008, 8)  # Room for the legend.
     ratio = torch.tensor(stored("denoising")["ratio"])
     image = third.imshow(ratio.log10(), cmap="cividis", aspect="auto")
     third.grid(visible=False)
@@ -176,10 +178,10 @@ FIGURES = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*FIGURES, []], help="default: all")
-    for name in parser.parse_args().names or FIGURES:
+    for name in parser.parse_args(arguments).names or FIGURES:
         with figure_style(), matplotlib.rc_context({"savefig.dpi": 150}):
             save_figure(FIGURES[name](), ASSETS / f"{name}.png")
 

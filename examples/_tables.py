@@ -70,6 +70,24 @@ def slope(trend: Mapping[str, float], digits: int = 3) -> str:
     return f"{trend['slope']:+.{digits}f} ({trend['low']:+.{digits}f} to {trend['high']:+.{digits}f})"
 
 
+def shown(command: str) -> str:
+    """A stored command without the file of its results, and with the folder of `get_data.py`."""
+    return re.sub(r" --output (examples|benchmarks)/results/[^ ]*", "", command).replace("../shared/data/", "data/")
+
+
 def code(command: str) -> str:
-    """A stored command without the file of its results."""
-    return f"`{re.sub(r' --output (examples|benchmarks)/results/[^ ]*', '', command)}`"
+    """A stored command in a sentence."""
+    return f"`{shown(command)}`"
+
+
+def console(*commands: str) -> str:
+    """A block of commands, each in lines of at most 100 characters."""
+    lines = []
+    for command in commands:
+        lines.append("")
+        for piece in re.split(r" (?=-)", shown(command)):
+            if lines[-1] and len(lines[-1]) + len(piece) > 96:
+                lines[-1] += " \\"
+                lines.append("   ")
+            lines[-1] += (" " if lines[-1] else "") + piece
+    return "\n".join(["", "```console", *lines, "```", ""])

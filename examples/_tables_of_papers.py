@@ -8,7 +8,7 @@ import statistics
 from itertools import chain
 from typing import Any
 
-from _tables import code, grid, load, names, percent, pm, slope, span, table
+from _tables import console, grid, load, names, percent, pm, slope, span, table
 
 # Liu & Li 2024.
 
@@ -182,19 +182,20 @@ def moving_mnist() -> str:
 @table
 def sequential_images_s5() -> str:
     """S4D and S5 at the default α and β."""
-    rows = []
+    rows, commands = [], ["python examples/sequential_images.py"]
     for name in ("sequential_images", *names("sequential_images_s5*")):
         found = load(name)
         (values,) = (run["accuracy"] for run in found["accuracy"] if (run["alpha"], run["beta"]) == (1, 0))
         given = found["arguments"]
-        states, channels, command = given["state_size"], given["hidden_size"], "python examples/sequential_images.py"
+        states, channels, command = given["state_size"], given["hidden_size"], commands[0]
         if name == "sequential_images":
-            rows.append(["S4D", f"{states} for each of {channels} channels", pm(values), code(command)])
+            rows.append(["S4D", f"{states} for each of {channels} channels", pm(values)])
             continue
         command += " --family s5" + (" --state-size 64" if states == 64 else "") + " --alphas 1 --betas 0"
         command += f" --seeds {given['seeds']}" if given["seeds"] != 2 else ""
-        rows.append(["S5", f"{states} that {channels} channels share", pm(values), code(command)])
-    return grid(["model", "states of a layer and direction", "test accuracy", "command"], rows)
+        commands.append(command)
+        rows.append(["S5", f"{states} that {channels} channels share", pm(values)])
+    return grid(["model", "states of a layer and direction", "test accuracy"], rows) + console(*commands)
 
 
 # Honarpisheh et al. 2025.
@@ -257,13 +258,15 @@ def imdb_length() -> str:
 def attribution_scoreboard() -> str:
     found = load("attribution_scoreboard")
     models = list(dict.fromkeys(run["model"] for run in found["runs"]))
-    rows, notes = [], []
+    parts = []
     for task in dict.fromkeys(run["task"] for run in found["runs"]):
         runs = [run for run in found["runs"] if run["task"] == task]
         seeds = sorted({run["seed"] for run in runs})
+        rows, by_model = [], []
         for number, setting in enumerate(runs[0]["methods"]):
             options = ", ".join(f"{key}={value}" for key, value in setting["options"].items())
-            cells = [task, f"`{setting['strategy']}`" + (f" ({options})" if options else "")]
+            name = f"`{setting['strategy']}`" + (f" ({options})" if options else "")
+            cells = [name]
             cells.append(f"{statistics.fmean(run['methods'][number]['passes'] for run in runs):.0f}")
             for measure in ("deletion", "insertion", "precision"):
                 means = [
@@ -271,24 +274,27 @@ def attribution_scoreboard() -> str:
                     for seed in seeds
                 ]
                 cells.append(pm(means))
-            for model in models:
-                own = [run["methods"][number]["precision"] for run in runs if run["model"] == model]
-                cells.append(f"{statistics.fmean(own):.2f}")
             rows.append(cells)
+            own = ([run["methods"][number]["precision"] for run in runs if run["model"] == model] for model in models)
+            by_model.append([name, *(f"{statistics.fmean(values):.2f}" for values in own)])
         accuracy = [run["training"]["accuracy"] for run in runs]
-        notes.append(
-            f"{task}: {len(seeds)} seeds, {span((run['sequences'] for run in runs), 'd')} sequences of each model; "
+        note = (
+            f"{len(seeds)} seeds, {span((run['sequences'] for run in runs), 'd')} sequences of each model; "
             f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}."
         )
-    header = ["task", "method", "passes", "deletion", "insertion", "precision", *models]
+        shown = grid(["method", "passes", "deletion", "insertion", "precision"], rows, note)
+        precision = grid(["method", *models], by_model)
+        parts.append(f"### {TASKS[task]}\n\n{shown}\nPrecision of each model:\n\n{precision}")
     duels = [
         "probe against attribution with equal or fewer passes",
         "task",
         *(f"{name}: better, worse" for name in SIGNS),
     ]
-    return f"{grid(header, rows, *notes)}\n{grid(duels, probe_against_attributions(found['runs']))}"
+    parts.append(f"### Searches against attributions\n\n{grid(duels, probe_against_attributions(found['runs']))}")
+    return "\n".join(parts)
 
 
+TASKS = {"motif": "A motif", "smooth": "A piecewise smooth function"}
 # Sign of a better value.
 SIGNS = {"deletion": -1, "insertion": 1, "precision": 1}
 

@@ -27,7 +27,7 @@ Gradient methods run with several numbers of steps, among them those with the pa
 Interrupted runs continue: the folder keeps the measures of each model.
 
     python examples/attribution_scoreboard.py --output examples/results/attribution_scoreboard.json \
-        --picture examples/results/attribution_scoreboard.png
+        --picture docs/assets/attribution_scoreboard.png
 """
 
 import argparse
@@ -287,7 +287,7 @@ def averages(runs: Sequence[dict[str, Any]], task: str, number: int, measure: st
 def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     """Each measure against the number of forward passes, one row of panels for each task."""
     tasks = [task for task in TASKS if any(one["task"] == task for one in runs)]
-    figure = style.new_figure(7.2, 2.3 * len(tasks) + 0.6)
+    figure = style.new_figure(8, 2.4 * len(tasks) + 1.1)
     grid = figure.subplots(len(tasks), len(MEASURES), squeeze=False, sharex="row")
     for task, panels in zip(tasks, grid, strict=True):
         settings = next(one for one in runs if one["task"] == task)["methods"]
@@ -295,10 +295,10 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             draw_panel(axes, runs, task, measure, settings)
             axes.set_ylabel(MEASURES[measure])
             axes.set_xlabel("forward passes of a sequence")
-        panels[1].set_title(f"{task}: mean over {len({one['model'] for one in runs})} models")
+        panels[1].set_title(f"task {task!r}: mean over {len({one['model'] for one in runs})} models")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    style.finish_figure(figure, path)
+    style.finish_figure(figure, path, "How well each method finds what a model depends on, by its cost")
 
 
 def draw_panel(axes: Any, runs: Sequence[dict[str, Any]], task: str, measure: str, settings: list[Any]) -> None:

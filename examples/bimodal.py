@@ -32,7 +32,7 @@ from _experiment import experiment_parser, print_table, write_results
 from scipy.integrate import solve_ivp
 
 from hf_ssm.ops.sobolev import sobolev_weight
-from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
+from hf_ssm.plotting.style import GREY, PALETTE, figure_style, finish_figure, new_figure
 
 TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
 SPACING = 2 * np.pi / 64  # of the frequencies; far below the width of a mode, and the ripple ends on a node
@@ -215,18 +215,24 @@ def shifted_target(count: int | None) -> dict[str, Any]:
 @figure_style()
 def draw(path: str, count: int | None) -> None:
     """The target, and the trajectories of the three flows, as in Figure 3."""
-    figure = new_figure(13, 3.2)
-    first, *others = figure.subplots(1, 4)
+    figure = new_figure(8, 5.6)
+    first, *others = figure.subplots(2, 2).flat
     first.semilogy(grid(), np.abs(NOISY.response(grid())), linewidth=0.8)
-    first.set(xlabel="s", ylabel="|F(is)|", title="target", xlim=(-80, 80))
+    first.set(
+        xlabel="angular frequency s", ylabel="target |F(is)|", title="target: two peaks and noise", xlim=(-80, 80)
+    )
     flows = [GradientFlow(NOISY), *(GradientFlow(NOISY, 2, name) for name in EQUATIONS)]
     for axes, flow, name in zip(others, flows, ["L²", *(f"β = 2, {name}" for name in EQUATIONS)], strict=True):
         for start in starts_between(NOISY, count or 51):
             path_taken = flow.trajectory(start)
             axes.plot(*path_taken.T, color=COLOURS[NOISY.reached(path_taken[-1, 0])], linewidth=0.7)
-        axes.plot(NOISY.positions, NOISY.heights, "x", color=PALETTE[1], markersize=10, markeredgewidth=2)
-        axes.set(xlabel="w", ylabel="ξ", title=name, yscale="log", xlim=(-60, 60))
-    save_figure(figure, path)
+        peaks = {"color": PALETTE[1], "markersize": 9, "markeredgewidth": 2, "label": "peaks of the target"}
+        axes.plot(NOISY.positions, NOISY.heights, "x", **peaks)
+        axes.set(xlabel="position w of the pole", ylabel="height ξ", yscale="log", xlim=(-60, 60))
+        axes.set_title(f"gradient flow in {name}" if name == "L²" else f"gradient flow with {name}")
+    others[-1].plot([], [], color=GREY, label="trajectories from different starts, coloured by where they end")
+    figure.legend(*others[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    finish_figure(figure, path, "Which peak a trained pole finds, by the norm of the loss")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.plotting.style import figure_style, new_figure, save_figure
+from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.training import SSMTrainer
 
 SCALES = (0.1, 1.0, 10.0, 100.0)  # α
@@ -190,7 +190,7 @@ def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression],
     """An image with each kind of stripes, and the outputs of the models, as in Figure 4."""
     rows, columns = image.shape
     noisy = [image + stripes(rows, columns, horizontal=horizontal)[2] for horizontal in (True, False)]
-    figure = new_figure(11, 4)
+    figure = new_figure(8, 3.4)
     panels = figure.subplots(2, 2 + len(models))
     for line, given in zip(panels, noisy, strict=True):
         with torch.no_grad():
@@ -200,8 +200,12 @@ def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression],
             }
         for axes, (title, shown) in zip(line, {"image": image, "input": given, **outputs}.items(), strict=True):
             axes.imshow(shown.numpy(), cmap="gray", vmin=-1, vmax=1, aspect="auto")
-            axes.set(title=title, xticks=[], yticks=[])
-    save_figure(figure, path)
+            axes.set(xticks=[], yticks=[])
+            # Two lines, as the panels are narrow.
+            axes.set_title(title.replace(", ", ",\n") if given is noisy[0] else "")
+    for axes, kind in zip(panels[:, 0], ("horizontal", "vertical"), strict=True):
+        axes.set_ylabel(f"{kind} stripes")
+    finish_figure(figure, path, "Removing stripes: outputs of models with other α and β")
 
 
 def build_parser() -> argparse.ArgumentParser:

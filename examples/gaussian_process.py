@@ -40,7 +40,7 @@ from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression, SSMTrainer, rescale_init_
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.plotting.style import figure_style, new_figure, save_figure
+from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.theory.complexity import generalization_measure, output_bound
 
 SCALES = (1.0, 0.1, 0.01)
@@ -300,7 +300,7 @@ def print_figure(figure: dict[str, Any], table_1: dict[str, Any]) -> None:
 @figure_style()
 def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
     """Figure 2 of the paper: three panels, dashed without rescaling."""
-    canvas = new_figure(11, 3.4)
+    canvas = new_figure(8, 3.6)
     panels = canvas.subplots(1, 3)
     for panel, quantity, title in zip(panels, ("output", "gradient"), ("E|y_L|", "norm of the gradient"), strict=False):
         for colour, b in enumerate(SCALES):
@@ -313,9 +313,9 @@ def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
             name = "plain" if style == "--" else "rescaled"
             panels[2].plot(table_1[row][f"{b:g}"]["curve"], style, color=f"C{colour}", label=f"b = {b:g}, {name}")
     panels[2].set(xlabel="epoch", ylabel="training loss (MSE)", yscale="log")
-    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(canvas, path)
+    finish_figure(canvas, path, "Gaussian processes of correlation length b, with and without rescaling")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

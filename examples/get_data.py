@@ -1,10 +1,10 @@
-"""Downloads or builds the data of the experiments.
+"""Downloads or builds the data of the experiments, under the names that their commands use.
 
-    python examples/get_data.py                                  # lists the data sets
-    python examples/get_data.py coding_or_intergenic             # writes it to data/
+    python examples/get_data.py                         # lists the data sets
+    python examples/get_data.py promoters listops       # writes them to data/
 
-Downloads are kept in `data/downloads`, and existing ones are used. [data/README.md](data/README.md) describes the small
-files that need no download.
+A file that exists is kept. Data of the Hub are read by `datasets`, which heeds HF_ENDPOINT; the genomes are files of a
+repository on GitHub, which are kept in `data/downloads`. `examples/data` has small files that need no download.
 """
 
 import argparse
@@ -15,9 +15,12 @@ import io
 import os
 import random
 import re
+import statistics
+import struct
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hf_ssm.data.records import read_records, reverse_complement
 
@@ -36,9 +39,122 @@ WINDOW = 200
 BLOCK = 5000
 """Bases of a block of a genome, which is in one split as a whole."""
 TEST_SHARE = 0.25
+# Name -> data set on the Hub, file, rows of each class of its official train and test part (None: all; 0: none).
+BENCHMARKS: dict[str, tuple[str, str, int | None, int | None]] = {
+    "promoters": ("human_nontata_promoters", "human_nontata_promoters_official_test", 0, None),
+    "enhancers": ("human_enhancers_cohn", "human_enhancers_cohn_official_test", 0, None),
+    "human_or_worm": ("demo_human_or_worm", "human_or_worm_mini", 3750, 1250),
+    "regulatory": ("human_ensembl_regulatory", "human_ensembl_regulatory_1500", 500, 0),
+    "open_chromatin": ("human_ocr_ensembl", "human_ocr_ensembl_1000", 500, 0),
+}
+HUB_PREFIX = "katarinagresova/Genomic_Benchmarks_"
 
 
-def coding_or_intergenic(folder: Path, rows: int) -> None:
+def genomic_benchmark(folder: Path, name: str) -> None:
+    """Write rows of a data set of Genomic Benchmarks; one official part alone is split 75/25, class by class."""
+    from datasets import load_dataset
+
+    dataset, file, *counts = BENCHMARKS[name]
+    rows = []
+    for part, count in zip(("train", "test"), counts, strict=True):
+        if count == 0:
+            continue
+        by_label: dict[int, list[str]] = {}
+        for row in load_dataset(f"{HUB_PREFIX}{dataset}", split=part):
+            by_label.setdefault(row["label"], []).append(row["seq"].upper())
+        for label, sequences in sorted(by_label.items()):
+            chosen = random.Random(0).sample(sequences, len(sequences) if count is None else count)
+            tests = round(TEST_SHARE * len(chosen)) if 0 in counts else len(chosen) * (part == "test")
+            splits = ["train"] * (len(chosen) - tests) + ["test"] * tests
+            rows += [(text, str(label), split) for text, split in zip(chosen, splits, strict=True)]
+    write_table(folder / f"{file}.csv.gz", ("sequence", "label", "split"), rows)
+
+
+def imdb(folder: Path) -> None:
+    """Write 2,000 + 2,000 reviews of the official training part of IMDb, and 1,000 + 1,000 of the test part."""
+    from datasets import load_dataset
+
+    rows = []
+    for split, count in (("train", 2000), ("test", 1000)):
+        data = load_dataset("stanfordnlp/imdb", split=split)
+        for label in (0, 1):
+            texts = [row["text"] for row in data if row["label"] == label]
+            rows += [(text, str(label), split) for text in random.Random(0).sample(texts, count)]
+    write_table(folder / "imdb_4k_2k.csv.gz", ("text", "label", "split"), rows)
+
+
+def mnist(folder: Path) -> None:
+    """Write the test images of MNIST and their labels as idx files."""
+    from datasets import load_dataset
+
+    data = load_dataset("ylecun/mnist", split="test")
+    pixels = b"".join(image.convert("L").tobytes() for image in data["image"])
+    images = struct.pack(">4i", 0x803, len(data), 28, 28) + pixels
+    labels = struct.pack(">2i", 0x801, len(data)) + bytes(data["label"])
+    for name, content in (("images-idx3", images), ("labels-idx1", labels)):
+        write(folder / f"mnist_t10k-{name}-ubyte.gz", content)
+
+
+def listops(folder: Path) -> None:
+    """Write 5,000 + 5,000 generated expressions of 96 to 104 tokens and their values."""
+    chance, seen = random.Random(0), set[str]()
+    for split in ("train", "test"):
+        rows = []
+        while len(rows) < 5000:
+            tokens = expression(chance, least=96)
+            text = " ".join(tokens)
+            if len(tokens) <= 104 and text not in seen:
+                seen.add(text)
+                rows.append((text, str(value_of(tokens))))
+        write_table(folder / f"listops_len95-105_{split}.tsv.gz", ("Source", "Target"), rows, delimiter="\t")
+
+
+OPERATORS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda values: int(statistics.median(values)),
+    "[SM": lambda values: sum(values) % 10,
+}
+
+
+def expression(chance: random.Random, least: int) -> list[str]:
+    """The tokens of a random expression, in which digits are replaced by operations until it has `least` tokens."""
+    tokens = operation(chance)
+    while len(tokens) < least:
+        place = chance.choice([i for i, token in enumerate(tokens) if token.isdigit()])
+        tokens[place : place + 1] = operation(chance)
+    return tokens
+
+
+def operation(chance: random.Random) -> list[str]:
+    """An operator on 2 to 10 digits."""
+    return [chance.choice([*OPERATORS]), *(str(chance.randrange(10)) for _ in range(chance.randint(2, 10))), "]"]
+
+
+def value_of(tokens: Sequence[str]) -> int:
+    """The value of an expression."""
+    waiting: list[list[int]] = [[]]
+    operators = []
+    for token in tokens:
+        if token in OPERATORS:
+            operators.append(token)
+            waiting.append([])
+        elif token == "]":
+            values = waiting.pop()
+            waiting[-1].append(OPERATORS[operators.pop()](values))
+        else:
+            waiting[-1].append(int(token))
+    return waiting[0][0]
+
+
+def ecoli(folder: Path) -> None:
+    """Write the genome of E. coli K-12 and its annotation."""
+    for (name, start), file in zip(SPECIES["ecoli"], ("fna", "gff"), strict=True):
+        path = download(f"{GENOMES}/{name}", folder / "downloads", start)
+        write(folder / f"ecoli_k12_mg1655.{file}.gz", gzip.decompress(path.read_bytes()))
+
+
+def coding_or_intergenic(folder: Path, rows: int = 3000) -> None:
     """Write windows of three genomes, each inside one coding sequence (on its strand) or outside of all features."""
     per_group = rows // (2 * len(SPECIES))
     table = []
@@ -81,8 +197,10 @@ def windows(genome: Path, annotation: Path) -> Iterator[tuple[str, str, str, int
                 yield "intergenic", strands[gap.start() % 2], contig, gap.start()
 
 
-def random_variants(genome: Path, target: Path, count: int = 50) -> None:
-    """Write a VCF file of random substitutions in the first record of a genome."""
+def random_variants(folder: Path, count: int = 50) -> None:
+    """Write a VCF file of random substitutions in the genome of phage lambda."""
+    genome = Path(__file__).parent / "data" / "lambda_phage.fa.gz"
+    target = folder / "lambda_phage_variants.vcf"
     record, chance = next(iter(read_records(genome))), random.Random(0)
     lines = ["##fileformat=VCFv4.2", f"##contig=<ID={record.columns['name']},length={len(record.sequence)}>"]
     lines.append("\t".join(("#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO")))
@@ -100,13 +218,20 @@ def shuffled(items: Iterator[tuple[str, str, str, int]], chance: random.Random) 
     return found
 
 
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write a gzipped csv file, which is the same for the same rows."""
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]], delimiter: str = ",") -> None:
+    """Write a gzipped table, which is the same for the same rows."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows([columns, *rows])
+    write(path, text.getvalue().encode())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a gzipped file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
-    print(f"{path}: {len(rows):,} rows")
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_bytes(gzip.compress(content, 9, mtime=0))
+    os.replace(unfinished, path)
+    print(path)
 
 
 def download(address: str, folder: Path, sha256: str) -> Path:
@@ -125,16 +250,37 @@ def download(address: str, folder: Path, sha256: str) -> Path:
     return path
 
 
+# Name -> function, files, description.
+DATA_SETS: dict[str, tuple[Callable[..., None], tuple[str, ...], str]] = {
+    "coding_or_intergenic": (coding_or_intergenic, ("coding_or_intergenic.csv.gz",), "3,000 windows of three genomes"),
+    **{
+        name: (genomic_benchmark, (f"{file}.csv.gz",), f"{HUB_PREFIX}{dataset} on the Hub")
+        for name, (dataset, file, *_) in BENCHMARKS.items()
+    },
+    "imdb": (imdb, ("imdb_4k_2k.csv.gz",), "6,000 reviews of stanfordnlp/imdb on the Hub"),
+    "mnist": (mnist, ("mnist_t10k-images-idx3-ubyte.gz",), "the test images of ylecun/mnist on the Hub"),
+    "listops": (listops, ("listops_len95-105_train.tsv.gz", "listops_len95-105_test.tsv.gz"), "generated"),
+    "ecoli": (ecoli, ("ecoli_k12_mg1655.fna.gz", "ecoli_k12_mg1655.gff.gz"), "genome and annotation of E. coli K-12"),
+    "random_variants": (random_variants, ("lambda_phage_variants.vcf",), "substitutions in phage lambda"),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Download or build the data of the experiments.")
-    parser.add_argument("names", nargs="*", choices=["coding_or_intergenic", "random_variants"], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets; none: list them")
     parser.add_argument("--output", type=Path, default=Path("data"), help="folder for the data (default: data)")
-    parser.add_argument("--rows", type=int, default=3000, help="rows of coding_or_intergenic (default: 3000)")
     args = parser.parse_args(argv)
-    if "coding_or_intergenic" in args.names:
-        coding_or_intergenic(args.output, args.rows)
-    if "random_variants" in args.names:
-        random_variants(args.output / "lambda_phage.fa.gz", args.output / "lambda_phage_variants.vcf")
+    if unknown := sorted({*args.names} - {*DATA_SETS}):
+        parser.error(f"unknown {unknown[0]!r}: choose from {', '.join(DATA_SETS)}")
+    if not args.names:
+        print("\n".join(f"{name:22} {words}" for name, (_, _, words) in DATA_SETS.items()))
+    for name in args.names:
+        make, files, _ = DATA_SETS[name]
+        if all((args.output / file).is_file() for file in files):
+            print(f"{args.output / files[0]} exists")
+            continue
+        options: dict[str, Any] = {"name": name} if make is genomic_benchmark else {}
+        make(args.output, **options)
 
 
 if __name__ == "__main__":

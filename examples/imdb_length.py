@@ -7,7 +7,7 @@ the authors' published code, is Adam with rate 0.01 and decay 1e-5, batches of 2
 the norm 5, and a penalty on constant outputs (`_trend.train_recipe`). As in that code, padding is not masked: the
 model also reads the padding of a short review.
 
-Defaults for one CPU core, which differ from the paper: the 4,000 + 2,000 reviews of `../shared/data`, T = 100, ...,
+Defaults for one CPU core, which differ from the paper: 4,000 + 2,000 reviews (`get_data.py imdb`), T = 100, ...,
 1,000, two seeds each, batches of 64 (there are six times fewer rows) and 12 epochs; words that occur at least twice in
 the training reviews instead of BERT's word pieces, which require a download; and the initialisation of this package,
 because the authors' (everything standard normal) starts with losses of thousands.
@@ -35,7 +35,7 @@ from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_word_tokenizer, frequent_words
 
-SHARED = "../shared/data/imdb_4k_2k.csv.gz"  # relative to the project folder
+REVIEWS = "data/imdb_4k_2k.csv.gz"  # of get_data.py
 # T to the accuracies (train, test) of one run in the authors' published notebook; Figure 2 has no numbers.
 PAPER = {
     100: (0.9935, 0.7382),
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> Any:
     parser = experiment_parser("The generalization gap of a selective SSM on IMDb, by length.")
-    parser.add_argument("--dataset", default=SHARED, help="a table with text, label and split, or a Hub id")
+    parser.add_argument("--dataset", default=REVIEWS, help="a table with text, label and split, or a Hub id")
     parser.add_argument("--tokenizer", help="a folder or Hub id; default: the words of the training reviews")
     parser.add_argument("--vocabulary", type=int, default=30_000, help="how many of those words at most")
     parser.add_argument("--rows", type=int, help="use only so many training and so many test reviews")

@@ -18,13 +18,13 @@ from datasets import DatasetDict
 
 from hf_ssm.data import load_sequences
 
-SHARED = "../shared/data"  # relative to the project folder
+DATA = "data"  # of get_data.py
 NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_enhancers_cohn_official_test")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.")
-    parser.add_argument("--datasets", nargs="+", default=[f"{SHARED}/{name}.csv.gz" for name in NAMES])
+    parser.add_argument("--datasets", nargs="+", default=[f"{DATA}/{name}.csv.gz" for name in NAMES])
     parser.add_argument("--length", type=int, default=4, help="k, letters of a word")
     args = parser.parse_args(argv)
     found = {}

@@ -15,13 +15,13 @@ from datasets import DatasetDict
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_listops_tokenizer
 
-SHARED = "../shared/data"  # relative to the project folder
+DATA = "data"  # of get_data.py
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser("Accuracy of two guesses on ListOps.")
-    parser.add_argument("--dataset", default=f"{SHARED}/listops_len95-105_train.tsv.gz")
-    parser.add_argument("--test-file", default=f"{SHARED}/listops_len95-105_test.tsv.gz")
+    parser.add_argument("--dataset", default=f"{DATA}/listops_len95-105_train.tsv.gz")
+    parser.add_argument("--test-file", default=f"{DATA}/listops_len95-105_test.tsv.gz")
     args = parser.parse_args(argv)
     columns = {"sequence_column": "Source", "label_column": "Target"}
     data = load_sequences(args.dataset, test_file=args.test_file, validation_fraction=0.0, **columns)

@@ -141,7 +141,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments, with defaults that depend on the data."""
     parser = masking_parser(__doc__.splitlines()[0], "")
     parser.add_argument("--data", choices=("planted-motifs", "human_enhancers_cohn"), default="planted-motifs")
-    parser.add_argument("--path", default="../shared/data/human_enhancers_cohn_official_test.csv.gz")
+    parser.add_argument("--path", default="data/human_enhancers_cohn_official_test.csv.gz")
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument(
         "--mask-share",

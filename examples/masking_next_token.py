@@ -143,7 +143,7 @@ def find_cases(model: Any, ids: Sequence[Tensor], args: argparse.Namespace) -> l
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments."""
     parser = masking_parser(__doc__.splitlines()[0], "")
-    parser.add_argument("--path", default="../shared/data/human_or_worm_mini.csv.gz")
+    parser.add_argument("--path", default="data/human_or_worm_mini.csv.gz")
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument("--threshold", type=float, default=0.35, help="predicted above this (default: %(default)s)")
     parser.add_argument("--least", type=int, default=20, help="by more tokens than this (default: %(default)s)")

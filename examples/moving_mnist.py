@@ -17,7 +17,7 @@ videos too: with 16 states all but the largest are below 0.26 radians per frame;
 2.8. About 5 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--picture` needs matplotlib.
 
     python examples/moving_mnist.py --output examples/results/moving_mnist.json \\
-        --picture examples/results/moving_mnist.png
+        --picture docs/assets/moving_mnist.png
 
 The paper's data, 500 frames of context and 100 generated ones of 64 x 64 pixels, on a GPU (sizes and learning rate of
 Smith et al. 2023 for Moving MNIST, whose runs took 300,000 steps; the speeds are ours, as the paper names their ratio):
@@ -45,7 +45,7 @@ from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, SSMTrainer
 from hf_ssm.data.moving_mnist import MovingMNIST, moving_mnist
 from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist_t10k-images-idx3-ubyte.gz"
+IMAGES = Path("data/mnist_t10k-images-idx3-ubyte.gz")  # of get_data.py
 # Channel of each digit.
 DIGITS = {"fast": 0, "slow": 2}
 DEFAULT_SETTINGS = [(1.0, 0.0), (1.0, 200.0), (10.0, 0.0)]
@@ -147,7 +147,7 @@ def draw(path: str, frames: Tensor, shown: dict[str, Tensor], context: int) -> N
     with figure_style():
         rows = [(name, title, part) for name in DIGITS for title, part in [("true", frames), *shown.items()]]
         count = len(next(iter(shown.values())))
-        figure = new_figure(0.55 * (count + 3), 0.62 * len(rows))
+        figure = new_figure(1.6 + 0.62 * (count + 2), 0.5 + 0.66 * len(rows))
         grid = figure.subplots(len(rows), count + 2, squeeze=False)
         for (name, title, part), axes in zip(rows, grid, strict=True):
             row = part if title == "true" else torch.cat([torch.zeros_like(frames[:context]), part])
@@ -155,15 +155,13 @@ def draw(path: str, frames: Tensor, shown: dict[str, Tensor], context: int) -> N
                 axis.set_axis_off()
                 if title != "true" and frame < context:
                     continue
-                only = np.zeros(tuple(row.shape[1:]), dtype=np.float32)
-                only[..., DIGITS[name]] = row[frame, ..., DIGITS[name]]
-                axis.imshow(only, vmin=0, vmax=1, interpolation="nearest")
+                axis.imshow(row[frame, ..., DIGITS[name]], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes[0].text(
-                -0.25, 0.5, f"{name}\n{title}", transform=axes[0].transAxes, ha="right", va="center", fontsize=7
+                -0.25, 0.5, f"{name}\n{title}", transform=axes[0].transAxes, ha="right", va="center", fontsize=8
             )
         for axis, frame in zip(grid[0], range(-1, count + 1), strict=True):
-            axis.set_title(f"{frame:+d}", fontsize=7)
-        finish_figure(figure, path)
+            axis.set_title(f"{frame:+d}", fontsize=8)
+        finish_figure(figure, path, "Frames; generated from +1 on")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def setting(text: str) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
     parser = experiment_parser(str(__doc__).partition("\n")[0])
-    parser.add_argument("--source", type=Path, default=SHARED, help="idx file of MNIST's images")
+    parser.add_argument("--source", type=Path, default=IMAGES, help="idx file of MNIST's images")
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--digit-size", type=int, default=8)
     parser.add_argument("--frames", type=int, default=32)

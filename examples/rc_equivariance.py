@@ -126,7 +126,7 @@ def run_seed(seed: int, splits: Any, tokenizer: Any, args: argparse.Namespace) -
 def main(argv: Sequence[str] | None = None) -> None:
     """All models and seeds, and the table."""
     parser = experiment_parser(__doc__.splitlines()[0])
-    parser.add_argument("--path", default="../shared/data/human_or_worm_mini.csv.gz")
+    parser.add_argument("--path", default="data/human_or_worm_mini.csv.gz")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--train-rows", type=int, default=1000, help="number of training rows")
     parser.add_argument("--test-rows", type=int, default=2500, help="number of test rows")

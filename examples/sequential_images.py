@@ -42,7 +42,7 @@ from transformers.utils import logging
 from hf_ssm.training.run import train
 from hf_ssm.training.settings import resolve
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist_t10k-images-idx3-ubyte.gz"
+IMAGES = "data/mnist_t10k-images-idx3-ubyte.gz"  # of get_data.py
 # Best α at β = 0 and best β at α = 1 in Figure 5.
 PAPER_ALPHA, PAPER_BETA = 4.0, -0.5
 TINY = {
@@ -152,7 +152,7 @@ def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid, print it with the paper's values, and write the results."""
     parser = experiment_parser(__doc__.splitlines()[0])
-    parser.add_argument("--dataset", default=SHARED, help="idx file, folder of images or Hub id")
+    parser.add_argument("--dataset", default=IMAGES, help="idx file, folder of images or Hub id")
     parser.add_argument("--sequence-column", help="column of the images of a Hub data set")
     parser.add_argument("--family", choices=("s4", "s5"), default="s4", help="S4D (the paper's) or S5")
     parser.add_argument("--image-size", type=int, default=14, help="side in pixels")

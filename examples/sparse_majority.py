@@ -38,7 +38,7 @@ from transformers import PrinterCallback, set_seed
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.data import sparse_majority
-from hf_ssm.plotting.style import figure_style, new_figure, save_figure
+from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.training import SSMTrainer
 
 LENGTHS = range(25, 401, 25)
@@ -231,16 +231,20 @@ def print_bound(runs: Sequence[dict[str, Any]]) -> None:
 @figure_style()
 def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
     """Accuracies over T, and the gap, as in Figure 1."""
-    figure = new_figure(5, 5)
+    figure = new_figure(7, 5)
     top, bottom = figure.subplots(2, 1, sharex=True)
     lengths = sorted({run["length"] for run in runs})
-    for axes, name in ((top, "train_accuracy"), (top, "test_accuracy"), (bottom, "gap")):
+    lines = (top, "train_accuracy", "training"), (top, "test_accuracy", "test"), (bottom, "gap", "")
+    for axes, name, label in lines:
         values = [[run[name] for run in runs if run["length"] == length] for length in lengths]
         spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
-        axes.errorbar(lengths, [statistics.mean(v) for v in values], spread, marker="o", capsize=3, label=name)
-        axes.legend()
-    bottom.set_xlabel("T")
-    save_figure(figure, path)
+        style = {"marker": "o", "capsize": 3, "label": label, "linestyle": "--" if label == "test" else "-"}
+        axes.errorbar(lengths, [statistics.mean(v) for v in values], spread, **style)
+    top.set_ylabel("accuracy")
+    bottom.set(xlabel="sequence length T", ylabel="training − test accuracy")
+    title = "mean over seeds, with the standard deviation"
+    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, title=title)
+    finish_figure(figure, path, "Sparse majority: the generalization gap by length")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

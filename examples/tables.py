@@ -18,20 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from _tables import ROOT, TABLES, code, grid, load, names, percent, pm, span, table
+from _tables import ROOT, TABLES, code, console, grid, load, names, percent, pm, span, table
 
 for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_zero_shot"):
     importlib.import_module(module)  # Registers its tables.
 
 DOCUMENTS = (
     "README.md",
-    "examples/README.md",
-    "examples/lra/README.md",
-    "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/experiments/*.md")),
 )
 FAMILIES = {"hyena": "Hyena", "s4": "S4D-LegS", "selective": "two-sided Mamba blocks"}
 BLOCK = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
@@ -48,11 +46,16 @@ def real_dna() -> str:
         accuracy = run["test"]["accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / run["test_rows"])
         words = f"{baseline[run['data']]['test']:.3f}"
-        rows.append(
-            [f"`{run['data']}`", run["model"], f"{accuracy:.4f} ± {error:.4f}", words, code(run["command"])],
-        )
+        rows.append([DATA[run["data"]], run["model"], f"{accuracy:.4f} ± {error:.4f}", words])
     time = f"A run takes {span((run['minutes'] for run in runs), 'g')} minutes on one thread of a shared machine."
-    return grid(["data", "model", "test accuracy", "4-mer counts", "command"], rows, time)
+    shown = grid(["data", "model", "test accuracy", "4-mer counts"], rows, time)
+    return shown + console(*(run["command"] for run in runs))
+
+
+DATA = {
+    "human_or_worm_mini.csv.gz": "human or worm",
+    "human_nontata_promoters_official_test.csv.gz": "promoters without TATA box",
+}
 
 
 @table
@@ -88,9 +91,9 @@ def planted_motifs() -> str:
     rows = []
     for family, name in FAMILIES.items():
         accuracy = load(f"planted_motifs_{family}")["accuracy"]
-        command = f"`python examples/planted_motifs.py --family {family}`"
-        rows.append([name, *(pm(values) for values in accuracy.values()), command])
-    return grid(["model", *accuracy, "command"], rows)
+        rows.append([name, *(pm(values) for values in accuracy.values())])
+    commands = (f"python examples/planted_motifs.py --family {family}" for family in FAMILIES)
+    return grid(["model", *accuracy], rows) + console(*commands)
 
 
 # Sequence tasks.
@@ -99,11 +102,9 @@ def planted_motifs() -> str:
 @table
 def listops() -> str:
     run, guesses = load("trained")["runs"]["listops_s4d"], load("listops_baseline")["accuracy"]
-    rows = [[f"{run['model']}", f"{run['test']['accuracy']:.3f}", code(run["command"])]]
-    rows += [
-        [f"the {name}", f"{value:.3f}", "`python examples/listops_baseline.py`"] for name, value in guesses.items()
-    ]
-    return grid(["", "test accuracy", "command"], rows)
+    rows = [[f"{run['model']}", f"{run['test']['accuracy']:.3f}"]]
+    rows += [[f"the {name}", f"{value:.3f}"] for name, value in guesses.items()]
+    return grid(["", "test accuracy"], rows) + console(run["command"], "python examples/listops_baseline.py")
 
 
 @table
@@ -128,37 +129,36 @@ def synthetic_tasks() -> str:
 # Nishikawa & Suzuki 2025: masking.
 
 
-def masking_rows(data: str) -> list[list[str]]:
-    """For each model: result on the test split, and the curves of chosen and other sequences."""
-    rows = []
+def masking_rows(data: str) -> tuple[list[list[str]], str]:
+    """For each model, the curves of chosen and of other sequences; and the commands."""
+    rows, commands = [], []
     for family, name in FAMILIES.items():
         found = load(f"masking_{data}_{family}")
         causal = "perplexity" in found["test"]
         test = f"{found['test']['perplexity']:.2f}" if causal else f"{found['test']['accuracy']:.3f}"
-        cells = []
-        for part in (found["chosen"], found["others"]):
+        commands.append(found["command"])
+        heads = [[f"causal {name.replace('two-sided ', '')}" if causal else name, test], ["", ""]]
+        for head, kind in zip(heads, ("chosen", "others"), strict=True):
+            part = found[kind]
             area, until = part["area"], part["masked_until"]
             shares = [f"{100 * until[key]['mean']:.0f} ± {percent(until[key]['deviation'])}" for key in ("0.9", "0.5")]
-            cells.append([f"{part['mean'][0]:.2f}", f"{area['mean']:.3f} ± {area['deviation']:.3f}", *shares])
-        pairs = [f"{chosen}; {others}" for chosen, others in zip(*cells, strict=True)]
-        rows.append(
-            [f"causal {name.replace('two-sided ', '')}" if causal else name, test, *pairs, code(found["command"])]
-        )
-    return rows
+            cells = [f"{part['mean'][0]:.2f}", f"{area['mean']:.3f} ± {area['deviation']:.3f}", *shares]
+            rows.append([*head, kind, *cells])
+    return rows, console(*commands)
 
 
-MASKING = ["probability at the start", "area", "until nine tenths", "until half", "command"]
+MASKING = ["", "at the start", "area", "until nine tenths", "until half"]
 
 
 @table
 def masking_planted() -> str:
-    rows = []
-    for family, row in zip(FAMILIES, masking_rows("planted"), strict=True):
+    precision = []
+    for family, name in FAMILIES.items():
         found = load(f"masking_planted_{family}")["precision"]
-        precision = [f"{statistics.fmean(values):.3f} ({len(values)})" for values in found.values()]
-        rows.append([*row[:2], *precision, *row[2:]])
-    strategies = [f"precision `{name}`" for name in found]
-    return grid(["model", "test accuracy", *strategies, *MASKING], rows)
+        precision.append([name, *(f"{statistics.fmean(values):.3f} ({len(values)})" for values in found.values())])
+    rows, commands = masking_rows("planted")
+    strategies = [f"precision, `{name}`" for name in found]
+    return f"{grid(['model', *strategies], precision)}\n{grid(['model', 'test accuracy', *MASKING], rows)}{commands}"
 
 
 @table
@@ -167,9 +167,10 @@ def masking_enhancers() -> str:
     words = load("kmer_baseline")["accuracy"][Path(found["s4"]["arguments"]["path"]).name]["test"]
     best = max(one["test"]["accuracy"] for one in found.values())
     reached = ", ".join(f"{one['sequences_at_threshold']} ({FAMILIES[family]})" for family, one in found.items())
-    return grid(
+    rows, commands = masking_rows("enhancers")
+    shown = grid(
         ["model", "test accuracy", *MASKING],
-        masking_rows("enhancers"),
+        rows,
         f"Logistic regression on 4-mer counts has a test accuracy of {words:.3f}, the best of these models {best:.3f} "
         "(`python examples/kmer_baseline.py`).",
         f"Of the {found['s4']['sequences_of_class']} enhancers of the test split, these numbers reach the probability "
@@ -177,11 +178,13 @@ def masking_enhancers() -> str:
         f"{min(one['least_probability'] for one in found.values()):.3f} or more. A sequence of masks alone is an "
         f"enhancer for the S4D model with probability {found['s4']['chosen']['mean'][-1]:.3f}.",
     )
+    return shown + commands
 
 
 @table
 def masking_next_token() -> str:
-    return grid(["model", "perplexity", *MASKING], masking_rows("next_token"))
+    rows, commands = masking_rows("next_token")
+    return grid(["model", "perplexity", *MASKING], rows) + commands
 
 
 @table
@@ -208,16 +211,16 @@ def masking_search() -> str:
 # The Long Range Arena: numbers of the papers, and commands.
 
 
-def arena(source: str) -> list[list[str]]:
-    """For each task: without rescaling and regulariser, and the best of the four, of S4 and S4D."""
-    rows = []
-    for task, command in load("papers", "examples/lra")["commands"][source].items():
+def arena(source: str) -> tuple[list[list[str]], str]:
+    """For each task: without rescaling and regulariser, and the best of the four, of S4 and S4D; and the commands."""
+    rows, commands = [], load("papers", "examples/lra")["commands"][source]
+    for task in commands:
         cells = []
         for by_row in load("papers", "examples/lra")[source].values():
             best = max(by_row, key=lambda row: by_row[row][task])
             cells += [f"{by_row['neither'][task]:.2f}", f"{by_row[best][task]:.2f} ({best})"]
-        rows.append([task, *cells, f"`{command}`"])
-    return rows
+        rows.append([task, *cells])
+    return rows, console(*commands.values())
 
 
 ARENA = ["task", "S4 neither", "best", "S4D neither", "best"]
@@ -226,13 +229,14 @@ ARENA = ["task", "S4 neither", "best", "S4D neither", "best"]
 @table
 def lra() -> str:
     yu = load("papers", "examples/lra")["yu"]
-    rows = [[*row[:-1], f"{yu[row[0]]:.2f}", row[-1]] for row in arena("liu_li")]
-    return grid([*ARENA, "Yu et al.", "command (`_s4d`, `_s4d_sobolev` likewise)"], rows)
+    rows, commands = arena("liu_li")
+    return grid([*ARENA, "Yu et al."], [[*row, f"{yu[row[0]]:.2f}"] for row in rows]) + commands
 
 
 @table
 def lra_small() -> str:
-    return grid([*ARENA, "command"], arena("liu_li_small"))
+    rows, commands = arena("liu_li_small")
+    return grid(ARENA, rows) + commands
 
 
 @table

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import EvalPrediction, PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.plotting.style import PALETTE, figure_style, new_figure, save_figure
+from hf_ssm.plotting.style import LINE_STYLES, PALETTE, figure_style, finish_figure, new_figure
 from hf_ssm.training import SSMTrainer
 
 FREQUENCIES = (1, 16, 256)
@@ -144,17 +144,23 @@ def best_wave(errors: Mapping[str, float]) -> str:
 @figure_style()
 def draw(path: str, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Errors during training, one panel per setting and one line per seed, as in Figure 10."""
-    figure = new_figure(12, 2.8)
-    panels = figure.subplots(1, len(results), sharey=True)
-    for axes, (name, runs) in zip(panels, results.items(), strict=True):
+    columns = 2
+    rows = -(-len(results) // columns)
+    figure = new_figure(8, 0.9 + 2.2 * rows)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in panels.flat[len(results) :]:
+        axes.set_axis_off()
+    for axes, (name, runs) in zip(panels.flat, results.items(), strict=False):
         for number, run in enumerate(runs):
-            for colour, frequency in zip(PALETTE, FREQUENCIES, strict=False):
-                label = f"cos {frequency} t" if number == 0 else None
-                axes.plot(run["curve"]["step"], run["curve"][str(frequency)], color=colour, label=label)
-        axes.set(title=name, xlabel="step", yscale="log")
-    panels[0].set_ylabel("mean absolute error")
-    panels[0].legend()
-    save_figure(figure, path)
+            for colour, line, frequency in zip(PALETTE, LINE_STYLES, FREQUENCIES, strict=False):
+                style = {"color": colour, "linestyle": line, "label": f"cos {frequency} t" if number == 0 else None}
+                axes.plot(run["curve"]["step"], run["curve"][str(frequency)], **style)
+        axes.set(title=name, yscale="log")
+    for axes in panels[-1]:
+        axes.set_xlabel("optimizer step")
+    figure.supylabel("mean absolute error of the amplitude", fontsize=9)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(FREQUENCIES))
+    finish_figure(figure, path, "Waves: which frequency is learned, by α and β")
 
 
 def build_parser() -> argparse.ArgumentParser:

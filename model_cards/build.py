@@ -70,7 +70,7 @@ _NO_REPORT = (
     "## Theory report\n\nNot measured: `hf-ssm report {} --update-card` computes it and adds it to the card that the "
     "command below writes next to the model."
 )
-_WHERE = "`examples/README.md` lists the settings that were tried and the statistical uncertainty."
+_WHERE = "The pages in `docs/experiments` have the settings that were tried and the statistical uncertainty."
 # Metrics of the test split on a card.
 _METRICS = ("accuracy", "f1", "mcc", "perplexity", "token_accuracy", "loss")
 
@@ -108,7 +108,7 @@ def examples() -> Iterator[Example]:
         minutes = found["test"]["training_seconds"] / 60
         yield Example(
             name=path.stem,
-            command=found["command"],
+            command=shown(found["command"]),
             folder=f"{found['arguments']['folder']}/model",
             sections=found["settings"],
             test={name: found["test"][name] for name in _METRICS if name in found["test"]},
@@ -119,7 +119,7 @@ def examples() -> Iterator[Example]:
         )
     for path in sorted(EXAMPLES.glob("*.yaml")):
         run = measured(path.name)
-        command, minutes = run["command"], run["minutes"]
+        command, minutes = shown(run["command"]), run["minutes"]
         (folder,) = re.findall(r"--output (\S+)", command)
         (dataset,) = re.findall(r"--dataset (\S+)", command)
         sections = read_settings_file(path)
@@ -133,6 +133,11 @@ def examples() -> Iterator[Example]:
             found={},
             environment=f"{minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
+
+
+def shown(command: str) -> str:
+    """A stored command with the folder of `examples/get_data.py`."""
+    return command.replace("../shared/data/", "data/")
 
 
 def measured(settings_file: str) -> dict[str, Any]:

@@ -104,21 +104,21 @@ def test_signals_have_the_spectrum_of_their_values(waves, tmp_path):
 
 
 def test_special_tokens_are_no_symbols(tmp_path):
-    """A row of unknown letters has no symbol; those between others leave a gap."""
+    """Unknown letters between others leave a gap."""
     path = tmp_path / "gaps.csv"
-    path.write_text("\n".join(["sequence", *["RRRR", "ACRA", "CCAA", "AAAC", "CACA"] * 8]), encoding="utf-8")
+    path.write_text("\n".join(["sequence", *["ACEAA", "CCAA", "AAAC", "CACA"] * 8]), encoding="utf-8")
     output = tmp_path / "out"
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     assert run(path, "--output", output, *fractions) == 0
     found = json.loads((output / "spectrum.json").read_text(encoding="utf-8"))
-    assert found["positions"] == 8 * (0 + 3 + 4 + 4 + 4)
-    texts, total = ["ACRA", "CCAA", "AAAC", "CACA"], 0.0
+    assert found["positions"] == 8 * (4 + 4 + 4 + 4)
+    texts, total = ["ACEAA", "CCAA", "AAAC", "CACA"], 0.0
     for text in texts:
         for symbol in "AC":
             indicator = torch.tensor([float(letter == symbol) for letter in text]).view(1, -1, 1)
-            mask = torch.tensor([[letter != "R" for letter in text]])
+            mask = torch.tensor([[letter != "E" for letter in text]])
             total += power_spectrum(indicator, mask).sum().item() * int(mask.sum())
-    assert sum(found["spectra"]["inputs"]["power"]) == pytest.approx(total / 15, rel=1e-4)
+    assert sum(found["spectra"]["inputs"]["power"]) == pytest.approx(total / 16, rel=1e-4)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["sequence", *"ACGT" * 5]), encoding="utf-8")
     unknown = tmp_path / "unknown.csv"
-    unknown.write_text("\n".join(["sequence", *["RYSW", "WSYR"] * 10]), encoding="utf-8")
+    unknown.write_text("\n".join(["sequence", *["foo bar", "bar foo"] * 10]), encoding="utf-8")
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     for arguments, message in (
         (["absent.csv"], "there is no such file"),
@@ -213,7 +213,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
         ([genes, "--model", tmp_path / "constant.csv"], "is a file: give the folder of a checkpoint"),
         ([constant, *fractions], "inputs: no power at frequencies other than 0: each sequence is constant"),
         ([short, *fractions], "or one position long"),
-        ([unknown, *fractions], "special tokens only"),
+        ([unknown, "--tokenizer", "listops", *fractions], "special tokens only"),
     ):
         assert message in error_of(capsys, *arguments)
 

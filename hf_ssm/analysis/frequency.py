@@ -27,6 +27,7 @@ __all__ = [
     "alpha_recommendation",
     "band_total_variation",
     "frequency_responses",
+    "has_frequency_responses",
 ]
 
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -75,6 +76,11 @@ class FrequencyResponse:
             raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
         channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
         return channels + (self.direction == "backward") * self.operator.channels
+
+
+def has_frequency_responses(model: nn.Module) -> bool:
+    """Whether a model has a long convolution, or another operator with a frequency response."""
+    return any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:

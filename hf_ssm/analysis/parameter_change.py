@@ -143,7 +143,7 @@ class ParameterMovement(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Only the history gets the values: the printed line stays short.
         if self.initial and "loss" in (kwargs.get("logs") or {}) and state.log_history:
-            state.log_history[-1].update(self._changes(kwargs["model"]))
+            state.log_history[-1].update(self._entry(kwargs["model"]))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         folder = _checkpoint(args, state)
@@ -156,7 +156,7 @@ class ParameterMovement(TrainerCallback):
     ) -> None:
         if self.initial:
             best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-            entry: dict[str, Any] = dict(self._changes(kwargs["model"]))
+            entry: dict[str, Any] = dict(self._entry(kwargs["model"]))
             entry[_STEP] = state.best_global_step if best else state.global_step
             state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
 
@@ -171,9 +171,13 @@ class ParameterMovement(TrainerCallback):
         finally:
             _assign(present, kept)
 
-    def _changes(self, model: nn.Module) -> dict[str, float]:
-        changes = relative_change(_roles(model), self.initial, _parameters(model))
-        known = {f"{_PREFIX}{group}": value for group, value in changes.items() if value is not None}
+    def changes(self, model: nn.Module) -> dict[str, float]:
+        """The relative change since the start of each quantity that was not zero at the start."""
+        found = relative_change(_roles(model), self.initial, _parameters(model))
+        return {group: value for group, value in found.items() if value is not None}
+
+    def _entry(self, model: nn.Module) -> dict[str, float]:
+        known = {f"{_PREFIX}{group}": value for group, value in self.changes(model).items()}
         return {**known, _SINCE: self.since_step} if self.since_step else known
 
 

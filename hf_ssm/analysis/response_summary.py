@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_ssm.analysis.frequency import FrequencyResponse
 
-__all__ = ["QUANTILES", "response_summary", "write_response_summary"]
+__all__ = ["QUANTILES", "response_summary", "spectral_summary", "write_response_summary"]
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Quantiles of the channels' magnitudes at each frequency."""
@@ -46,6 +46,25 @@ def response_summary(before: Sequence[FrequencyResponse], after: Sequence[Freque
             for first, last in zip(before, after, strict=True)
         ],
     }
+
+
+def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]:
+    """Centroid and peak of the power |response|² of each convolution, mean over its channels, in cycles per sample.
+
+    Returns `centroid_layer_<i>` and `peak_layer_<i>`, with the suffix "_backward" for the kernel of the other direction
+    and "_<group>" for further convolutions of a layer. Infinite values of a response are left out.
+    """
+    found = {}
+    for response in responses:
+        power = response.response.abs().square().mean(dim=0)
+        kept = power.isfinite()
+        power, cycles = power[kept], response.omega[kept] / (2 * math.pi)
+        place = f"layer_{response.layer}" + ("_backward" if response.direction == "backward" else "")
+        place += f"_{response.group}" if response.group else ""
+        total = power.sum().item()
+        found[f"centroid_{place}"] = (power * cycles).sum().item() / total if total > 0 else 0.0
+        found[f"peak_{place}"] = cycles[power.argmax()].item()
+    return found
 
 
 def _magnitudes(response: FrequencyResponse) -> list[list[float | None]]:

@@ -12,7 +12,7 @@ from hf_ssm.app.figures import beside, figure_html, plot_curve, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
-from hf_ssm.plotting.html import displayed_tokens
+from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.attributions import ATTRIBUTIONS, check_library, check_strands
 
@@ -85,12 +85,14 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     kinds = masks(served)
     with gr.Row():
         methods = available_methods(served)
-        method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=240)
-        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=200)
+        method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=280)
+        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=280)
         if served.head == "class":
-            target: Any = gr.Dropdown([_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain")
+            target: Any = gr.Dropdown(
+                [_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain", min_width=280
+            )
         else:
-            target = gr.Number(0, precision=0, label="Explain the token at position (from 1; 0: the last)")
+            target = gr.Number(0, precision=0, label="Explain position (0: the last token)", min_width=280)
     jobs.add_button(
         f"Find the {what}",
         lambda job, *values: probe_html(served, probe(served, job, *values)),
@@ -135,15 +137,8 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
 
 
 def effects(result: MaskingResult) -> torch.Tensor:
-    """The colour of each token, `(L,)`: the scores of an attribution, otherwise the probability lost.
-
-    The latter is the initial probability minus that once the token, too, is masked, and 0 where it rose.
-    """
-    if result.scores is not None:
-        return result.scores
-    found = torch.full((len(result.input_ids),), math.nan, dtype=torch.float64)
-    found[result.order] = (result.probabilities[0] - result.probabilities[1:]).clamp(min=0)
-    return found
+    """The colour of each token, `(L,)`: the scores of an attribution, otherwise the probability lost."""
+    return result.effect if result.scores is None else result.scores
 
 
 def probe_html(served: ServedModel, result: MaskingResult) -> str:
@@ -193,14 +188,14 @@ def _summary(served: ServedModel, result: MaskingResult) -> str:
         (token,) = served.processor.convert_ids_to_tokens([target["token"]])
         what = f"token {token}"
     at = f" at position {target['position'] + 1}" if target.get("position") is not None else ""
-    left = result.tokens_left(0.9 * start)
+    left = result.tokens_left(0.9, relative=True)
     return f"{what}{at}: {start:.1%}. Nine tenths of it need {left} of {len(result.order)} tokens."
 
 
 def _caution(result: MaskingResult) -> str:
-    start, end = result.probabilities[0].item(), result.probabilities[-1].item()
-    if end < 0.75 * start:
+    if not result.needs_no_token:
         return ""
+    end = result.probabilities[-1].item()
     return (
         f'<p class="message">With all tokens masked the probability is still {end:.1%}: this is the answer to a '
         "sequence without information, and no token explains it.</p>"

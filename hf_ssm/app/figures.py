@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["beside", "figure_html", "plot_curve", "plot_responses", "plot_spectra", "resized", "row"]
 
 # Inches; at the width of a phone, 360 pixels, a point is slightly less than a pixel.
-_WIDTH, _HEIGHT = 4.8, 3.1
+_WIDTH, _HEIGHT = 4.2, 2.9
 # Neighbouring frequencies that are averaged: the spectrum of a single sequence is noisy.
 _SMOOTHED = 5
-_FONTS: dict[Any, Any] = {"font.size": 10, "axes.labelsize": 10, "legend.fontsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9}
+_FONTS: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "legend.fontsize": 9,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
 # White and black of figures become those of the page. A grey in between suits both.
 _COLOURS = {"#ffffff": "none", "#000000": "currentColor", "#1a1a1a": "currentColor", "#666666": "#767676"}
 

@@ -47,7 +47,7 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     _add_response(served)
     gr.Markdown(
-        "### Spectrum of the sequences\nWhich frequencies the input has, and what is left of them at each layer. At "
+        "### Spectrum of the input\nWhich frequencies the input has, and what is left of them at each layer. At "
         f"most {MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
     )
     jobs.add_button("Compute the spectrum", lambda job, value: spectrum_html(served, job, value), [text])
@@ -170,7 +170,7 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
     batches = served.batches(text, MOST_SEQUENCES, _MOST_POSITIONS)
     longest = max(next(iter(batch.values())).shape[1 if served.reads != "pairs" else 2] for batch in batches)
     count = max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
-    spectra = {"sequences": _input_power(served, batches, count)}
+    spectra = {"input": _input_power(served, batches, count)}
     if served.is_own:
         for record in record_operators(served.model, batches, num_frequencies=count):
             if record.direction == "forward" and record.power is not None:
@@ -185,10 +185,8 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
         edges = (spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES)
         rows.append([name, *edges, 2 * math.pi / line, ratio])
     header = ["power", *(f"{share:.0%} below" for share in _SHARES), "strongest period", "prominence"]
-    caption = (
-        "Power by frequency, averaged over five neighbours. White noise is a horizontal line; coding DNA has a peak at "
-        "the period 3."
-    )
+    caption = "Power by frequency, averaged over five neighbours. White noise is a horizontal line"
+    caption += "; coding DNA has a peak at the period 3." if served.has_bases else "."
     # The sequences, the first and the last layer: more lines would hide each other.
     chosen = {name: spectra[name] for name in dict.fromkeys([*list(spectra)[:2], list(spectra)[-1]])}
     words = [
@@ -216,7 +214,7 @@ def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: i
 
 def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
     """The useful range of α for the layers' inputs, in a sentence."""
-    layers = [power / power.sum() for name, power in spectra.items() if name != "sequences"]
+    layers = [power / power.sum() for name, power in spectra.items() if name != "input"]
     if not layers:
         return ""
     try:

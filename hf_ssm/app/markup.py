@@ -16,13 +16,17 @@ __all__ = [
     "CSS",
     "Token",
     "bars",
+    "definitions",
+    "details",
     "diverging",
     "error",
     "heat_map",
+    "legend",
     "note",
     "progress",
     "section",
     "sequential",
+    "swatches",
     "table",
     "tokens",
 ]
@@ -92,6 +96,7 @@ CSS = f"""
 .hf-ssm figure svg {{ display: block; height: auto; width: 100%; }}
 .hf-ssm figure svg text {{ fill: currentColor; }}
 .hf-ssm figcaption {{ font-size: 0.9rem; margin-top: 0.2rem; }}
+.hf-ssm summary {{ cursor: pointer; margin: 0.8rem 0; }}
 .hf-ssm dl {{ display: grid; gap: 0.3rem 1rem; grid-template-columns: minmax(3.5rem, max-content) 1fr; margin: 0.4rem 0;
   font-size: 0.9rem; }}
 .hf-ssm dt {{ font-weight: 600; }}
@@ -254,7 +259,7 @@ def legend(low: str, high: str, both_signs: bool) -> str:
 
 
 def swatches(colours: Mapping[str, str]) -> str:
-    """A legend of names."""
+    """A legend of names and their colours."""
     entries = (
         f'<span><span class="swatch" style="background:{colour}"></span>{escape(name)}</span>'
         for name, colour in colours.items()
@@ -311,3 +316,8 @@ def definitions(meanings: Mapping[str, str]) -> str:
     """What numbers mean, in a sentence each."""
     entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<dl>{entries}</dl>"
+
+
+def details(summary: str, content: str) -> str:
+    """Something long that a click unfolds."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"

@@ -1,7 +1,6 @@
 """The page: the input field with its examples, and below it a tab for each thing that the model can do."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -135,7 +134,6 @@ def launch(
     port: int | None = 7860,
     share: bool = False,
     wait: bool = True,
-    announce: Callable[[str], None] = print,
 ) -> gr.Blocks:
     """Serve the page of a model.
 
@@ -145,28 +143,30 @@ def launch(
         port: Port; `None` for a free one from 7860 on.
         share: Also open a tunnel with a public address, through servers of Gradio.
         wait: Serve until the process is interrupted; otherwise return at once.
-        announce: Called with the sentence that names the address.
 
     Raises:
         OSError: The port is in use.
     """
     page = build_page(served)
     page.queue(default_concurrency_limit=4, max_size=64)
-    _, local, public = page.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        prevent_thread_lock=True,
-        quiet=True,
-        theme=theme(),
-        # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
-        head=f"<style>{markup.CSS}</style>",
-        footer_links=[],
-        max_file_size=_MOST_UPLOADED,
-        enable_monitoring=False,
-        ssr_mode=False,
-    )
-    announce(f"The page of {served.name} is at {local}" + (f" and at {public}" if public else ""))
+    try:
+        _, local, public = page.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            prevent_thread_lock=True,
+            quiet=True,
+            theme=theme(),
+            # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
+            head=f"<style>{markup.CSS}</style>",
+            footer_links=[],
+            max_file_size=_MOST_UPLOADED,
+            enable_monitoring=False,
+            ssr_mode=False,
+        )
+    except OSError as error:
+        raise OSError(f"no page at {host}, port {port}: is the port in use? Choose another (--port)") from error
+    print(f"The page of {served.name} is at {local}" + (f" and at {public}" if public else ""), flush=True)
     if wait:
         page.block_thread()
     return page

@@ -131,7 +131,8 @@ def _of_tokens(served: ServedModel, found: Dataset) -> str:
         ],
         f"The first {min(len(rows), _MOST_ROWS)} tokens",
     )
-    return markup.section(markup.swatches(colours), markup.tokens(tokens), table, title="Class of each token")
+    folded = markup.details("The same as a table", table)
+    return markup.section(markup.swatches(colours), markup.tokens(tokens), folded, title="Class of each token")
 
 
 def _of_batch(served: ServedModel, text: str) -> str:

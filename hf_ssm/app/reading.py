@@ -126,7 +126,7 @@ def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
     try:
         records = list(islice(_records(path), MOST_SEQUENCES + 1))
     except (ValueError, OSError) as error:
-        reason = str(error).partition("cannot be read: ")[2] or str(error).replace(str(path), path.name)
+        reason = str(error).partition("cannot be read: ")[2] or str(error)
         raise ValueError(f"{path.name!r} cannot be read: {reason}") from error
     if len(records) > MOST_SEQUENCES:
         raise ValueError(f"{path.name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")

@@ -131,7 +131,13 @@ class ServedModel:
         """What the page says about the model, in a few words each."""
         family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
         what = {"numbers": "reads numbers", "videos": "reads videos", "pairs": "reads two sequences"}
-        does = "predicts numbers" if self.head == "values" or self._predicts_values else _HEADS[self.head]
+        does = (
+            "predicts frames"
+            if self.reads == "videos"
+            else "predicts numbers"
+            if self.head == "values" or self._predicts_values
+            else _HEADS[self.head]
+        )
         parameters = sum(weight.numel() for weight in self.model.parameters())
         found = [f"{family} model", does, f"{parameters:,} parameters"]
         found += [what[self.reads]] if self.reads in what else []
@@ -236,4 +242,6 @@ class ServedModel:
         length -= self.processor.num_special_tokens_to_add()
         uniform = "".join(rng.choice(BASES) for _ in range(length))
         rich = "".join(rng.choices(BASES, weights=(1, 3, 3, 1), k=length))
+        if self.reads == "pairs":
+            return (Example("random DNA", f">first\n{uniform}\n>second\n{rich}"),)
         return (Example("random DNA", uniform), Example("random DNA, rich in G and C", rich))

@@ -70,7 +70,7 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
         options.append(gr.Number(60, precision=0, minimum=1, label="Last position", min_width=140))
         if served.head == "class" and served.predicts_classes:
             names = [_PREDICTED, *served.class_names]
-            options.append(gr.Dropdown(names, value=_PREDICTED, label="Probability of", min_width=200))
+            options.append(gr.Dropdown(names, value=_PREDICTED, label="Probability of", min_width=280))
     is_language_model = served.head in ("causal", "masked")
     jobs.add_button(
         "Compute the heat map",

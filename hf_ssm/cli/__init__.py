@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"hf_ssm.cli.{command.module}")
         getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
-        continuation = command.continuation.format(**vars(args))
+        continuation = command.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:

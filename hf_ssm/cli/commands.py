@@ -30,7 +30,7 @@ class Command:
         examples: Command lines; the first is in the list of commands.
         options: Module of `hf_ssm.cli.options` with `add_NAME`.
         module: Module of `hf_ssm.cli` with `run_NAME`.
-        continuation: How to continue after an interruption, with the fields of the options in braces.
+        continuation: How to continue after an interruption, with {output} for the folder.
     """
 
     group: str

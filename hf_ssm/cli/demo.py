@@ -109,19 +109,19 @@ def _probe(settings: RunSettings, result: RunResult) -> None:
 
 
 def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
-    """The letters of a sequence, the darker the more important, above its motifs and the letters that are needed.
+    """The letters of a sequence, the darker the larger their effect, above its motifs and the letters that are needed.
 
     Args:
         result: The result of a probe.
         sites: Positions of the letters of the motifs, counted from the first letter.
     """
     letters = [position for position, token in enumerate(result.tokens_text or []) if re.fullmatch("[A-Z]", token)]
-    importance = result.importance
+    effect = result.effect.nan_to_num(0.0)
     needed = set(needed_positions(result).tolist())
     sites = set(sites)
     sequence, motifs, marks = Text("   sequence  "), Text("   motif     "), Text("   needed    ")
     for number, position in enumerate(letters):
-        share = importance[position].nan_to_num(0.0).item()
+        share = (effect[position] / effect.max().clamp(min=1e-9)).item()
         level = min(int(share * len(_SHADES)), len(_SHADES) - 1)
         ink = "black" if level < 3 else "white"
         sequence.append((result.tokens_text or [])[position], style=f"{ink} on {_SHADES[level]}")

@@ -151,7 +151,8 @@ def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> Mas
 
 def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     """A table of the first sequences, with mean and standard deviation of all."""
-    names = ["probability", "all masked", "area", *(f"left at {share:.0%}" for share in _THRESHOLDS)]
+    what = "value" if results[0].target["kind"] == "callable" else "probability"
+    names = [what, "all masked", "area", *(f"left at {share:.0%}" for share in _THRESHOLDS)]
     names += ["evaluations", "tokens"]
     numbers = torch.tensor([list(_summary(result).values()) for result in results], dtype=torch.float64)
     lines = ["       row" + "".join(f"  {name:>11}" for name in names)]
@@ -162,9 +163,9 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        "all masked: probability with all tokens masked; area: mean probability over the share of masked tokens; left: "
-        "tokens not yet masked when the probability first falls below that share of the initial one; tokens: number of "
-        "maskable tokens"
+        f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; left: tokens "
+        f"not yet masked when the {what} first falls below that share of the initial one; tokens: number of maskable "
+        "tokens"
     )
     stays = [str(example.row) for example, result in zip(examples, results, strict=True) if result.needs_no_token]
     if stays:
@@ -230,7 +231,7 @@ def _write(
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
     what = command("report", args.checkpoint, "--output", args.output.parent / "report")
-    suggest((what, "what the theory says of the model"))
+    suggest((what, "theory report of the model"))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -281,7 +282,9 @@ def _draw(
         for result in results:
             name = plotting.describe_target(result, names) if result.target["kind"] == "class" else ""
             curves.setdefault(name if probe.head == "class" else "", []).append(result)
-        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=f"{source}: tokens {how}")
+        target = results[0].target
+        value = f"predicted {target['name']}" if target["kind"] == "callable" else "probability of the target"
+        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=f"{source}: tokens {how}", value=value)
     options: dict[str, Any] = {"by": args.colour_by, "class_names": names}
     is_dna = reads_only_dna(probe.tokenizer)
     together: list[tuple[MaskingResult, int, list[tuple[int, int, str]], str]] = []

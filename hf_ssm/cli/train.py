@@ -49,9 +49,9 @@ def run_train(args: argparse.Namespace) -> None:
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
         with TrainingProgress() as progress:
-            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress)
+            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress, choose=True)
         with plotting.also_svg(args.svg):
-            launch.on_main(lambda: finish(settings, result, args.output, args.push_to_hub, args.license))
+            launch.on_main(lambda: finish(result.settings, result, args.output, args.push_to_hub, args.license))
         if not launch.is_main():
             return
         if args.push_to_hub:
@@ -62,7 +62,7 @@ def run_train(args: argparse.Namespace) -> None:
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
     """Print the settings, the sizes of data and model, and the number of steps."""
     launch.on_main(lambda: _check(args))
-    plan = run.plan(settings, args.output, args.resume)
+    plan = run.plan(settings, args.output, args.resume, choose=True)
     if not launch.is_main():
         return
     model, data = plan.model, plan.data
@@ -86,15 +86,17 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
     output, task = args.output, settings.task
     steps = []
     if result.data.tokenizer is not None:
-        if task in ("sequence-classification", "token-classification"):
+        if task in ("sequence-classification", "token-classification", "sequence-regression"):
             predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
-            steps.append((predict, "classes of other sequences"))
+            what = "values" if task == "sequence-regression" else "classes"
+            steps.append((predict, f"{what} of other sequences"))
         if task == "sequence-classification":
             probe = command("probe", output, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
         if task in ("causal-lm", "masked-lm"):
             score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
             steps.append((score, "effects of variants"))
+    steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
     if not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))

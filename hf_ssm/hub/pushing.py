@@ -21,7 +21,7 @@ from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.sources import suggestion
-from hf_ssm.hub.verifying import check_folder, family_of
+from hf_ssm.hub.verifying import Problem, check_folder, family_of
 from hf_ssm.models.registry import Family
 from hf_ssm.utils.checks import check_path
 
@@ -116,7 +116,9 @@ def push_folder(
         raise FileNotFoundError(f"there is no folder {str(folder)!r}{suggestion(folder)}")
     check_repo_id(repo_id)
     _check_branch(revision)
-    family = check_model(folder)
+    family, outdated = check_model(folder)
+    if outdated:
+        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, outdated)))
     # The code of the folder is left out.
     files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
     _check_contents(files, token)
@@ -205,8 +207,12 @@ def _check_branch(revision: str | None) -> None:
         raise ValueError(f"revision must be the name of a branch, because a push adds a commit to it, got {revision!r}")
 
 
-def check_model(folder: Path) -> Family:
-    """The family of the model in a folder; a `ValueError` for an incomplete model or foreign code."""
+def check_model(folder: Path) -> tuple[Family, list[Problem]]:
+    """The family of the model in a folder, and what is outdated in its code.
+
+    Raises:
+        ValueError: The model is incomplete, of another library, or has foreign code.
+    """
     if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
         raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
     problems = check_folder(folder)
@@ -216,9 +222,7 @@ def check_model(folder: Path) -> Family:
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
-    if problems:
-        logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, problems)))
-    return family
+    return family, problems
 
 
 def _prove(staged: Path, family: Family) -> None:

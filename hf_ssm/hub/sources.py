@@ -22,7 +22,7 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     are looked up by one request.
 
     Args:
-        source: Path of a folder or file, or the name of a repository.
+        source: Path of a folder or file, or the name of a repository; a `Path` is never one.
         cache_dir: Cache of `huggingface_hub` in which a repository needs no request; by default that of the settings.
         token: By default the stored login.
 
@@ -34,7 +34,7 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     if name and path.exists():
         return
     missing = f"there is no folder {name!r}{suggestion(path)}"
-    if not _is_repo_id(name):
+    if isinstance(source, Path) or not _is_repo_id(name):
         raise FileNotFoundError(missing)
     if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
         return

@@ -86,7 +86,7 @@ def save_space(
     except PackageNotFoundError as error:
         raise ImportError('gradio is not installed: pip install "hf_ssm[app]"') from error
     name = Path(checkpoint).resolve().name if is_local else str(checkpoint)
-    source = _MODEL_FOLDER if is_local else name
+    source = f"{_MODEL_FOLDER}/{name}" if is_local else name
     settings = {
         "title": title or name.rpartition("/")[2],
         "emoji": "🧬",
@@ -120,7 +120,7 @@ def save_space(
     if is_local:
         # The page runs the code of the package.
         own = {path: file for path, file in folder_files(Path(checkpoint)).items() if not path.endswith(".py")}
-        stage({f"{_MODEL_FOLDER}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
+        stage({f"{source}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
     return folder
 
 

@@ -114,8 +114,9 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     folder = Path(folder)
     found = [problem for check in (_check_weights, _check_config) for problem in check(folder, elsewhere)]
     # The content of files is of interest only if they can be read.
-    checks = (_check_json, _check_eval_results, _check_code)
-    checks = checks if found else (_check_model, *checks)
+    checks = [_check_json, _check_eval_results, _check_code]
+    if not found:
+        checks.insert(0, _check_model)
     return found + [problem for check in checks for problem in check(folder, elsewhere)]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _BASES = "ACGT"
 # Positions in a row of the figure, and rows; longer regions have longer rows.
-_PER_ROW, _MOST_ROWS = 100, 20
+_PER_ROW, _MOST_ROWS = 60, 30
 _LABELS = {
     "llr": "log-likelihood ratio (nats)",
     "next_token": "log-ratio of the next base (nats)",
@@ -30,7 +30,7 @@ def plot_saturation(
     title: str = "",
     offset: int = 0,
 ) -> "Figure":
-    """Plot the score of every base in place of every other, in rows of 100 positions or, in long regions, in 20 rows.
+    """Plot the score of every base in place of every other, in rows of 60 positions or, in long regions, in 30 rows.
 
     Negative scores, of bases that the model finds less likely than those that are there, are brown, positive ones
     blue-green; a dot marks the base of the reference.
@@ -58,7 +58,7 @@ def plot_saturation(
     per_row = max(_PER_ROW, math.ceil((last - first) / _MOST_ROWS))
     count = math.ceil((last - first) / per_row)
     width = min(last - first, per_row)
-    figure = style.new_figure(2.2 + 0.075 * min(width, _PER_ROW), 0.7 + 0.85 * count)
+    figure = style.new_figure(max(5.0, 2.0 + 0.1 * min(width, _PER_ROW)), 1.0 + 0.85 * count)
     panels = figure.subplots(count, squeeze=False)[:, 0]
     for number, axes in enumerate(panels):
         begin = number * per_row
@@ -74,7 +74,7 @@ def plot_saturation(
         )
         own = reference[begin : begin + per_row]
         at = np.flatnonzero(own >= 0)
-        axes.plot(at + first + offset + begin, own[at], ".", color=style.GREY, markersize=2)
+        axes.plot(at + first + offset + begin, own[at], ".", color=style.BLACK, markersize=3)
         axes.set_xlim(first + offset + begin - 0.5, first + offset + begin + width - 0.5)
         axes.set_yticks(range(4), list(_BASES))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)

@@ -88,7 +88,7 @@ def _plot_boxes(axes: "Axes", layers: Sequence[Any], shift: float, colour: str, 
     label = f"{name or 'channels'}: range, quartiles, median"
     if layers:
         boxes["boxes"][0].set_label(label)
-    marks = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markeredgewidth": 0.5, "markersize": 6}
+    marks: dict[str, Any] = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markersize": 6}
     shown = "" if shift > 0 else "their mean: τ of the layer"
     axes.plot(positions, [layer.tau for layer in layers], "D", zorder=3, label=shown or "_nolegend_", **marks)
 

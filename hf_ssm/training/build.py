@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_ssm.data.signals import row_lengths, signal_rows
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.settings import RunSettings, check_config_field, config_class, family_of
@@ -18,6 +19,12 @@ from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
 
+# Those of the family hyena, of which each decides on a type of filter.
+_FIELDS_OF_FILTERS = {
+    *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
+    *("filter_activation_frequency", "filter_train_frequency", "filter_window_shift", "filter_positions"),
+    *("sinusoid_window", "sinusoid_inclusive"),
+}
 # Of labels, above which, or below its inverse, the usual learning rates are too small or too large.
 _LARGEST_DEVIATION = 100.0
 
@@ -46,6 +53,32 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
         # Pipelines truncate longer texts to this length.
         tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     return model
+
+
+def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
+    """Fields of a fresh model that the settings leave open, chosen by the data; each choice is logged.
+
+    A model that gives labels to DNA reads in both directions. A Hyena that gives labels to texts has filters without a
+    limit of length: the implicit filter takes no text that is longer than the longest one of the training.
+    """
+    found: dict[str, Any] = {}
+    if settings.model["checkpoint"] is not None or data.tokenizer is None or not TASKS[settings.task].labelled:
+        return found
+    aliases = config_class(str(settings.model["family"])).attribute_map
+    given = {aliases.get(name, name) for name in settings.config_fields}
+    if "bidirectional" not in given and reads_only_dna(data.tokenizer):
+        found["bidirectional"] = True
+        logger.warning(
+            "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
+            "direction: --set model.bidirectional=false."
+        )
+    if settings.model["family"] == "hyena" and not given & _FIELDS_OF_FILTERS:
+        found["filter_type"] = "s4d"
+        logger.warning(
+            "Chosen for texts of any length: model.filter_type=s4d. The filter of the Hyena paper, --set "
+            "model.filter_type=implicit, takes none longer than model.max_position_embeddings (default: longest row)."
+        )
+    return found
 
 
 def _check_fit(config: Any, data: RunData) -> None:

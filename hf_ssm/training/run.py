@@ -22,20 +22,19 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses
+from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, has_frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
-from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.data.signals import fingerprint
 from hf_ssm.training import folder, launch
-from hf_ssm.training.build import build_model
+from hf_ssm.training.build import build_model, chosen_fields
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.training.tracking import TheoryLogger, measure_tau
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
-from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import staged_files, write_text_atomically
 
 logger = logging.get_logger(__name__)
@@ -48,6 +47,7 @@ class RunResult:
     """The model of a finished run and its measurements.
 
     Attributes:
+        settings: Settings of the run, with the values that the data determine.
         model: The trained model: the best checkpoint on the validation split if there is one.
         data: The data of the run.
         results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
@@ -61,6 +61,7 @@ class RunResult:
         seconds: Wall time of training and evaluation.
     """
 
+    settings: RunSettings
     model: PreTrainedModel
     data: RunData
     results: dict[str, dict[str, float]]
@@ -99,11 +100,11 @@ class RunPlan:
     steps: int
 
 
-def plan(settings: RunSettings, output: Path, resume: bool = False) -> RunPlan:
+def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
     """Load data and model of a run, and count its steps; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
-    settings, data, model = _prepare(settings, output, checkpoint)
+    settings, data, model = _prepare(settings, output, checkpoint, choose)
     args = _training_arguments(settings, output, data, checkpoint)
     rows, size = len(data.splits["train"]), args.train_batch_size * args.world_size
     batches = rows // size if args.dataloader_drop_last else math.ceil(rows / size)
@@ -113,12 +114,14 @@ def plan(settings: RunSettings, output: Path, resume: bool = False) -> RunPlan:
 
 
 def _prepare(
-    settings: RunSettings, output: Path, checkpoint: Path | None
+    settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
 ) -> tuple[RunSettings, RunData, PreTrainedModel]:
     """The settings with the values that the data determine, the data, and the model before training."""
     set_seed(int(settings.training["seed"]))
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
+    if choose and checkpoint is None:
+        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, loaded)})
     if checkpoint is not None:
         launch.on_main(lambda: _check_same_data(output, loaded.splits))
         _warn_of_other_random_numbers(checkpoint)
@@ -138,19 +141,13 @@ class _TauBeforeTraining(TrainerCallback):
         self.tau = measure_tau(kwargs["model"], self.batch)
 
 
-def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[float]:
-    """τ of each layer (Liu & Li 2024, eq. (6)) on a batch of the model's keyword inputs, dropout off."""
-    with evaluating(model):
-        tau = model(**{name: value.to(model.device) for name, value in batch.items()}, output_tau=True).tau
-    return [float(value) for value in tau]
-
-
 def train(
     settings: RunSettings,
     output: Path,
     resume: bool = False,
     overwrite: bool = False,
     progress: TrainerCallback | None = None,
+    choose: bool = False,
 ) -> RunResult:
     """Train, evaluate the test split once, and save model, tokenizer, settings and log.
 
@@ -163,6 +160,8 @@ def train(
         resume: Whether to continue from the newest complete checkpoint in `output`.
         overwrite: Whether to delete an earlier run in `output`, once data and model are loaded.
         progress: Shows the progress, in place of the Trainer's own callbacks that do.
+        choose: Whether the data choose fields of a fresh model that the settings leave open (`build.chosen_fields`), as
+            in the command; default: the defaults of the configuration.
 
     Raises:
         ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
@@ -173,9 +172,10 @@ def train(
     checkpoint = folder.last_checkpoint(output) if resume else None
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
-    settings, loaded, model = _prepare(settings, output, checkpoint)
+    settings, loaded, model = _prepare(settings, output, checkpoint, choose)
     data = loaded.splits
-    trainer = _build_trainer(settings, model, loaded, _training_arguments(settings, output, loaded, checkpoint))
+    args = _training_arguments(settings, output, loaded, checkpoint)
+    trainer = _build_trainer(settings, model, loaded, args)
     if progress is not None:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
@@ -185,8 +185,10 @@ def train(
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    first_rows = data["train"].select(range(min(_PROBE_ROWS, len(data["train"]))))
-    tau = _train_and_measure_tau(trainer, loaded.batch(first_rows), checkpoint)
+    batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
+    if args.log_theory or (args.log_theory is None and args.report_to):
+        trainer.add_callback(TheoryLogger(trainer, movement, batch))
+    tau = _train_and_measure_tau(trainer, batch, checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
     seconds = time.perf_counter() - started
 
@@ -201,6 +203,7 @@ def train(
             with staged_files(output) as scratch:
                 write_response_summary(*responses, scratch / folder.RESPONSE_NAME)
     return RunResult(
+        settings=settings,
         model=model,
         data=loaded,
         results=results,
@@ -217,8 +220,7 @@ def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
     """Responses of the long convolutions with the parameters before and after training."""
-    has_any = any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
-    if not has_any or movement.since_step:
+    if not has_frequency_responses(model) or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)

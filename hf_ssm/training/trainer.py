@@ -44,6 +44,15 @@ class SSMTrainingArguments(TrainingArguments):
         },
     )
 
+    log_theory: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Log τ of each layer, the change of the parameters and the frequencies of the filters at the start "
+            "and at each evaluation of `hf-ssm train` (in Python: hf_ssm.training.tracking.TheoryLogger); default: "
+            "where report_to names a tracker."
+        },
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.dynamics_weight_decay < math.inf:

@@ -1,11 +1,18 @@
 """The page of a small model in headless Chromium."""
 
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from hf_ssm import S4Config, S4ForSequenceClassification
+from hf_ssm.tokenization import build_dna_tokenizer
 
 CHROMIUM = Path("/usr/bin/chromium")
 # No requests of the browser itself, and none to other hosts.
@@ -16,21 +23,26 @@ FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """The address of the page of a classifier of DNA with random weights."""
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the page that `hf-ssm app` serves of a classifier of DNA with random weights."""
     pytest.importorskip("gradio")
-    from hf_ssm import S4Config, S4ForSequenceClassification
-    from hf_ssm.app import ServedModel, launch
-    from hf_ssm.tokenization import build_dna_tokenizer
-
+    folder = tmp_path_factory.mktemp("app") / "small <model>"
     torch.manual_seed(0)
     config = S4Config(vocab_size=12, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.4)
-    model = S4ForSequenceClassification(config)
-    said: list[str] = []
-    served = ServedModel(model, build_dna_tokenizer(), "small <model>")
-    page = launch(served, port=None, wait=False, announce=said.append)
-    yield said[0].split(" is at ")[1].rstrip("/")
-    page.close(verbose=False)
+    S4ForSequenceClassification(config).save_pretrained(folder)
+    build_dna_tokenizer().save_pretrained(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "hf_ssm.cli", "app", str(folder), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        assert said == f"The page of small <model> is at http://127.0.0.1:{port}/\n"
+        yield f"http://127.0.0.1:{port}"
+        # As by Ctrl-C.
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
 
 
 @pytest.fixture(scope="session")

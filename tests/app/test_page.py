@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("gradio")
 
-# Of the server and of the browser, in their threads.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.slow
 
 MOTIF = "ACGTTTGACATTAGGACCATGACAGGTTACGATACCA"
 # Milliseconds: other processes may be at work.

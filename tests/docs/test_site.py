@@ -58,20 +58,18 @@ def test_the_protocol_of_operators_is_in_the_reference() -> None:
     assert {"hf_ssm.modules.operator", "hf_ssm.modules.roles", "hf_ssm.modules.state"} <= ENTRIES
 
 
-def test_pictures_are_small() -> None:
-    sizes = {path.name: path.stat().st_size for path in (DOCS / "assets").glob("*.png")}
-    assert sizes and max(sizes.values()) < 100_000, sizes
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
     """The hooks of the build, which `make docs` runs."""
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
-    spec = importlib.util.spec_from_file_location("build_hooks", DOCS / "build_hooks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("build_hooks")
 
 
 def test_a_page_that_loads_from_another_host_is_a_warning(hooks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,3 +104,16 @@ def test_names_become_links(hooks: ModuleType) -> None:
 def test_a_formula_becomes_a_drawing(hooks: ModuleType) -> None:
     drawn = hooks.formula(r"\tau = k < 1")
     assert drawn.startswith('<div class="formula"><svg role="img" aria-label="\\tau = k &lt; 1"') and "NaN" not in drawn
+
+
+@pytest.mark.parametrize("name", ["complexity", "token_importance"])
+def test_figures_of_stored_results_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = loaded("figures")
+    monkeypatch.setattr(figures, "ASSETS", tmp_path)
+    figures.main([name])
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_stored_figures_are_small() -> None:
+    for name in loaded("figures").FIGURES:
+        assert (DOCS / "assets" / f"{name}.png").stat().st_size < 100_000

@@ -28,8 +28,8 @@ def test_the_shipped_table_is_balanced_dna() -> None:
 
 def test_the_shipped_variants_are_of_the_shipped_genome(script: ModuleType, tmp_path: Path) -> None:
     genome, shipped = DATA / "lambda_phage.fa.gz", DATA / "lambda_phage_variants.vcf"
-    script.random_variants(genome, tmp_path / "variants.vcf")
-    assert (tmp_path / "variants.vcf").read_text() == shipped.read_text()
+    script.main(["random_variants", "--output", str(tmp_path)])
+    assert (tmp_path / shipped.name).read_text() == shipped.read_text()
     sequence = next(iter(read_records(genome))).sequence
     rows = [line.split("\t") for line in shipped.read_text().splitlines() if not line.startswith("#")]
     assert len(rows) == 50
@@ -58,3 +58,38 @@ def test_a_download_with_other_content_is_refused(script: ModuleType, tmp_path: 
     (tmp_path / "genome.gz").write_bytes(b"other")
     with pytest.raises(ValueError, match=r"genome\.gz has the SHA-256 d9298a10.* begins with 00: delete the file"):
         script.download("https://example.org/genome.gz", tmp_path, "00")
+
+
+def value_of(tokens: list[str]) -> int:
+    """The value of an expression, by replacing the innermost one until a digit is left."""
+    while len(tokens) > 1:
+        end = tokens.index("]")
+        start = max(i for i in range(end) if tokens[i].startswith("["))
+        values = sorted(map(int, tokens[start + 1 : end]))
+        middle = len(values) // 2
+        found = {
+            "[MIN": values[0],
+            "[MAX": values[-1],
+            "[MED": (values[middle] + values[~middle]) // 2,
+            "[SM": sum(values) % 10,
+        }[tokens[start]]
+        tokens = [*tokens[:start], str(found), *tokens[end + 1 :]]
+    return int(tokens[0])
+
+
+def test_expressions_have_their_value(script: ModuleType) -> None:
+    found = [script.expression(random.Random(seed), least=96) for seed in range(60)]
+    assert all(value_of(tokens) == script.value_of(tokens) for tokens in found)
+    assert min(map(len, found)) >= 96
+    assert {token for tokens in found for token in tokens} == {*"0123456789", *script.OPERATORS, "]"}
+
+
+def test_lists_the_data_sets(script: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script.main([])
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == [*script.DATA_SETS]
+    for files in (files for _, files, _ in script.DATA_SETS.values()):
+        for name in files:
+            (tmp_path / name).touch()
+    script.main([*script.DATA_SETS, "--output", str(tmp_path)])  # All are there: nothing is downloaded.
+    assert capsys.readouterr().out.count(" exists\n") == len(script.DATA_SETS)

@@ -1,4 +1,4 @@
-"""The settings files of the Long Range Arena: the papers' numbers, the commands of the README, and a step of each.
+"""The settings files of the Long Range Arena: the papers' numbers, the commands of the page, and a step of each.
 
 What the runs read here has the formats of the real data, few rows, and small images.
 """
@@ -26,7 +26,7 @@ from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 
 FOLDER = Path(__file__).parents[2] / "examples" / "lra"
 FILES = sorted(FOLDER.glob("*.yaml"))
-README = (FOLDER / "README.md").read_text(encoding="utf-8")
+PAGE = (FOLDER.parents[1] / "docs/experiments/long-range-arena.md").read_text(encoding="utf-8")
 
 # Depth, features, states, dropout, rate, batch, epochs, decay: Liu & Li 2024, Tables 3 and 4.
 LIU_LI = {
@@ -102,11 +102,11 @@ def test_the_numbers_of_yu_and_others(task: str) -> None:
 
 
 def commands() -> list[str]:
-    return re.findall(r"`hf-ssm train ([^`]*)`", README)
+    return re.findall(r"(?m)^hf-ssm train (.*)$", PAGE.replace(" \\\n", " "))
 
 
 @pytest.mark.parametrize("command", commands())
-def test_the_commands_of_the_readme(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER.parents[1])
     parser = argparse.ArgumentParser()
     add_train(parser)
@@ -117,7 +117,7 @@ def test_the_commands_of_the_readme(command: str, monkeypatch: pytest.MonkeyPatc
     assert settings.model["kernel_type"] == kernel
 
 
-def test_the_readme_names_every_task_twice() -> None:
+def test_the_page_names_every_task_twice() -> None:
     assert len(commands()) == 2 * len(LIU_LI)
 
 

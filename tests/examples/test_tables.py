@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/experiments/*.md")))
 NAMES = (
     "README.md",
-    "examples/README.md",
-    "examples/lra/README.md",
-    "examples/zero_shot/README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
+    *PAGES,
 )
-# Settings, which may stand in the text of examples/README.md.
-SETTINGS = {"0.01", "0.1", "0.95", "1.0"}
+# Settings, which may stand in the text of the pages.
+SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 
 
 def read(name: str) -> str:
@@ -50,13 +49,14 @@ def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatc
         (tmp_path / name).write_text(read(name), encoding="utf-8")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     script.main(["--check"])
-    changed = read("examples/README.md").replace("| 0.9596 ± 0.0039 |", "| 0.9597 ± 0.0039 |")
-    assert changed != read("examples/README.md")
-    (tmp_path / "examples/README.md").write_text(changed, encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"^examples/README\.md: run `python examples/tables\.py`$"):
+    page = "docs/experiments/real-dna.md"
+    changed = read(page).replace("| 0.9596 ± 0.0039 |", "| 0.9597 ± 0.0039 |")
+    assert changed != read(page)
+    (tmp_path / page).write_text(changed, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^docs/experiments/real-dna\.md: run `python examples/tables\.py`$"):
         script.main(["--check"])
     script.main([])
-    assert (tmp_path / "examples/README.md").read_text(encoding="utf-8") == read("examples/README.md")
+    assert (tmp_path / page).read_text(encoding="utf-8") == read(page)
 
 
 def test_an_unknown_table_is_an_error(script: ModuleType) -> None:
@@ -71,14 +71,25 @@ def test_no_measured_table_is_typed(script: ModuleType, name: str) -> None:
     assert re.findall(r"(?m)^\|.*\| *[-+]?\d[\d,]*\.\d.*$", text) == []
 
 
-def test_text_has_settings_and_no_results(script: ModuleType) -> None:
-    text = re.sub(r"`[^`]*`", "", script.BLOCK.sub("", read("examples/README.md")))
+@pytest.mark.parametrize("name", PAGES)
+def test_text_has_settings_and_no_results(script: ModuleType, name: str) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`", "", script.BLOCK.sub("", read(name)), flags=re.DOTALL)
     assert set(re.findall(r"\d+\.\d+", text)) <= SETTINGS
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_readable(name: str) -> None:
+    """Rows of tables and lines of commands fit the width of a page; the index lists the page."""
+    text = read(name)
+    assert all(len(line) <= 190 for line in text.splitlines() if line.startswith("|"))
+    for block in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 120
+    assert name.endswith("index.md") or f"({Path(name).name})" in read("docs/experiments/index.md")
 
 
 def test_numbers_by_hand() -> None:
     """Read independently of the script."""
-    text = read("examples/README.md")
+    text = "\n".join(map(read, PAGES))
     found = stored("gaussian_process")["table_1"]["w (8)"]
     for b, paper in (("1", 0.22), ("0.1", 0.87), ("0.01", 3.59)):
         (row,) = re.findall(rf"\| w \(8\) \| {re.escape(b)} \| ([^|]*) \| ([\d.]+) ", text)

@@ -22,7 +22,7 @@ CARD = "---\nlibrary_name: transformers\n---\n\n# My own words\n"
 
 @pytest.fixture
 def unproved(monkeypatch):
-    monkeypatch.setattr(pushing, "export", lambda *given: exporting.export(*given, prove=False))
+    monkeypatch.setattr(pushing, "export", lambda *given, **options: exporting.export(*given, prove=False, **options))
 
 
 @pytest.fixture

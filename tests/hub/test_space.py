@@ -21,8 +21,8 @@ def test_space_of_a_folder(folder: Path, tmp_path: Path) -> None:
     assert "models" not in settings
     program = (space / "app.py").read_text()
     ast.parse(program)
-    assert 'main(["app", "model", "--host", "0.0.0.0"])' in program
-    assert (space / "model" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert 'main(["app", "model/run", "--host", "0.0.0.0"])' in program
+    assert (space / "model" / "run" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert (space / "hf_ssm" / "app" / "page.py").is_file()
     assert not list(space.rglob("__pycache__"))
     lines = (space / "requirements.txt").read_text().splitlines()
@@ -56,7 +56,7 @@ def test_pushed_space(hub: Any, folder: Path) -> None:
     assert url.endswith("/spaces/ada/page")
     api = HfApi()
     names = set(api.list_repo_files("ada/page", repo_type="space"))
-    assert {"README.md", "app.py", "requirements.txt", "hf_ssm/__init__.py", "model/config.json"} <= names
+    assert {"README.md", "app.py", "requirements.txt", "hf_ssm/__init__.py", "model/run/config.json"} <= names
     head = api.repo_info("ada/page", repo_type="space").sha
     # The same again changes nothing; another source replaces what is stale.
     push_space(folder, "ada/page")

@@ -164,6 +164,8 @@ def options(batch_size: int) -> list[str]:
         **{"data.length": 40, "data.num_train": 32, "data.num_validation": 16, "data.num_test": 10},
         **{"data.motif_length": 8, "data.copies": 1, "model.hidden_size": 8, "model.num_hidden_layers": 2},
         **{"model.rescale_init": "true", "model.tau_weight": 1e-3, "training.logging_steps": 1},
+        # The model whose rounding was measured.
+        **{"model.filter_type": "implicit", "model.bidirectional": "false"},
         # With Adam, which divides by it, the rounding of a vanishing gradient would decide a step.
         **{"training.optim": "sgd", "training.lr_scheduler_type": "constant", "training.learning_rate": 0.1},
         **{"training.disable_tqdm": "true", "training.per_device_eval_batch_size": batch_size},

@@ -108,7 +108,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         _remember_loading(model)
         return (model, info) if output_loading_info else model
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers, with an error that names the cause if the Hub cannot be reached."""
         parent: Any = super()
         try:

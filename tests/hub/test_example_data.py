@@ -1,0 +1,86 @@
+"""`examples/get_data.py` with the loopback Hub."""
+
+import gzip
+import importlib.util
+import io
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from hf_ssm.data import load_sequences
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "get_data.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("get_data", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache" / "downloads")
+
+
+def parquet(**columns) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def rows(part, count, labels=2):
+    texts = [f"{'acgt'[i % 4]}{'acgt'[i // 4 % 4]}{'acgt'[i // 16 % 4]}{part}" for i in range(count)]
+    return parquet(seq=texts, label=[i % labels for i in range(count)])
+
+
+def test_genomic_benchmarks(hub, script, tmp_path, monkeypatch):
+    monkeypatch.setitem(script.BENCHMARKS, "promoters", ("p", "promoters", 0, None))
+    monkeypatch.setitem(script.BENCHMARKS, "human_or_worm", ("w", "worms", 12, 4))
+    files = {"data/train-0.parquet": rows("G", 40), "data/test-0.parquet": rows("T", 16)}
+    for name in ("p", "w"):
+        hub.create(f"{script.HUB_PREFIX}{name}", files, type="dataset")
+    script.genomic_benchmark(tmp_path, "promoters")
+    script.genomic_benchmark(tmp_path, "human_or_worm")
+    table = gzip.decompress((tmp_path / "promoters.csv.gz").read_bytes()).decode().splitlines()[1:]
+    found = Counter(tuple(line.split(",")[1:]) for line in table)
+    assert found == {("0", "train"): 6, ("0", "test"): 2, ("1", "train"): 6, ("1", "test"): 2}
+    assert all(line.split(",")[0].endswith("T") and line.split(",")[0].isupper() for line in table)
+    data = load_sequences(tmp_path / "worms.csv.gz", validation_fraction=0.0)
+    assert {name: Counter(split["label"]) for name, split in data.items()} == {
+        "train": {0: 12, 1: 12},
+        "test": {0: 4, 1: 4},
+    }
+    assert all(text.endswith("G") for text in data["train"]["sequence"])
+
+
+def test_mnist(hub, script, tmp_path):
+    images = []
+    for value in (0, 200):
+        file = io.BytesIO()
+        Image.new("L", (28, 28), value).save(file, "PNG")
+        images.append({"bytes": file.getvalue(), "path": None})
+    hub.create("ylecun/mnist", {"mnist/test-0.parquet": parquet(image=images, label=[7, 3])}, type="dataset")
+    card = (
+        "---\ndataset_info:\n  features:\n  - name: image\n    dtype: image\n  - name: label\n    dtype: int64\n---\n"
+    )
+    hub.create(
+        "ylecun/mnist",
+        {"mnist/test-0.parquet": parquet(image=images, label=[7, 3]), "README.md": card},
+        type="dataset",
+    )
+    script.mnist(tmp_path)
+    content = gzip.decompress((tmp_path / "mnist_t10k-images-idx3-ubyte.gz").read_bytes())
+    assert struct.unpack(">4i", content[:16]) == (0x803, 2, 28, 28)
+    assert content[16:] == bytes(784) + bytes([200]) * 784
+    assert gzip.decompress((tmp_path / "mnist_t10k-labels-idx1-ubyte.gz").read_bytes())[8:] == bytes([7, 3])

@@ -1,0 +1,104 @@
+"""Quantities of the theory in the log, and in TensorBoard and trackio."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from hf_ssm.analysis.frequency import frequency_responses
+from hf_ssm.analysis.parameter_change import changes_in_log
+from hf_ssm.analysis.response_summary import spectral_summary
+from hf_ssm.training import run
+from hf_ssm.training.settings import resolve
+
+DATA = {"dataset": "planted-motifs", "length": 20, "motif_length": 4, "copies": 1}
+DATA |= {"num_train": 16, "num_validation": 8, "num_test": 8}
+MODEL = {"family": "s4", "hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "hidden_dropout": 0.1}
+TRAINING = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True}
+
+
+def train(output: Path, model: dict[str, Any] | None = None, **training: Any) -> run.RunResult:
+    sections = {"model": MODEL | (model or {}), "data": DATA, "training": TRAINING | training}
+    return run.train(resolve(sections), output)
+
+
+def theory_of(log: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Step -> the quantities of the theory."""
+    entries = [entry for entry in log if "theory/tau" in entry]
+    return {
+        entry["step"]: {name: value for name, value in entry.items() if name.startswith("theory/")} for entry in entries
+    }
+
+
+def test_values_in_the_log(tmp_path):
+    result = train(tmp_path / "run", log_theory=True, load_best_model_at_end=False)
+    found = theory_of(result.log_history)
+    # The start and both epochs, and not the evaluations after the training.
+    assert list(found) == [0, 2, 4]
+    assert {value for name, value in found[0].items() if "change" in name} == {0.0}
+    last = found[4]
+    assert [last[f"theory/tau_layer_{layer}"] for layer in (0, 1)] == result.tau["after training"]
+    assert last["theory/tau"] == pytest.approx(sum(result.tau["after training"]))
+    changes = {name.removeprefix("theory/change_"): value for name, value in last.items() if "change" in name}
+    assert changes == changes_in_log(result.log_history) and min(changes.values()) > 0
+    spectra = spectral_summary(frequency_responses(result.model))
+    assert set(spectra) == {f"{what}_layer_{layer}" for what in ("centroid", "peak") for layer in (0, 1)}
+    assert {name: last[f"theory/{name}"] for name in spectra} == pytest.approx(spectra)
+
+
+def test_logging_does_not_change_the_training(tmp_path):
+    """Off without a tracker; a selective scan has no frequency response."""
+    logs = []
+    for name in ("plain", "logged"):
+        flags = {} if name == "plain" else {"log_theory": True}
+        result = train(tmp_path / name, {"family": "selective"}, **flags)
+        logs.append([entry["loss"] for entry in result.log_history if "loss" in entry])
+        found = theory_of(result.log_history)
+        assert bool(found) == (name == "logged")
+        assert not any("centroid" in key for entry in found.values() for key in entry)
+    assert logs[0] == logs[1]
+
+
+def test_every_callback_gets_the_values(tmp_path):
+    """As that of W&B, which sends each log."""
+    received: list[dict[str, float]] = []
+
+    class Recorder(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            received.append(logs)
+
+    sections = {"model": MODEL, "data": DATA, "training": TRAINING | {"log_theory": True}}
+    run.train(resolve(sections), tmp_path / "run", progress=Recorder())
+    assert sum("theory/tau_layer_1" in logs and "theory/centroid_layer_0" in logs for logs in received) == 3
+
+
+def test_tensorboard(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = train(tmp_path / "run", report_to="tensorboard")
+    first = min((tmp_path / "run").rglob("events.out.*"))
+    events = accumulator.EventAccumulator(str(first)).Reload()
+    for step, values in theory_of(result.log_history).items():
+        for name, value in values.items():
+            (scalar,) = [event for event in events.Scalars(f"train/{name}") if event.step == step]
+            assert scalar.value == pytest.approx(value, rel=1e-6)
+    assert len(events.Scalars("eval/accuracy")) == 2
+
+
+def test_trackio(tmp_path, monkeypatch):
+    trackio = pytest.importorskip("trackio")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "trackio" and hasattr(module, "TRACKIO_DIR"):
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    result = train(tmp_path / "mine", report_to="trackio", project="tracked")
+    trackio.finish()
+    (found,) = trackio.Api().runs("tracked")
+    assert found.name == "mine"  # the output folder
+    logs = trackio.SQLiteStorage.get_logs("tracked", "mine", run_id=found.id)
+    sent = {log["train/global_step"]: log for log in logs if "train/theory/tau" in log}
+    expected = theory_of(result.log_history)
+    assert sent.keys() == expected.keys()
+    for step, values in expected.items():
+        assert {name: sent[step][f"train/{name}"] for name in values} == pytest.approx(values)
