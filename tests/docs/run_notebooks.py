@@ -42,6 +42,8 @@ def execute(path: Path, folder: Path) -> Any:
         timeout=TIMEOUT,
         kernel_name="python3",
         record_timing=False,
+        # The number of pieces of a stream depends on the time.
+        coalesce_streams=True,
         # Otherwise it warns that its sockets are not encrypted.
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
