@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_ssm.data import GENERATORS
 from hf_ssm.training.settings import read_settings_file, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,4 +28,5 @@ def test_planted_motifs(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_settings_files_resolve(path: Path) -> None:
     settings = read_settings_file(path)
-    resolve(settings, {"data": {"dataset": settings["data"].get("dataset", "some.csv")}})
+    source = settings["data"].get("dataset")
+    resolve(settings, {"data": {"dataset": source if source in GENERATORS else "some.csv"}})
