@@ -360,11 +360,20 @@ WORDS = {
 
 @table
 def speed() -> str:
+    return speed_of(SPEED)
+
+
+@table
+def speed_in_brief() -> str:
+    return speed_of(SPEED[1:4])
+
+
+def speed_of(compared: Sequence[tuple[str, str, str, str]]) -> str:
     rows = [
         [f"{WORDS[section]}, {what}", WORDS.get(peer, peer), measured(file)[0][section, what, f"{peer} / ours"]]
-        for file, section, what, peer in SPEED
+        for file, section, what, peer in compared
     ]
-    commands = dict.fromkeys(measured(file)[1] for file, *_ in SPEED)
+    commands = dict.fromkeys(measured(file)[1] for file, *_ in compared)
     return grid(["what", "against", "times"], rows, f"Printed by {' and '.join(commands)}.")
 
 

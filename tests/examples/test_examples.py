@@ -28,5 +28,5 @@ def test_planted_motifs(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_settings_files_resolve(path: Path) -> None:
     settings = read_settings_file(path)
-    source = settings["data"].get("dataset")
+    source = settings.get("data", {}).get("dataset")
     resolve(settings, {"data": {"dataset": source if source in GENERATORS else "some.csv"}})
