@@ -82,3 +82,22 @@ def test_python_keeps_the_defaults_of_the_configuration(table, tmp_path):
 def test_examples_leave_no_choice(path):
     model = read_settings_file(path)["model"]
     assert "bidirectional" in model and ("filter_type" in model or model["family"] != "hyena")
+
+
+def test_unknown_bases_in_training(table, tmp_path, capsys):
+    arguments = ["train", "--dataset", str(table), *(f"--set=model.{name}={value}" for name, value in SMALL.items())]
+    arguments += ["--epochs", "1", "--set", "data.unknown_bases=0.5"]
+    seen = []
+    trained = run.SSMTrainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        seen.append((model.training, (inputs["input_ids"] == 11).double().mean().item()))
+        return trained(self, model, inputs, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.SSMTrainer, "compute_loss", compute_loss)
+        assert cli.main([*arguments, "--output", str(tmp_path / "run")]) == 0
+    assert all(0.1 < share < 0.4 if training else share == 0 for training, share in seen)
+    assert {training for training, _ in seen} == {True, False}
+    assert cli.main([*arguments, "--task", "causal-lm", "--output", str(tmp_path / "lm")]) == 2
+    assert "data.unknown_bases=0.5: a language model" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`hf-ssm probe`: output, files, resuming, and errors for bad input."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -402,6 +403,10 @@ def test_note_on_the_mask(mask, sequences, note):
     assert note in mask_note(
         MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask), data
     )
+    if mask == "n":
+        probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask)
+        known = dataclasses.replace(data, unknown_bases=0.5)
+        assert mask_note(probe, known) == "Tokens are masked by N, which replaced up to 50% of the bases in training."
     if mask == "mask":
         probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
         assert "with which masked language models are trained" in mask_note(probe, data)

@@ -46,6 +46,7 @@ class Rows:
 
     Attributes:
         train: The training split of the same data, of which the columns are the same, if there is one.
+        unknown_bases: Largest share of the bases of a training sequence that N replaced.
     """
 
     rows: Dataset
@@ -55,6 +56,7 @@ class Rows:
     limit: int | None
     classes: list[str] | None
     train: Dataset | None = None
+    unknown_bases: float = 0.0
 
     def encoded(self, row: int, tokenizer: Any, **options: Any) -> Any:
         """The output of the tokenizer for a row."""
@@ -116,7 +118,7 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     classes = label_names(splits, label_column) if labelled or named else None
     kept = label_column if label_column in rows.column_names and classes is not None else None
     pair_column, limit = settings.data.get("pair_column"), settings.data["max_length"]
-    return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"))
+    return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"), settings.data["unknown_bases"])
 
 
 def default_mask(head: str | None, tokenizer: Any) -> str:
@@ -141,13 +143,16 @@ def mask_note(probe: MaskingProbe, data: Rows) -> str:
         return f"Tokens are masked by {text}, with which masked language models are trained."
     if token is None or token in probe.tokenizer.all_special_ids:
         return f"Tokens are masked by {text}, which replaces no token in the training of this model."
+    if data.unknown_bases:
+        return f"Tokens are masked by {text}, which replaced up to {data.unknown_bases:.0%} of the bases in training."
     if data.train is None:
         return f"Tokens are masked by {text}."
     count = sum(text in sequence.upper() for sequence in data.train[data.column][:_READ_ROWS])
     of = f"{count} of {min(len(data.train), _READ_ROWS)} training sequences"
     if count:
         return f"Tokens are masked by {text}, which occurs in {of}."
-    return f"Tokens are masked by {text}, which occurs in none{of[1:]}; compare with --mask mask or zero."
+    remedy = "compare with --mask zero, or train with --set data.unknown_bases=1"
+    return f"Tokens are masked by {text}, which occurs in none{of[1:]}; {remedy}."
 
 
 def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> tuple[list[Example], dict[str, int]]:

@@ -1,6 +1,6 @@
 """Data sets of sequences: generators, and a loader of Hub data sets, tables, FASTA files and images."""
 
-from hf_ssm.data.augment import with_random_reverse_complement
+from hf_ssm.data.augment import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.features import SignalFeatureExtractor
 from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
 from hf_ssm.data.majority import sparse_majority
@@ -18,4 +18,5 @@ __all__ = [
     "sparse_majority",
     "tokenize",
     "with_random_reverse_complement",
+    "with_random_unknown_bases",
 ]

@@ -1,5 +1,6 @@
-"""Augmentation of DNA by the reverse complement."""
+"""Augmentation of DNA: the reverse complement, and unknown bases."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,60 @@ def with_random_reverse_complement(
         ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the probability is out
             of range.
     """
+    ids = _checked(tokens, tokenizer, "probability", probability)
+    other = {ids[base]: ids[complement] for base, complement in _COMPLEMENT.items()}
+
+    def turn(row: list[int]) -> list[int]:
+        strand = iter([other[token] for token in reversed(row) if token in other])
+        return [next(strand) if token in other else token for token in row]
+
+    def change(rows: list[list[int]]) -> list[list[int]]:
+        drawn = torch.rand(len(rows)) < probability
+        return [turn(row) if flip else row for row, flip in zip(rows, drawn.tolist(), strict=True)]
+
+    return _with_change(tokens, change)
+
+
+def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, share: float = 0.5) -> Dataset:
+    """Replace random bases by N each time a row is read.
+
+    A model trained this way knows N as a base without information, so that a probe can mask with it
+    (`MaskingProbe(mask="n")`). The share of replaced bases is drawn anew for each row. Random numbers come from torch's
+    default generator.
+
+    Args:
+        tokens: Rows with `input_ids`, such as a split of `tokenize`. Other columns are unchanged.
+        tokenizer: A single-nucleotide tokenizer.
+        share: Largest share of replaced bases, in [0, 1]; that of a row is uniform between 0 and this. Default 0.5.
+
+    Returns:
+        The rows with the transform, which runs when rows are read, after an earlier one.
+
+    Raises:
+        ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the share is out of
+            range.
+    """
+    ids = _checked(tokens, tokenizer, "share", share)
+    unknown, bases = ids["N"], set(ids.values())
+
+    def change(rows: list[list[int]]) -> list[list[int]]:
+        shares = (share * torch.rand(len(rows))).tolist()
+        return [
+            [
+                unknown if hide and token in bases else token
+                for token, hide in zip(row, (torch.rand(len(row)) < own).tolist(), strict=True)
+            ]
+            for row, own in zip(rows, shares, strict=True)
+        ]
+
+    return _with_change(tokens, change)
+
+
+def _checked(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, argument: str, value: float) -> dict[str, Any]:
+    """The id of each base, after a check of the arguments."""
     check_column("tokens", "input_ids", tokens.column_names, "the data set")
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability={probability!r}: give a number from 0 to 1.")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{argument}={value!r}: give a number from 0 to 1.")
     ids: dict[str, Any] = {base: tokenizer.convert_tokens_to_ids(base) for base in _COMPLEMENT}
     unknown = [base for base, token in ids.items() if token is None or token == tokenizer.unk_token_id]
     if unknown:
@@ -41,15 +93,15 @@ def with_random_reverse_complement(
             f"tokenizer: it has no token for the bases {', '.join(unknown)}; use a single-nucleotide tokenizer such as "
             "build_dna_tokenizer()."
         )
-    other = {ids[base]: ids[complement] for base, complement in _COMPLEMENT.items()}
+    return ids
 
-    def turn(row: list[int]) -> list[int]:
-        strand = iter([other[token] for token in reversed(row) if token in other])
-        return [next(strand) if token in other else token for token in row]
+
+def _with_change(tokens: Dataset, change: Callable[[list[list[int]]], list[list[int]]]) -> Dataset:
+    """The rows with changed `input_ids` when they are read, after an earlier transform."""
+    earlier = tokens.format["format_kwargs"].get("transform", dict)
 
     def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        drawn = torch.rand(len(batch["input_ids"])) < probability
-        rows = [turn(row) if flip else row for row, flip in zip(batch["input_ids"], drawn.tolist(), strict=True)]
-        return {**batch, "input_ids": rows}
+        batch = earlier(batch)
+        return {**batch, "input_ids": change(batch["input_ids"])}
 
     return tokens.with_transform(transform)

@@ -279,13 +279,18 @@ def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
             f"model.task={task!r} {what}, but {data['dataset']!r} holds {held}: choose --task {fitting}, or another "
             "data.sequence_column"
         )
-    unsuitable = ("tokenizer", "reverse_complement", "pair_column") if numbers else ("normalization",)
+    unsuitable = ("tokenizer", "reverse_complement", "unknown_bases", "pair_column") if numbers else ("normalization",)
     for key in unsuitable:
         if data.get(key):
             wanted = "texts" if numbers else "images and numbers"
             raise ValueError(
                 f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave it out"
             )
+    if data["unknown_bases"] and not TASKS[task].labelled:
+        raise ValueError(
+            f"data.unknown_bases={data['unknown_bases']!r}: a language model (model.task={task!r}) would learn to "
+            "predict N: leave it out"
+        )
     both = [key for key in ("reverse_complement", "pair_column") if data.get(key)]
     if len(both) == 2:
         raise ValueError(

@@ -25,7 +25,7 @@ from transformers.utils import logging
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, has_frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
 from hf_ssm.analysis.response_summary import write_response_summary
-from hf_ssm.data import with_random_reverse_complement
+from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.signals import fingerprint
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields
@@ -301,6 +301,8 @@ def _build_trainer(
     train_dataset = data["train"]
     if settings.data["reverse_complement"] and loaded.tokenizer is not None:
         train_dataset = with_random_reverse_complement(train_dataset, loaded.tokenizer)
+    if settings.data["unknown_bases"] and loaded.tokenizer is not None:
+        train_dataset = with_random_unknown_bases(train_dataset, loaded.tokenizer, settings.data["unknown_bases"])
     return SSMTrainer(
         model=model,
         args=args,

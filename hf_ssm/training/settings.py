@@ -38,6 +38,7 @@ _DATA_TYPES: dict[str, Any] = {
     "tokenizer": str | None,
     "max_length": int | None,
     "reverse_complement": bool,
+    "unknown_bases": float,
     "normalization": str | None,
 }
 # Fields of the training arguments that options of the command determine.
@@ -60,7 +61,7 @@ ALIASES = {
 
 DEFAULT_FAMILY = "hyena"
 MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
-DATA_DEFAULTS: dict[str, Any] = {**dict.fromkeys(_DATA_TYPES), "reverse_complement": False}
+DATA_DEFAULTS: dict[str, Any] = {**dict.fromkeys(_DATA_TYPES), "reverse_complement": False, "unknown_bases": 0.0}
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
@@ -164,7 +165,8 @@ class RunSettings:
         model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
         data: `dataset`, `tokenizer` (None: the tokenizer of the checkpoint, or of DNA), `max_length` (tokens; None: the
             longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
-            complement with probability 1/2), `normalization` (of images and numbers, see
+            complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
+            that N replaces), `normalization` (of images and numbers, see
             `hf_ssm.data.features.fit_extractor`) and arguments of the loader.
         training: Fields of `SSMTrainingArguments`.
     """

@@ -1,10 +1,10 @@
-"""Random reverse complements."""
+"""Random reverse complements and unknown bases."""
 
 import pytest
 import torch
 from datasets import Dataset
 
-from hf_ssm.data.augment import with_random_reverse_complement
+from hf_ssm.data.augment import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 TOKENIZER = build_dna_tokenizer()
@@ -41,6 +41,22 @@ def test_half_of_the_rows_are_turned_and_each_reading_draws_anew() -> None:
     torch.manual_seed(1)
     assert rows[:]["input_ids"] == first
     assert turned(["AC"], probability=0.0) == ["AC"]
+
+
+def test_unknown_bases_replace_a_random_share_and_follow_another_transform() -> None:
+    tokens = Dataset.from_dict({"input_ids": TOKENIZER(["[BOS]" + "AC" * 100 + "[SEP]"] * 200)["input_ids"]})
+    unknown, turned_base = TOKENIZER.convert_tokens_to_ids(["N", "G"])
+    rows = with_random_unknown_bases(with_random_reverse_complement(tokens, TOKENIZER, 1.0), TOKENIZER, 0.6)
+    torch.manual_seed(1)
+    ids = torch.tensor(rows[:]["input_ids"])
+    assert (ids[:, [0, -1]] == torch.tensor(TOKENIZER("[BOS][SEP]")["input_ids"])).all()
+    shares = (ids == unknown).double().mean(1)
+    assert shares.min() < 0.1 and 0.5 < shares.max() < 0.72 and 0.25 < shares.mean() < 0.35
+    assert ((ids == turned_base) | (ids == unknown))[:, 1:-1:2].all()
+    assert rows[:]["input_ids"] != ids.tolist()
+    assert with_random_unknown_bases(tokens, TOKENIZER, 0.0)[0]["input_ids"] == tokens[0]["input_ids"]
+    with pytest.raises(ValueError, match=r"share=1\.5"):
+        with_random_unknown_bases(tokens, TOKENIZER, 1.5)
 
 
 def test_bad_input() -> None:
