@@ -69,7 +69,8 @@ def cleaned(notebook: Any) -> Any:
 def _without_progress(output: Any) -> Any:
     """The output without a progress bar; `None` if nothing is left."""
     html = output.get("data", {}).get("text/html")
-    if html is None or "<progress" not in html:
+    # A finished bar without a table leaves an empty output.
+    if html is None or (html.strip() and "<progress" not in html):
         return output
     html = _PROGRESS.sub("", html).strip()
     if "<td>" not in html:
