@@ -184,13 +184,14 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
         line, ratio = strongest_line(power)
         edges = (spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES)
         rows.append([name, *edges, 2 * math.pi / line, ratio])
-    header = ["power", *(f"{share:.0%} below" for share in _SHARES), "strongest period", "prominence"]
+    header = ["power", *(f"{share:.0%} below" for share in _SHARES), "period", "peak"]
     caption = "Power by frequency, averaged over five neighbours. White noise is a horizontal line"
     caption += "; coding DNA has a peak at the period 3." if served.has_bases else "."
     # The sequences, the first and the last layer: more lines would hide each other.
     chosen = {name: spectra[name] for name in dict.fromkeys([*list(spectra)[:2], list(spectra)[-1]])}
+    about = "Frequencies in cycles per position; the strongest period, in positions; its peak over the neighbours"
     words = [
-        markup.table(header, rows, "Frequencies in cycles per position, periods in positions"),
+        markup.table(header, rows, about),
         _alpha(served, spectra),
     ]
     return markup.section(row(figure_html(plot_spectra(chosen), caption), beside("".join(words))))

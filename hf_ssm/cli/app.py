@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ def run_app(args: argparse.Namespace) -> None:
     """`hf-ssm app`: serve the page of a checkpoint until the process is interrupted."""
     # Gradio reads it when it is imported.
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    try:
-        import matplotlib  # noqa: F401
+    for name in ("gradio", "matplotlib"):
+        if find_spec(name) is None:
+            raise ImportError(f"{_INSTALL_HINT} ({name} is missing)")
+    from hf_ssm.app import launch
 
-        from hf_ssm.app import launch
-    except ImportError as error:
-        raise ImportError(f"{_INSTALL_HINT} ({error})") from error
     launch(load_served(args), host=args.host, port=args.port, share=args.share)
 
 

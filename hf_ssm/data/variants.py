@@ -58,7 +58,7 @@ class Windows:
     is_substitution: bool
 
 
-def read_variants(path: Path, info: Iterable[str] = ()) -> Iterator[Variant]:
+def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Variant]:
     """The variants of a VCF file or a table, each optionally gzipped; one for each alternative allele.
 
     Args:
@@ -69,6 +69,7 @@ def read_variants(path: Path, info: Iterable[str] = ()) -> Iterator[Variant]:
         FileNotFoundError: The file does not exist.
         ValueError: The suffix is unknown, the file cannot be read, or a column is missing.
     """
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: there is no such file; check the path.")
     suffix = bare_suffix(path)

@@ -68,8 +68,8 @@ def score_variants(
         model: A model of hf_ssm or transformers.
         tokenizer: Its tokenizer, a fast one.
         variants: Rows with `chrom`, `pos` (1-based), `ref`, `alt`, or with `ref_sequence` and `alt_sequence`; or
-            `hf_ssm.data.read_variants(path)`.
-        genome: The reference, `hf_ssm.data.Genome(path)`; not needed for sequences.
+            `hf_ssm.data.variants.read_variants(path)`.
+        genome: The reference, `hf_ssm.data.genome.Genome(path)`; not needed for sequences.
         scores: Names of scores; default: those of the likelihood for language models, else the distance.
         window: Bases of a window, default 1024, half of them before the variant.
         horizon: Bases from the variant on; default `window - window // 2`.

@@ -371,11 +371,21 @@ def test_train_pushes_the_finished_run(hub, proofs, tmp_path, capsys):
     assert b'from_pretrained("ada/motifs")' in files["README.md"]
 
 
-def test_the_readme_runs(hub, model, tokenizer, unproved):
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
-    pushes, loads = (part.split("```")[0] for part in readme.split("## The Hub")[1].split("```python\n")[1:3])
-    exec(pushes.replace("user/name", "ada/name"), {"model": model, "tokenizer": tokenizer})
+def test_the_documented_push_and_the_pipeline_of_the_readme(hub, model, tokenizer, unproved):
+    root = Path(__file__).parents[2]
+    recipe = root.joinpath("docs/how-to/hub.md").read_text(encoding="utf-8")
+    lines = [line[4:] for line in recipe.split("with `hf_ssm.hub.push`:")[1].split("```")[1].splitlines()[1:]]
+    exec("\n".join(lines).replace("user/name", "ada/name"), {"model": model, "tokenizer": tokenizer})
     assert titles(hub, "ada/name") == ["initial commit", "Add model"]
-    assert 'from_pretrained("user/name", trust_remote_code=True)' in loads
+    use = (
+        root.joinpath("README.md")
+        .read_text(encoding="utf-8")
+        .split("## Push")[1]
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
+    names = {}
+    exec(use.replace("user/name", "ada/name"), names)
+    assert names["classify"]("ACGTTGAC")[0]["label"] in model.config.id2label.values()
     again = AutoModelForSequenceClassification.from_pretrained("ada/name")
     assert torch.equal(again.classifier.weight, model.classifier.weight)
