@@ -338,7 +338,7 @@ class TestPlain:
             ("list.pth", "new", "no state dict"),
             ("gpt2", "new", "of type 'gpt2'"),
             ("ours", "new", "is already a checkpoint of hf_ssm"),
-            ("nowhere", "new", "is not a file or folder, and not on the Hub"),
+            ("nowhere", "new", "there is no folder"),
             ("full", "new", "has no config.json"),
             ("good.pth", "full", "is not empty"),
             ("good.pth", "text.pth", "is a file"),
