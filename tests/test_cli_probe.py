@@ -407,9 +407,26 @@ def test_note_on_the_mask(mask, sequences, note):
         probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask)
         known = dataclasses.replace(data, unknown_bases=0.5)
         assert mask_note(probe, known) == "Tokens are masked by N, which replaced up to 50% of the bases in training."
+        probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), "A")
+        assert mask_note(probe, known).startswith("Tokens are masked by A, which occurs in ")
     if mask == "mask":
         probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
         assert "with which masked language models are trained" in mask_note(probe, data)
+
+
+def test_note_on_a_mask_of_a_large_vocabulary():
+    """Its tokens are no substrings of the sequences, and have a case."""
+    tokenizer = build_byte_tokenizer()
+    model = hf_ssm.S4ForSequenceClassification(hf_ssm.S4Config(**MODEL, vocab_size=len(tokenizer)))
+    rows = Dataset.from_dict({"sequence": ["axe"]})
+    data = Rows(rows, "sequence", None, None, None, None, rows)
+    assert mask_note(MaskingProbe(model, tokenizer, "x"), data) == "Tokens are masked by x."
+
+
+def test_regression_has_no_probability(capsys, saved, table, tmp_path):
+    model = saved("ForSequenceClassification", num_labels=1, problem_type="regression")
+    arguments = ["--dataset", table, "--output", tmp_path / "probe", "--minimum-probability", 0.5]
+    assert "--minimum-probability is for classes and tokens: leave it out" in error_of(capsys, model, *arguments)
 
 
 def test_predictions_without_evidence_are_named(capsys, trained, tmp_path):
