@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -364,6 +365,10 @@ def test_places_on_the_genome(saved, tmp_path):
         ({"name": "chr1", "start": 500}, ("chr1", 500, 510)),
         ({"chrom": "chr1", "chrom_start": 20, "name": "site"}, ("chr1", 20, 30)),
         ({"chrom": "chr1", "chrom_start": 20, "strand": "-"}, ("chr1", 20, 30, True)),
+        ({"chrom": "chr1", "chrom_start": math.nan, "start": 20.0}, ("chr1", 20, 30)),
+        # Not at the beginning of the chromosome.
+        ({"chrom": "chr1", "name": "site"}, ("site", 0, 10)),
+        ({"chrom": "chr1", "start": "ATG", "name": " "}, ("row7", 0, 10)),
         # As bedtools getfasta and samtools faidx name the same region.
         ({"name": "chr1:100-110"}, ("chr1", 100, 110)),
         ({"name": "chr1:101-110"}, ("chr1", 100, 110)),
