@@ -100,11 +100,15 @@ def test_no_command_is_suggested_with_an_infinite_alpha(capsys):
     """The bilinear transform reaches the highest frequency of sampled signals at infinity only."""
     limits = {0.99: (math.inf, math.inf)}
     alpha = dataclasses.replace(alpha_recommendation(hf_ssm.S4Config()), from_data=limits)
-    args = argparse.Namespace(dataset="genes.csv", sequence_column="text")
+    data = {"dataset": "genes.csv", "tokenizer": "byte", "max_length": 50, "assignments": ["data.seed=1"]}
+    args = argparse.Namespace(sequence_column="text", **data)
     spectrum._suggest_training(args, {}, alpha)
     assert not capsys.readouterr().err
     spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}))
-    assert "--set model.alpha=4 --set data.sequence_column=text" in capsys.readouterr().err
+    assert (
+        "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50 --output"
+        in capsys.readouterr().err
+    )
 
 
 def test_signals_have_the_spectrum_of_their_values(waves, tmp_path):

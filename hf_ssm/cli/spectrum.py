@@ -88,20 +88,22 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
-    # α is a setting of the initialisation, which a checkpoint has behind it.
+    # α acts at initialisation: a checkpoint has no use for it.
     if args.model is None and isinstance(alpha, AlphaRecommendation):
         _suggest_training(args, planned, alpha)
 
 
 def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alpha: AlphaRecommendation) -> None:
-    """Print the command that trains the planned model with the geometric mean of the recommended range."""
+    """Print the command that trains the planned model on these data with the geometric mean of the recommended range."""
     scale = math.sqrt(math.prod(alpha.from_data[max(alpha.from_data)]))
     if not math.isfinite(scale):
         return
-    settings = [f"model.{name}={value}" for name, value in planned.items()]
+    settings = [f"model.alpha={scale:.3g}", *(f"model.{name}={value}" for name, value in planned.items())]
     if args.sequence_column is not None:
         settings.append(f"data.sequence_column={args.sequence_column}")
-    words = [word for setting in [f"model.alpha={scale:.3g}", *settings] for word in ("--set", setting)]
+    words = [word for setting in [*settings, *args.assignments] for word in ("--set", setting)]
+    for option, value in (("--tokenizer", args.tokenizer), ("--max-length", args.max_length)):
+        words += [] if value is None else [option, value]
     what = command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", "runs/alpha")
     suggest((what, "train with an α of the recommended range"))
 
