@@ -106,7 +106,7 @@ def test_no_command_is_suggested_with_an_infinite_alpha(capsys):
     assert not capsys.readouterr().err
     spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}))
     assert (
-        "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50 --output"
+        "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50"
         in capsys.readouterr().err
     )
 

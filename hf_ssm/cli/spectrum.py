@@ -94,7 +94,7 @@ def _run_spectrum(args: argparse.Namespace) -> None:
 
 
 def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alpha: AlphaRecommendation) -> None:
-    """Print the command that trains the planned model on these data with the geometric mean of the recommended range."""
+    """Print the command that trains the planned model on these data, with the geometric mean of the limits as α."""
     scale = math.sqrt(math.prod(alpha.from_data[max(alpha.from_data)]))
     if not math.isfinite(scale):
         return
