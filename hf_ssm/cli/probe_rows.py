@@ -212,7 +212,8 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
         chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
         chosen = [0] if args.target is None and len(values) == 1 else chosen
         if not chosen:
-            raise ValueError(f"--target {args.target}: choose the value that is predicted: {', '.join(values)}")
+            given = "" if args.target is None else f" {args.target}"
+            raise ValueError(f"--target{given}: choose the value that is predicted: {', '.join(values)}")
         return _Value(chosen[0], values[chosen[0]])
     known = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):
