@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -364,6 +365,10 @@ def test_places_on_the_genome(saved, tmp_path):
         ({"name": "chr1", "start": 500}, ("chr1", 500, 510)),
         ({"chrom": "chr1", "chrom_start": 20, "name": "site"}, ("chr1", 20, 30)),
         ({"chrom": "chr1", "chrom_start": 20, "strand": "-"}, ("chr1", 20, 30, True)),
+        ({"chrom": "chr1", "chrom_start": math.nan, "start": 20.0}, ("chr1", 20, 30)),
+        # Not at the beginning of the chromosome.
+        ({"chrom": "chr1", "name": "site"}, ("site", 0, 10)),
+        ({"chrom": "chr1", "start": "ATG", "name": " "}, ("row7", 0, 10)),
         # As bedtools getfasta and samtools faidx name the same region.
         ({"name": "chr1:100-110"}, ("chr1", 100, 110)),
         ({"name": "chr1:101-110"}, ("chr1", 100, 110)),
@@ -407,9 +412,26 @@ def test_note_on_the_mask(mask, sequences, note):
         probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask)
         known = dataclasses.replace(data, unknown_bases=0.5)
         assert mask_note(probe, known) == "Tokens are masked by N, which replaced up to 50% of the bases in training."
+        probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), "A")
+        assert mask_note(probe, known).startswith("Tokens are masked by A, which occurs in ")
     if mask == "mask":
         probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
         assert "with which masked language models are trained" in mask_note(probe, data)
+
+
+def test_note_on_a_mask_of_a_large_vocabulary():
+    """Its tokens are no substrings of the sequences, and have a case."""
+    tokenizer = build_byte_tokenizer()
+    model = hf_ssm.S4ForSequenceClassification(hf_ssm.S4Config(**MODEL, vocab_size=len(tokenizer)))
+    rows = Dataset.from_dict({"sequence": ["axe"]})
+    data = Rows(rows, "sequence", None, None, None, None, rows)
+    assert mask_note(MaskingProbe(model, tokenizer, "x"), data) == "Tokens are masked by x."
+
+
+def test_regression_has_no_probability(capsys, saved, table, tmp_path):
+    model = saved("ForSequenceClassification", num_labels=1, problem_type="regression")
+    arguments = ["--dataset", table, "--output", tmp_path / "probe", "--minimum-probability", 0.5]
+    assert "--minimum-probability is for classes and tokens: leave it out" in error_of(capsys, model, *arguments)
 
 
 def test_predictions_without_evidence_are_named(capsys, trained, tmp_path):

@@ -85,7 +85,7 @@ def test_report_and_probe(finished, table, capsys, tmp_path):
     assert run("report", finished, "--rows", 8) == 0
     assert "Complexity" in capsys.readouterr().out
     probe = ["probe", finished, "--rows", 2, "--method", "one_shot", "--output", tmp_path / "probe"]
-    assert error_of(capsys, *probe).startswith("--target None: choose the value that is predicted: gc, a")
+    assert error_of(capsys, *probe).startswith("--target: choose the value that is predicted: gc, a")
     assert error_of(capsys, *probe, "--target", "b").startswith("--target b: choose the value")
     assert run(*probe, "--target", "a") == 0
     assert run("predict", finished, table, "--output", tmp_path / "o.csv") == 0

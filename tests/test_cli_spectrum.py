@@ -1,5 +1,7 @@
 """`hf-ssm spectrum` on texts, numbers and checkpoints: output, files, and errors."""
 
+import argparse
+import dataclasses
 import json
 import math
 import random
@@ -11,6 +13,7 @@ import torch
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.analysis.frequency import alpha_recommendation
+from hf_ssm.cli import spectrum
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge
 from hf_ssm.tokenization import build_dna_tokenizer
@@ -83,11 +86,29 @@ def test_the_period_of_three_is_found_and_written(genes, tmp_path, capsys):
 def test_the_planned_model_is_given_by_options(genes, capsys):
     options = ["--state-size", 32, "--init", "lin", "--discretization", "bilinear"]
     assert run(genes, *options, "--time-step-min", 0.01, "--time-step-max", 0.05) == 0
-    printed = capsys.readouterr().out
+    printed, suggested = capsys.readouterr()
     assert "for Δ = 0.05 ... 0.01 (state size 32, init 'lin', bilinear)" in printed
+    # The recommended α holds for these settings only.
+    for setting in ("state_size=32", "init=lin", "discretization=bilinear", "time_step_min=0.01", "time_step_max=0.05"):
+        assert f"--set model.{setting} " in suggested
     # The largest frequency of `lin` is (32 / 2 - 1) π.
     limits = [50.51 / (math.pi * (32 - 2) * dt) for dt in (0.05, 0.01)]
     assert f"without the data   {limits[0]:.3g} ... {limits[1]:.3g}" in printed
+
+
+def test_no_command_is_suggested_with_an_infinite_alpha(capsys):
+    """The bilinear transform reaches the highest frequency of sampled signals at infinity only."""
+    limits = {0.99: (math.inf, math.inf)}
+    alpha = dataclasses.replace(alpha_recommendation(hf_ssm.S4Config()), from_data=limits)
+    data = {"dataset": "genes.csv", "tokenizer": "byte", "max_length": 50, "assignments": ["data.seed=1"]}
+    args = argparse.Namespace(sequence_column="text", **data)
+    spectrum._suggest_training(args, {}, alpha)
+    assert not capsys.readouterr().err
+    spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}))
+    assert (
+        "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50"
+        in capsys.readouterr().err
+    )
 
 
 def test_signals_have_the_spectrum_of_their_values(waves, tmp_path):
@@ -209,6 +230,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
         ([genes, "--set", "data.max_lenght=3"], "did you mean 'max_length'"),
         ([genes, "--set", "model.init=lin"], "settings of the section data only"),
         ([genes, "--init", "hippo"], "`init` must be one of"),
+        ([genes, "--svg"], "--svg: give the folder of the figures (--output)"),
         ([genes, "--model", checkpoint, "--state-size", 4], "--state-size and --model: the checkpoint defines it"),
         ([genes, "--model", tmp_path / "constant.csv"], "is a file: give the folder of a checkpoint"),
         ([constant, *fractions], "inputs: no power at frequencies other than 0: each sequence is constant"),

@@ -164,8 +164,8 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
         f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; left: tokens "
-        f"not yet masked when the {what} first falls below that share of the initial one; tokens: number of maskable "
-        "tokens"
+        f"not yet masked just before the {what} first falls below that share of the initial one; tokens: number of "
+        "maskable tokens"
     )
     stays = [str(example.row) for example, result in zip(examples, results, strict=True) if result.needs_no_token]
     if stays:

@@ -77,6 +77,8 @@ def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
         raise ValueError(f"a {what} has a prediction for each token: give the --position of the one to probe")
     if probe.head in ("causal", "masked") and args.target is not None:
         raise ValueError(f"--target {args.target}: a {what} predicts tokens and no classes; leave it out")
+    if _predicts_values(probe) and args.minimum_probability:
+        raise ValueError(f"--minimum-probability is for classes and tokens: leave it out for a {what} of regression")
     if probe.head == "tokens" and args.target == LABEL:
         raise ValueError(f"--target {LABEL} is for classes of sequences: give a class, or {PREDICTED}")
 
@@ -143,15 +145,15 @@ def mask_note(probe: MaskingProbe, data: Rows) -> str:
         return f"Tokens are masked by {text}, with which masked language models are trained."
     if token is None or token in probe.tokenizer.all_special_ids:
         return f"Tokens are masked by {text}, which replaces no token in the training of this model."
-    if data.unknown_bases:
+    if data.unknown_bases and text == "N":
         return f"Tokens are masked by {text}, which replaced up to {data.unknown_bases:.0%} of the bases in training."
-    if data.train is None:
+    if data.train is None or not is_small_alphabet(probe.tokenizer):
         return f"Tokens are masked by {text}."
     count = sum(text in sequence.upper() for sequence in data.train[data.column][:_READ_ROWS])
     of = f"{count} of {min(len(data.train), _READ_ROWS)} training sequences"
     if count:
         return f"Tokens are masked by {text}, which occurs in {of}."
-    remedy = "compare with --mask zero, or train with --set data.unknown_bases=1"
+    remedy = "compare with --mask zero" + (", or train with --set data.unknown_bases=1" if text == "N" else "")
     return f"Tokens are masked by {text}, which occurs in none{of[1:]}; {remedy}."
 
 
@@ -210,7 +212,8 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
         chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
         chosen = [0] if args.target is None and len(values) == 1 else chosen
         if not chosen:
-            raise ValueError(f"--target {args.target}: choose the value that is predicted: {', '.join(values)}")
+            given = "" if args.target is None else f" {args.target}"
+            raise ValueError(f"--target{given}: choose the value that is predicted: {', '.join(values)}")
         return _Value(chosen[0], values[chosen[0]])
     known = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):

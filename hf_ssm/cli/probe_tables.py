@@ -33,7 +33,7 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
 
     Taken from the columns `chrom`, `chrom_start` (or `start`) and `strand`, or from `name` and `start`, where the name
     may be a region `chr:start-end`: 1-based where the region then has the length of the sequence, otherwise 0-based. A
-    row without them lies at 0 of a contig with its name, or "row<number>".
+    row without them, or with a start that is no number, lies at 0 of a contig with its name, or "row<number>".
 
     Args:
         row: The columns of the row.
@@ -41,12 +41,15 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
         length: Letters of the sequence.
     """
     name = next((str(row[key]) for key in _NAMES if row.get(key)), f"row{number}")
-    start = next((int(row[key]) for key in ("chrom_start", "start") if row.get(key) is not None), 0)
-    if row.get("chrom"):
-        return Place(str(row["chrom"]), start, start + length, row.get("strand") == "-")
+    starts = (row.get(key) for key in ("chrom_start", "start"))
+    # Columns of whole numbers with empty cells hold floats.
+    given = next((int(start) for start in starts if isinstance(start, int | float) and math.isfinite(start)), None)
+    if row.get("chrom") and given is not None:
+        return Place(str(row["chrom"]), given, given + length, row.get("strand") == "-")
+    start = given or 0
     region = _REGION.fullmatch(name)
     if region is None:
-        return Place(name.replace("\t", " ").split()[0], start, start + length)
+        return Place((name.split() or [f"row{number}"])[0], start, start + length)
     first, last = (int(region[key].replace(",", "")) for key in ("start", "end"))
     first -= last - first + 1 == length
     if region["strand"] == "-":

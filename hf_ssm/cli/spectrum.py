@@ -88,11 +88,24 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
-    if isinstance(alpha, AlphaRecommendation):
-        low, high = alpha.from_data[max(alpha.from_data)]
-        scale = f"model.alpha={math.sqrt(low * high):.3g}"
-        what = command("train", "--dataset", args.dataset, "--family", "s4", "--set", scale, "--output", "runs/alpha")
-        suggest((what, "train with an α of the recommended range"))
+    # α acts at initialisation: a checkpoint has no use for it.
+    if args.model is None and isinstance(alpha, AlphaRecommendation):
+        _suggest_training(args, planned, alpha)
+
+
+def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alpha: AlphaRecommendation) -> None:
+    """Print the command that trains the planned model on these data, with the geometric mean of the limits as α."""
+    scale = math.sqrt(math.prod(alpha.from_data[max(alpha.from_data)]))
+    if not math.isfinite(scale):
+        return
+    settings = [f"model.alpha={scale:.3g}", *(f"model.{name}={value}" for name, value in planned.items())]
+    if args.sequence_column is not None:
+        settings.append(f"data.sequence_column={args.sequence_column}")
+    words = [word for setting in [*settings, *args.assignments] for word in ("--set", setting)]
+    for option, value in (("--tokenizer", args.tokenizer), ("--max-length", args.max_length)):
+        words += [] if value is None else [option, value]
+    what = command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", "runs/alpha")
+    suggest((what, "train with an α of the recommended range"))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -104,6 +117,8 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
     if args.output is not None:
         check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
+    elif args.svg:
+        raise ValueError("--svg: give the folder of the figures (--output)")
 
 
 def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:

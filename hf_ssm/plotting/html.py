@@ -104,12 +104,11 @@ def _legend(result: Any, by: str) -> str:
 
 def _facts(result: Any, class_names: Mapping[int, str] | None) -> list[str]:
     name, values, count = value_name(result), result.probabilities.tolist(), len(result.order)
-    mean = (sum(values) - (values[0] + values[-1]) / 2) / count
     facts = [
         f"target: {describe_target(result, class_names)}",
         f"tokens masked one after the other by {result.mask!r}, the least important first (strategy {result.strategy})",
         f"{name} {values[0]:.3f} with nothing masked, {values[-1]:.3f} with all of {count} tokens masked; "
-        f"mean over the share masked {mean:.3f}",
+        f"mean over the share masked {result.auc:.3f}",
     ]
     if name == "probability":
         facts += [

@@ -88,8 +88,6 @@ def plot_sequence(
             `per_row` is not a positive integer, or `by` is unknown.
     """
     tokens = visible_tokens(result)
-    if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
-        raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
     heights = shares(result, by)
     bars = list(split_annotations(annotations, len(tokens), per_row))
     texts = [title, headline(result, class_names), warning(result, class_names)]
@@ -137,6 +135,8 @@ def visible_tokens(result: Any) -> list[str]:
 
 def split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[Bar]:
     """The annotations split at the ends of rows; overlapping ones get different lanes."""
+    if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
+        raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
     labels = list(dict.fromkeys(label for _, _, label in annotations))
     ends: list[int] = []
     for start, stop, label in sorted(annotations):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 # The figure is drawn at 8 inches, so that a width of 800 pixels shows 9 points as 12 pixels.
 _WIDTH, _LEFT, _RIGHT = 8.0, 0.48, 0.12
 _TITLE, _LEGEND, _FOOT = 0.3, 0.42, 0.1
-_NAME, _TILE, _LANE, _LINE_GAP, _GAP = 0.27, 0.25, 0.17, 0.06, 0.16
+_NAME, _LINE, _TILE, _LANE, _LINE_GAP, _GAP = 0.27, 0.17, 0.25, 0.17, 0.06, 0.16
 _SMALL, _TEXT, _HEADING = 8, 9, 11
-_CHARACTERS = 130
+# Characters in a line of the target, which is bold and ends before the name of the sequence, and of a warning.
+_BOLD_CHARACTERS, _CHARACTERS = 85, 130
 # Letters from this share on are bold.
 _BOLD = 0.1
 _SCALE_STEPS = 128
@@ -51,28 +52,31 @@ def plot_sequences(
         by: "effect", the share of the probability that is lost once the token, too, is masked, or "rank", the rank in
             the order of masking.
         class_names: Names by the number of the class, such as `model.config.id2label`.
-        names: Name of each sequence; default: none.
+        names: Name of each sequence, at the right margin; default: none.
         first: Index of the token at position 1 of each sequence; default: 0.
         unit: Name of a token: "base", or "token".
         per_row: Letters in a row.
 
     Raises:
-        ValueError: There is no result, or a sequence, an annotation or `by` as `plot_sequence` rejects them.
+        ValueError: There is no result; other numbers of annotations, names or first tokens than of results; or a
+            sequence, an annotation, `per_row` or `by` as `plot_sequence` rejects them.
     """
     if not results:
         raise ValueError("`results` is empty: pass the result of at least one sequence.")
     annotations = annotations or [()] * len(results)
+    names, first = names or [""] * len(results), first or [0] * len(results)
     bars = [
         list(split_annotations(own, len(visible_tokens(result)), per_row))
         for result, own in zip(results, annotations, strict=True)
     ]
+    heads = [textwrap.wrap(headline(result, class_names), _BOLD_CHARACTERS) for result in results]
     cautions = [textwrap.wrap(warning(result, class_names), _CHARACTERS) for result in results]
     top = _FOOT + (_TITLE if title else 0)
     ends = [top + _LEGEND]
-    for result, own, caution in zip(results, bars, cautions, strict=True):
+    for result, own, head, caution in zip(results, bars, heads, cautions, strict=True):
         rows = -(-len(result.input_ids) // per_row)
         height = sum(_row_height(own, row) for row in range(rows))
-        ends.append(ends[-1] + _NAME + 0.17 * len(caution) + height + _GAP)
+        ends.append(ends[-1] + _NAME + _LINE * (len(head) - 1 + len(caution)) + height + _GAP)
     figure = style.new_figure(_WIDTH, ends[-1])
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -82,15 +86,15 @@ def plot_sequences(
         axes.text(_LEFT, _FOOT, style.literal(title), fontsize=_HEADING, weight="bold", va="top")
     labels = {label for own in annotations for _, _, label in own}
     _draw_legend(axes, top, results[0], by, unit, bool(labels))
-    for number, (result, begin) in enumerate(zip(results, ends[:-1], strict=True)):
-        name = names[number] if names else ""
-        text = style.literal(headline(result, class_names))
-        axes.text(_LEFT, begin, text, fontsize=_TEXT, weight="bold", va="top")
+    parts = zip(results, ends[:-1], bars, heads, cautions, names, first, strict=True)
+    for result, begin, own, head, caution, name, start in parts:
         axes.text(_WIDTH - _RIGHT, begin, style.literal(name), fontsize=_SMALL, color=style.GREY, va="top", ha="right")
-        for line, text in enumerate(cautions[number]):
-            axes.text(_LEFT, begin + _NAME - 0.03 + 0.17 * line, style.literal(text), fontsize=_SMALL, va="top")
-        begin += _NAME + 0.17 * len(cautions[number])
-        _draw_tiles(axes, begin, result, by, bars[number], first[number] if first else 0, per_row)
+        for line, text in enumerate(head):
+            axes.text(_LEFT, begin + _LINE * line, style.literal(text), fontsize=_TEXT, weight="bold", va="top")
+        begin += _NAME + _LINE * (len(head) - 1)
+        for line, text in enumerate(caution):
+            axes.text(_LEFT, begin - 0.03 + _LINE * line, style.literal(text), fontsize=_SMALL, va="top")
+        _draw_tiles(axes, begin + _LINE * len(caution), result, by, own, start, per_row)
     return style.finish_figure(figure, path)
 
 

@@ -108,7 +108,8 @@ def describe_target(result: Any, class_names: Mapping[int, str] | None = None) -
     """
     target = result.target
     if target["kind"] == "callable":
-        return f"the function {target['name']}"
+        # A function, or a value that a regression predicts.
+        return str(target["name"])
     at = "" if target.get("position") is None else f" at position {target['position'] + 1} (from 1)"
     if target["kind"] == "class":
         label = target["label"]

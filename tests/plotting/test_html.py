@@ -124,7 +124,7 @@ def test_fragments_can_be_put_into_a_page(make_result):
         ({"kind": "class", "label": 1}, "target: class 1<"),
         ({"kind": "class", "label": 1, "position": 2}, "target: class 1 at position 3 (from 1)<"),
         ({"kind": "token", "position": 3, "token": 10}, "target: token &#x27;T&#x27; at position 4 (from 1)<"),
-        ({"kind": "callable", "name": "f.<locals>.g"}, "target: the function f.&lt;locals&gt;.g<"),
+        ({"kind": "callable", "name": "f.<locals>.g"}, "target: f.&lt;locals&gt;.g<"),
     ],
 )
 def test_page_describes_the_target(make_result, target, words):

@@ -63,6 +63,20 @@ def test_several_sequences_as_tiles(make_result, tmp_path):
     assert all(0 <= text.get_position()[1] <= figure.get_size_inches()[1] for text in axes.texts)
     with pytest.raises(ValueError, match="`results` is empty"):
         plot_sequences([])
+    with pytest.raises(ValueError, match="`per_row`=0"):
+        plot_sequences(results, per_row=0)
+
+
+def test_a_long_name_of_a_class_takes_two_lines(make_result):
+    result, name = make_result("ACGT"), "a long name " * 10
+    figure = plot_sequences([result], class_names={1: name}, names=["row 5"])
+    figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+    lines = [box for text, box in boxes.items() if "name" in text]
+    assert len(lines) == 2 and not any(line.overlaps(boxes["row 5"]) for line in lines)
+    assert any("with all tokens masked" in text for text in boxes)
+    # Above the tiles.
+    assert min(line.y0 for line in lines) > boxes["A"].y1
 
 
 def test_tokens_never_masked_are_grey(make_result):
