@@ -95,13 +95,6 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
 }
 """The options that are settings, by section."""
 
-OPTION_NAMES = (
-    *(name for options in OPTIONS.values() for names, *_ in options for name in names),
-    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--license", "--svg"),
-    *("--output", "--output-dir", "--overwrite-output", "--overwrite-output-dir"),
-)
-"""The names of all options of `train`, for suggestions."""
-
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     for section, options in OPTIONS.items():
