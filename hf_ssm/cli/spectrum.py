@@ -89,9 +89,11 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
     if isinstance(alpha, AlphaRecommendation):
+        column = args.sequence_column
+        of_data = () if column is None else ("--set", f"data.sequence_column={column}")
         low, high = alpha.from_data[max(alpha.from_data)]
-        scale = f"model.alpha={math.sqrt(low * high):.3g}"
-        what = command("train", "--dataset", args.dataset, "--family", "s4", "--set", scale, "--output", "runs/alpha")
+        options = "--family", "s4", "--set", f"model.alpha={math.sqrt(low * high):.3g}", "--output", "runs/alpha"
+        what = command("train", "--dataset", args.dataset, *of_data, *options)
         suggest((what, "train with an α of the recommended range"))
 
 
