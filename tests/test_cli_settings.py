@@ -68,6 +68,8 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
 def test_an_unknown_family(capsys):
     assert cli.main(["settings", "--family", "selectiv"]) == 2
     assert "--family: unknown family 'selectiv': did you mean 'selective'?" in capsys.readouterr().err
+    # The command does not train it.
+    assert cli.main(["settings", "--family", "convs5"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
         ([genes, "--sequence-column", "sequenz"], "did you mean 'sequence'"),
         ([genes, "--split", "trian"], "the data have the splits train, validation, test"),
         ([genes, "--rows", 0], "--rows must be positive"),
+        ([genes, "--svg"], "--svg is for the figures in --output DIR"),
         ([genes, "--tokenizer", "dan"], "did you mean 'dna'"),
         ([genes, "--set", "data.max_lenght=3"], "did you mean 'max_length'"),
         ([genes, "--set", "model.init=lin"], "settings of the section data only"),

@@ -77,6 +77,9 @@ def test_dry_run_finds_the_errors_of_the_run(capsys, finished):
     assert "is not empty" in capsys.readouterr().err
     assert run("train", *PLANTED, *TINY, "--output", "x", "--set", "model.num_labels=7", "--dry-run") == 2
     assert "model.num_labels=7 but the data has 2 classes" in capsys.readouterr().err
+    words = ["--tokenizer", "listops", "--set", "data.reverse_complement=true"]
+    assert run("train", *PLANTED, *TINY, "--output", "x", *words, "--dry-run") == 2
+    assert "no token for the bases" in capsys.readouterr().err
 
 
 def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):

@@ -216,8 +216,9 @@ def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
     if not _predicts_values(data):
         return
     labels = np.asarray(data.splits["train"]["labels"], dtype=np.float64).reshape(len(data.splits["train"]), -1)
+    config: Any = model.config
     for index in np.flatnonzero(labels.min(axis=0) == labels.max(axis=0)):
-        name = model.config.id2label[int(index)]
+        name = config.id2label[int(index)]
         raise ValueError(f"all training labels {name!r} are {labels[0, index]:g}: there is nothing to learn")
     deviations = labels.std(axis=0)
     if deviations.max() > _LARGEST_DEVIATION or deviations.min() < 1 / _LARGEST_DEVIATION:

@@ -353,7 +353,8 @@ def test_a_commit_of_somebody_else_survives(hub, folder, proofs, monkeypatch):
 
 def test_command(hub, folder, proofs, capsys):
     assert main(["push", str(folder), NAME, "--private", "--revision", "next"]) == 0
-    assert capsys.readouterr().out == f"Pushed to {hub.endpoint}/{NAME}\n"
+    out, err = capsys.readouterr()
+    assert out == f"Pushed to {hub.endpoint}/{NAME}\n" and f"hf-ssm verify {NAME} --revision next  " in err
     assert hub.repo(NAME).private and "config.json" in hub.repo(NAME).files("next")
 
 

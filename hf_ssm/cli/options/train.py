@@ -7,7 +7,8 @@ from typing import Any
 
 from hf_ssm.cli.options import SVG_HELP
 
-FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
+# Without those that predict videos, for which there is no task.
+FAMILY_NAMES = ("hyena", "s4", "s5", "selective", "ssd")
 TASK_NAMES = (
     *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
     *("signal-regression", "causal-lm", "masked-lm"),
