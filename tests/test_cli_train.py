@@ -126,6 +126,16 @@ def test_a_trained_model_is_evaluated_with_no_epochs(capsys, finished, tmp_path)
     assert not (output / "training_log.png").exists()
 
 
+def test_without_evaluation_no_checkpoint_is_called_the_best(capsys, finished, tmp_path):
+    assert "best one on the validation split" in (finished / "README.md").read_text()
+    output = tmp_path / "run"
+    assert run("train", *PLANTED, *TINY, "--epochs", 1, "--eval_strategy", "no", "--output", output) == 0
+    assert "The checkpoint is the last one" in (output / "README.md").read_text()
+    more = ["--eval_strategy", "no", "--save_strategy", "epoch", "--dry-run"]
+    assert run("train", *PLANTED, *TINY, *more, "--output", tmp_path / "other") == 0
+    assert "load_best_model_at_end: false" in capsys.readouterr().out
+
+
 def test_resuming_does_not_warn_of_steps_that_are_shares(caplog, finished, tmp_path, monkeypatch):
     output = shutil.copytree(finished, tmp_path / "run")
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)

@@ -168,7 +168,9 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
-    chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
+    training = settings.training
+    evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
+    chosen = evaluated and training["load_best_model_at_end"]
     versions = ", ".join(f"{name} {found}" for name, found in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
@@ -187,7 +189,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
                 for name, value in settings.data.items()
                 if name not in _PATHS and value != DATA_DEFAULTS.get(name)
             },
-            **{f"training.{name}": value for name, value in settings.training.items()},
+            **{f"training.{name}": value for name, value in training.items()},
         },
         tau=result.tau,
         selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",

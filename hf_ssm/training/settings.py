@@ -233,6 +233,8 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
         training["save_strategy"] = training["eval_strategy"]
         if "eval_steps" in training:
             training.setdefault("save_steps", training["eval_steps"])
+    if "load_best_model_at_end" not in merged["training"]:
+        training["load_best_model_at_end"] = "no" not in (training["eval_strategy"], training["save_strategy"])
     settings = RunSettings(model, data, training)
     _check_model(settings)
     _check_data(settings)
