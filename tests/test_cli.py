@@ -349,6 +349,7 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
         (["--set", "model.hidden_size=[8"], "cannot read the value"),
         (["--set", "model.filter_emb_dim=4"], "`filter_emb_dim` must be odd"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
+        (["--set", "data.unknown_bases=1.5"], "data.unknown_bases=1.5: give a number from 0 to 1"),
         (["--max-length", "0"], "data.max_length must be a positive number"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),

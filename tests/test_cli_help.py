@@ -13,7 +13,7 @@ from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
 from hf_ssm.cli.options import analysis, sequences, share
-from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS, TASK_NAMES
+from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import Parser, build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
 from hf_ssm.hub.programs import FORMATS
@@ -72,11 +72,13 @@ def test_only_help_leaves_the_families_unregistered(monkeypatch, argv, only_prin
 def test_dir_lists_what_is_public():
     assert set(hf_ssm.__all__) < set(dir(hf_ssm))
     public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
-    assert public == {"data", "hub", "inference", "metrics", "probes", "theory"}
+    assert public == {"data", "hub", "inference", "metrics", "probes", "theory", "training"}
+    assert all(getattr(hf_ssm, name) for name in public)
 
 
 def test_choices_are_those_of_the_library():
-    assert set(FAMILY_NAMES) == {family.short_name for family in FAMILIES.values()}
+    entries = FAMILIES.values()
+    assert set(FAMILY_NAMES) == {entry.short_name for entry in entries if entry.config_class().frame_shape is None}
     assert tuple(TASKS) == TASK_NAMES
     assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
@@ -134,10 +136,8 @@ def test_a_hyphen_or_an_underscore():
         assert args.label_column == "clinical_significance"
 
 
-def test_every_option_of_train_has_a_name_for_suggestions():
+def test_no_option_hides_a_field_of_the_training_arguments_with_another_meaning():
     declared = set(parsers()["train"]._option_string_actions) - {"-h", "--help", "--debug"}
-    assert declared == set(OPTION_NAMES)
-    # A declared option never hides a field of the training arguments with another meaning.
     shared = {name.removeprefix("--").replace("-", "_") for name in declared} & set(training_types())
     assert shared == {
         *("num_train_epochs", "per_device_train_batch_size", "learning_rate", "seed", "report_to", "output_dir"),
@@ -151,6 +151,7 @@ def test_every_option_of_train_has_a_name_for_suggestions():
         ("trian", "unknown command 'trian': did you mean 'train'?"),
         ("report m --ouput x", "unknown option --ouput: did you mean --output?"),
         ("report m n", "unknown argument n"),
+        ("--debug train --dataset d", "unknown option --debug before the command"),
         ("report", "the following arguments are required: CHECKPOINT"),
         ("train --dataset d --output o extra", "unknown argument extra"),
         ("", "the following arguments are required: COMMAND"),
@@ -173,6 +174,7 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
             "--hidden_size 3",
             "unknown option --hidden-size: a field of the model is set by --set model.hidden_size=VALUE",
         ),
+        ("--alpha 2", "unknown option --alpha: a field of the model is set by --set model.alpha=VALUE"),
         ("--warmup_steps many", "training.warmup_steps must be of type"),
         ("--hub_model_id me/mine", "is determined by the command: use --push-to-hub"),
     ],

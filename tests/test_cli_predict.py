@@ -112,6 +112,7 @@ def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):
     genome = file("g.fa.gz", f">chr1\n{'ACGTTGCAGGTTAACC' * 4}\n")
     bed = file("i.bed", "chr1\t0\t16\tx\t0\t+\nchr1\t0\t16\tx\t0\t-\n")
     assert run(checkpoints["own"], bed, "--genome", genome, "--output", tmp_path / "o.csv") == 0
+    assert f"embed {checkpoints['own']} {bed} --genome {genome} --output" in capfd.readouterr().err
     found = read(tmp_path / "o.csv")
     assert list(found.columns[:7]) == ["chrom", "chrom_start", "chrom_end", "name", "score", "strand", "prediction"]
     table = file("i.csv", "sequence\nACGTTGCAGGTTAACC\nGGTTAACCTGCAACGT\n")

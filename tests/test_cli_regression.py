@@ -121,8 +121,9 @@ def test_wrong_labels_and_inputs(table, capsys, tmp_path):
     assert "model.num_labels=3 but the labels have 1 numbers" in error(
         table, *column, *REGRESSION, "--set", "model.num_labels=3"
     )
-    constant = table_of(tmp_path / "constant.csv", label=[1.5] * 40)
-    assert "all training labels are [1.5]" in error(constant, *REGRESSION)
+    constant = table_of(tmp_path / "constant.csv", a=list(range(40)), b=[0.1] * 40)
+    columns = ["--set", "data.label_column=[a, b]"]
+    assert "all training labels 'b' are 0.1: there is nothing" in error(constant, *columns, *REGRESSION)
     signals = tmp_path / "signals.jsonl"
     signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row / 2}) for row in range(20)))
     assert "reads texts, but" in (message := error(signals, *REGRESSION))

@@ -237,6 +237,7 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
     ("arguments", "message"),
     [
         (["--rows", "0"], "--rows must be positive, got 0"),
+        (["--svg"], "--svg is for the figures in --output DIR"),
         (["--batch-size", "-1"], "--batch-size must be positive, got -1"),
         (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
         (["--set", "model.hidden_size=8"], "a report has settings of the section data only"),

@@ -130,6 +130,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = ["--genome", "g.fa", "--output"]
     for options, message in [
         (["own", *tokens, "o.csv"], "give either VARIANTS"),
+        (["own", "v.csv", "--svg", *tokens, "o.csv"], "--svg is for the figures of --saturate"),
         (["own", "v.csv", *tokens, "o.xls"], "the suffix must be one of .csv"),
         (["own", "v.csv", "--output", "o.csv"], "--genome FASTA"),
         (["own", "v.txt", *tokens, "o.csv"], "the suffix must be one of .vcf"),

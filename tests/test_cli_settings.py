@@ -3,6 +3,8 @@
 import pytest
 
 from hf_ssm import cli
+from hf_ssm.cli import train as train_command
+from hf_ssm.cli.parser import parse
 from hf_ssm.cli.settings import argument_texts, settings_of
 from hf_ssm.data import GENERATORS, load_sequences
 from hf_ssm.models.registry import FAMILIES
@@ -66,6 +68,8 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
 def test_an_unknown_family(capsys):
     assert cli.main(["settings", "--family", "selectiv"]) == 2
     assert "--family: unknown family 'selectiv': did you mean 'selective'?" in capsys.readouterr().err
+    # The command does not train it.
+    assert cli.main(["settings", "--family", "convs5"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,16 @@ def test_later_settings_win_whatever_their_names(tmp_path):
     (tmp_path / "a.yaml").write_text("model: {alpha: 0.5, frequency_scale: 1}")
     with pytest.raises(ValueError, match=r"model.alpha is another name of model.frequency_scale"):
         read_settings_file(tmp_path / "a.yaml")
+
+
+def test_text_of_a_field_that_takes_no_other_type():
+    """`no` is false in YAML, and 7 a number, unlike the strategy and the name of a run."""
+    assigned = parse_assignments(["training.eval_strategy=no", "training.run_name=7", "training.bf16=no"])
+    assert assigned["training"] == {"eval_strategy": "no", "run_name": "7", "bf16": False}
+    words = ["--save_strategy", "no", "--run_name", "1e3", "--bf16", "false"]
+    args = parse(["train", "--dataset", "planted-motifs", "--output", "o", *words])
+    found = train_command._settings(args).training
+    assert (found["save_strategy"], found["run_name"], found["bf16"]) == ("no", "1e3", False)
 
 
 def test_unknown_settings_list_our_own_fields(capsys):

@@ -124,13 +124,14 @@ def test_signals_have_the_spectrum_of_their_values(waves, tmp_path):
     assert power.sum().item() == pytest.approx(5.0, rel=1e-4)
 
 
-def test_special_tokens_are_no_symbols(tmp_path):
+def test_special_tokens_are_no_symbols(tmp_path, capsys):
     """Unknown letters between others leave a gap."""
     path = tmp_path / "gaps.csv"
-    path.write_text("\n".join(["sequence", *["ACEAA", "CCAA", "AAAC", "CACA"] * 8]), encoding="utf-8")
+    path.write_text("\n".join(["dna", *["ACEAA", "CCAA", "AAAC", "CACA"] * 8]), encoding="utf-8")
     output = tmp_path / "out"
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
-    assert run(path, "--output", output, *fractions) == 0
+    assert run(path, "--output", output, "--sequence-column", "dna", *fractions) == 0
+    assert f"train --dataset {path} --set data.sequence_column=dna --family s4" in capsys.readouterr().err
     found = json.loads((output / "spectrum.json").read_text(encoding="utf-8"))
     assert found["positions"] == 8 * (4 + 4 + 4 + 4)
     texts, total = ["ACEAA", "CCAA", "AAAC", "CACA"], 0.0
@@ -226,6 +227,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
         ([genes, "--sequence-column", "sequenz"], "did you mean 'sequence'"),
         ([genes, "--split", "trian"], "the data have the splits train, validation, test"),
         ([genes, "--rows", 0], "--rows must be positive"),
+        ([genes, "--svg"], "--svg is for the figures in --output DIR"),
         ([genes, "--tokenizer", "dan"], "did you mean 'dna'"),
         ([genes, "--set", "data.max_lenght=3"], "did you mean 'max_length'"),
         ([genes, "--set", "model.init=lin"], "settings of the section data only"),

@@ -77,6 +77,9 @@ def test_dry_run_finds_the_errors_of_the_run(capsys, finished):
     assert "is not empty" in capsys.readouterr().err
     assert run("train", *PLANTED, *TINY, "--output", "x", "--set", "model.num_labels=7", "--dry-run") == 2
     assert "model.num_labels=7 but the data has 2 classes" in capsys.readouterr().err
+    words = ["--tokenizer", "listops", "--set", "data.reverse_complement=true"]
+    assert run("train", *PLANTED, *TINY, "--output", "x", *words, "--dry-run") == 2
+    assert "no token for the bases" in capsys.readouterr().err
 
 
 def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
@@ -121,6 +124,16 @@ def test_a_trained_model_is_evaluated_with_no_epochs(capsys, finished, tmp_path)
     assert "test: loss" in out and "error" not in err
     assert "accuracy" in (output / "README.md").read_text()
     assert not (output / "training_log.png").exists()
+
+
+def test_without_evaluation_no_checkpoint_is_called_the_best(capsys, finished, tmp_path):
+    assert "best one on the validation split" in (finished / "README.md").read_text()
+    output = tmp_path / "run"
+    assert run("train", *PLANTED, *TINY, "--epochs", 1, "--eval_strategy", "no", "--output", output) == 0
+    assert "The checkpoint is the last one" in (output / "README.md").read_text()
+    more = ["--eval_strategy", "no", "--save_strategy", "epoch", "--dry-run"]
+    assert run("train", *PLANTED, *TINY, *more, "--output", tmp_path / "other") == 0
+    assert "load_best_model_at_end: false" in capsys.readouterr().out
 
 
 def test_resuming_does_not_warn_of_steps_that_are_shares(caplog, finished, tmp_path, monkeypatch):

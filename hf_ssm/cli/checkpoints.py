@@ -42,6 +42,12 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
 
 
+def check_figures(args: argparse.Namespace) -> None:
+    """Raise a ValueError for --svg without a folder for the figures."""
+    if args.svg and args.output is None:
+        raise ValueError("--svg is for the figures in --output DIR: give both, or leave --svg out")
+
+
 def load_config(checkpoint: str) -> Any:
     """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     folder = Path(checkpoint)

@@ -11,4 +11,4 @@ def run_kernels(args: argparse.Namespace) -> None:
     """`hf-ssm kernels`: write the Triton kernels as a repository of the `kernels` library."""
     save_kernels(args.target)
     print(f"{args.target} is a kernel repository: see its README.md")
-    suggest((f"hf upload USER/{args.target.resolve().name} {shlex.quote(str(args.target))}", "share it"))
+    suggest((shlex.join(["hf", "upload", f"USER/{args.target.resolve().name}", str(args.target)]), "share it"))

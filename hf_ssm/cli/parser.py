@@ -73,6 +73,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         near = closest_name(name, COMMANDS)
         parser.error(f"unknown command {name!r}" + (f": did you mean {near!r}?" if near else ""))
     args, rest = parser.parse_known_args(arguments)
+    if args.command != name:
+        parser.error(f"unknown option {name} before the command")
     known = options_of(parser, name)
     args.words = arguments
     if name == "train":

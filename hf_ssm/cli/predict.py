@@ -47,5 +47,7 @@ def run_predict(args: argparse.Namespace) -> None:
             args.output, groups, compute, settings, part_size=1, overwrite=args.overwrite_output, skipped=count
         )
     print(f"predictions: {args.output}")
-    what = command("embed", args.checkpoint, args.input, "--output", "embeddings.parquet")
+    genome = () if args.genome is None else ("--genome", args.genome)
+    column = () if args.sequence_column == "sequence" else ("--sequence-column", args.sequence_column)
+    what = command("embed", args.checkpoint, args.input, *genome, *column, "--output", "embeddings.parquet")
     suggest((what, "hidden states of the same sequences"))

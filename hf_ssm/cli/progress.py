@@ -130,7 +130,7 @@ class TrainingProgress(TrainerCallback):
 
     def _line(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
         """Print a row of the table of evaluations, and before the first one its head."""
-        values = {name: value for name, value in metrics.items() if not name.endswith(_TIMINGS) and name != "epoch"}
+        values = {name: value for name, value in metrics.items() if not name.endswith(_TIMINGS)}
         names = [_heading(name) for name in values]
         if names != self.columns:
             self._print("".join(f"{name:>{_width(name)}}" for name in ("epoch", "step", "train loss", *names)))

@@ -13,6 +13,7 @@ from hf_ssm.analysis.report import FILES, REPORT_NAME, TheoryReport, theory_repo
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
     SEED,
+    check_figures,
     check_fit,
     check_positive,
     chosen_rows,
@@ -75,6 +76,7 @@ def _run_report(args: argparse.Namespace) -> None:
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
+    check_figures(args)
     check_positive(args, "rows", "batch_size")
     if args.update_card and not Path(args.checkpoint).is_dir():
         raise ValueError(

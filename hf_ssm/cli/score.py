@@ -46,6 +46,8 @@ def run_score(args: argparse.Namespace) -> None:
         raise ValueError("--saturate needs the sequence: give --genome FASTA")
     if args.label_column is None and (args.positive is not None or args.by is not None):
         raise ValueError("--positive and --by need the labels: give --label-column")
+    if args.svg and args.saturate is None:
+        raise ValueError("--svg is for the figures of --saturate: leave it out")
     check_table_output(args.output)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))

@@ -12,10 +12,9 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from hf_ssm.cli.options.train import OPTIONS, SECTIONS
+from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, SECTIONS
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data import GENERATORS, load_sequences
-from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training import settings as resolved
 from hf_ssm.training.trainer import SSMTrainingArguments
 
@@ -96,8 +95,7 @@ def _arguments(function: Callable[..., Any]) -> Iterator[_Setting]:
 
 def run_settings(args: argparse.Namespace) -> None:
     """`hf-ssm settings`: print the settings, each with its default and its meaning."""
-    families = [entry.short_name for entry in FAMILIES.values()]
-    resolved.check_choice("family", args.family, families, "--family")
+    resolved.check_choice("family", args.family, FAMILY_NAMES, "--family")
     console = Console(highlight=False, soft_wrap=True)
     names_of: dict[str, list[str]] = {}
     for alias, field in resolved.ALIASES.items():

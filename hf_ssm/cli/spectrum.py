@@ -17,6 +17,7 @@ from hf_ssm.analysis.frequency import AlphaRecommendation, alpha_recommendation
 from hf_ssm.analysis.recording import record_operators
 from hf_ssm.cli.checkpoints import (
     OVERWRITE_REMEDY,
+    check_figures,
     check_fit,
     check_positive,
     chosen_rows,
@@ -110,6 +111,7 @@ def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alph
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
+    check_figures(args)
     check_positive(args, "rows")
     for name in CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:

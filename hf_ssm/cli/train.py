@@ -11,7 +11,8 @@ import transformers
 
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.figures import draw_run
-from hf_ssm.cli.options.train import FAMILY_NAMES, OPTION_NAMES, OPTIONS
+from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
+from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub import pushing
@@ -121,7 +122,7 @@ def _settings(args: argparse.Namespace) -> RunSettings:
             options.setdefault(section, {})[key] = value
     for name, text in args.fields.items():
         _check_field(name)
-        options.setdefault("training", {})[name] = run_settings.parse_value(text)
+        options.setdefault("training", {})[name] = run_settings.parse_value(text, run_settings.training_types()[name])
     assignments = run_settings.parse_assignments(args.assignments)
     stored: Sections = {}
     if args.resume:
@@ -139,9 +140,10 @@ def _check_field(name: str) -> None:
     if name in known:
         return
     option = f"--{name.replace('_', '-')}"
-    if any(name == field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)):
+    of_models = {field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)}
+    if name in of_models | run_settings.ALIASES.keys():
         raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
-    near = closest_name(option, [*OPTION_NAMES, *(f"--{field}" for field in known)])
+    near = closest_name(option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in known)])
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
@@ -166,7 +168,9 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not Path(source).expanduser().exists()
-    chosen = "validation" in result.data.splits and settings.training["load_best_model_at_end"]
+    training = settings.training
+    evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
+    chosen = evaluated and training["load_best_model_at_end"]
     versions = ", ".join(f"{name} {found}" for name, found in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
@@ -185,7 +189,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
                 for name, value in settings.data.items()
                 if name not in _PATHS and value != DATA_DEFAULTS.get(name)
             },
-            **{f"training.{name}": value for name, value in settings.training.items()},
+            **{f"training.{name}": value for name, value in training.items()},
         },
         tau=result.tau,
         selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",

@@ -29,4 +29,5 @@ def run_push(args: argparse.Namespace) -> None:
     """`hf-ssm push`: push a finished folder as one commit; repeating it changes nothing."""
     url = push_folder(args.folder, args.repo_id, private=args.private or None, revision=args.revision)
     print(f"Pushed to {url}")
-    suggest((command("verify", args.repo_id), "compare the files on the Hub with their checksums"))
+    revision = () if args.revision is None else ("--revision", args.revision)
+    suggest((command("verify", args.repo_id, *revision), "compare the files on the Hub with their checksums"))

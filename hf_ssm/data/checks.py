@@ -1,5 +1,6 @@
 """Checks of arguments and columns; every message names the argument, its value and the rows."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def column_remedy(argument: str, columns: Mapping[str, Sequence[Any]], option: s
     unlabelled = "for data without labels: label_column=None (command: --task causal-lm)"
     if name is None:
         return f"{unlabelled[0].upper()}{unlabelled[1:]}." if argument == "label_column" else ""
-    remedy = f"If it is {name!r}: {argument}={name!r} (command: {option.format(argument)}{name})"
+    remedy = f"If it is {name!r}: {argument}={name!r} (command: {option.format(argument)}{shlex.quote(name)})"
     return f"{remedy}; {unlabelled}." if argument == "label_column" else f"{remedy}."
 
 

@@ -124,8 +124,9 @@ def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, A
                 yield from batch.to_pylist()
         return
     columns = read_table(path, [sequence_column])
-    remedy = column_remedy("sequence_column", columns, "--sequence-column ")
-    check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
+    if sequence_column not in columns:
+        remedy = column_remedy("sequence_column", columns, "--sequence-column ")
+        check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
     for name, values in columns.items():
         try:
             pa.array(values)

@@ -134,7 +134,8 @@ def _read(
 ) -> Columns:
     columns = read_table(path, texts, column_names, quoted)
     for argument, column in needed.items():
-        check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
+        if column not in columns:
+            check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
     return columns
 
 

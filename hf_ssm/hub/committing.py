@@ -21,6 +21,8 @@ IGNORED = (
     *("checkpoint-*", "checkpoint-*/**", "last-checkpoint/**", "_*", "**/__pycache__/**", "*.tmp"),
     # The arguments of a run may contain a token.
     *("training_args.bin", "**/training_args.bin"),
+    # The logs of TensorBoard contain local paths, and are named after the machine.
+    "*events.out.tfevents.*",
     *(".git/**", "**/.git/**", ".cache/**", "**/.cache/**"),
 )
 """Patterns of files that belong to a run or to a tool rather than to the model; never uploaded."""

@@ -19,12 +19,6 @@ from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
 
-# Those of the family hyena, of which each decides on a type of filter.
-_FIELDS_OF_FILTERS = {
-    *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
-    *("filter_activation_frequency", "filter_train_frequency", "filter_window_shift", "filter_positions"),
-    *("sinusoid_window", "sinusoid_inclusive"),
-}
 # Of labels, above which, or below its inverse, the usual learning rates are too small or too large.
 _LARGEST_DEVIATION = 100.0
 
@@ -58,25 +52,24 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
 def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
     """Fields of a fresh model that the settings leave open, chosen by the data; each choice is logged.
 
-    A model that gives labels to DNA reads in both directions. A Hyena that gives labels to texts has filters without a
-    limit of length: the implicit filter takes no text that is longer than the longest one of the training.
+    A model that gives labels to DNA reads in both directions, and one that gives labels to texts has no longest input.
     """
     found: dict[str, Any] = {}
     if settings.model["checkpoint"] is not None or data.tokenizer is None or not TASKS[settings.task].labelled:
         return found
-    aliases = config_class(str(settings.model["family"])).attribute_map
-    given = {aliases.get(name, name) for name in settings.config_fields}
+    config_type = config_class(str(settings.model["family"]))
+    given = {config_type.attribute_map.get(name, name) for name in settings.config_fields}
     if "bidirectional" not in given and reads_only_dna(data.tokenizer):
         found["bidirectional"] = True
         logger.warning(
             "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
             "direction: --set model.bidirectional=false."
         )
-    if settings.model["family"] == "hyena" and not given & _FIELDS_OF_FILTERS:
-        found["filter_type"] = "s4d"
+    for name, value in config_type.fields_for_any_length(given).items():
+        found[name] = value
         logger.warning(
-            "Chosen for texts of any length: model.filter_type=s4d. The filter of the Hyena paper, --set "
-            "model.filter_type=implicit, takes none longer than model.max_position_embeddings (default: longest row)."
+            f"Chosen for texts of any length: model.{name}={value}. With the default, --set "
+            f"model.{name}={getattr(config_type, name)}, model.max_position_embeddings (the longest row) is the limit."
         )
     return found
 
@@ -223,9 +216,11 @@ def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
     if not _predicts_values(data):
         return
     labels = np.asarray(data.splits["train"]["labels"], dtype=np.float64).reshape(len(data.splits["train"]), -1)
+    config: Any = model.config
+    for index in np.flatnonzero(labels.min(axis=0) == labels.max(axis=0)):
+        name = config.id2label[int(index)]
+        raise ValueError(f"all training labels {name!r} are {labels[0, index]:g}: there is nothing to learn")
     deviations = labels.std(axis=0)
-    if (deviations == 0).any():
-        raise ValueError(f"all training labels are {labels[0].tolist()}: there is nothing to learn")
     if deviations.max() > _LARGEST_DEVIATION or deviations.min() < 1 / _LARGEST_DEVIATION:
         logger.warning(
             f"The standard deviation of the labels is {', '.join(f'{value:.3g}' for value in deviations)}: training is "

@@ -38,6 +38,7 @@ _FILES = (
     *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, RESPONSE_NAME, *FIGURES),
     *("README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors", "training_args.bin"),
+    "runs/*/events.out.tfevents.*",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "preprocessor_config.json"),
 )
 

@@ -106,7 +106,7 @@ def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool
     checkpoint = folder.last_checkpoint(output) if resume else None
     settings, data, model = _prepare(settings, output, checkpoint, choose)
     args = _training_arguments(settings, output, data, checkpoint)
-    rows, size = len(data.splits["train"]), args.train_batch_size * args.world_size
+    rows, size = len(_training_rows(settings, data)), args.train_batch_size * args.world_size
     batches = rows // size if args.dataloader_drop_last else math.ceil(rows / size)
     per_epoch = max(1, math.ceil(batches / args.gradient_accumulation_steps))
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
@@ -291,6 +291,16 @@ def _training_arguments(
     return SSMTrainingArguments(output_dir=str(output), **training)
 
 
+def _training_rows(settings: RunSettings, loaded: RunData) -> Dataset:
+    """The training split with the augmentation of the settings."""
+    rows, tokenizer = loaded.splits["train"], loaded.tokenizer
+    if settings.data["reverse_complement"] and tokenizer is not None:
+        rows = with_random_reverse_complement(rows, tokenizer)
+    if settings.data["unknown_bases"] and tokenizer is not None:
+        rows = with_random_unknown_bases(rows, tokenizer, settings.data["unknown_bases"])
+    return rows
+
+
 def _build_trainer(
     settings: RunSettings,
     model: PreTrainedModel,
@@ -298,15 +308,10 @@ def _build_trainer(
     args: SSMTrainingArguments,
 ) -> SSMTrainer:
     task, data = TASKS[settings.task], loaded.splits
-    train_dataset = data["train"]
-    if settings.data["reverse_complement"] and loaded.tokenizer is not None:
-        train_dataset = with_random_reverse_complement(train_dataset, loaded.tokenizer)
-    if settings.data["unknown_bases"] and loaded.tokenizer is not None:
-        train_dataset = with_random_unknown_bases(train_dataset, loaded.tokenizer, settings.data["unknown_bases"])
     return SSMTrainer(
         model=model,
         args=args,
-        train_dataset=train_dataset,
+        train_dataset=_training_rows(settings, loaded),
         eval_dataset=data.get("validation"),
         data_collator=build_collator(settings, loaded),
         processing_class=loaded.processor,

@@ -94,14 +94,18 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_value(text: str) -> Any:
-    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself."""
+def parse_value(text: str, kind: Any = Any) -> Any:
+    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself.
+
+    It is also the text itself if only that is of type `kind`, such as the strategy `no`, which is false in YAML.
+    """
     try:
-        return yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ValueError(f"cannot read the value {text[:40]!r} ...: it is nested too deeply") from error
+    return text if not _is_of_type(value, kind) and _is_of_type(text, kind) else value
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
@@ -143,7 +147,9 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and key):
             raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
         check_choice("section", section, SECTIONS, "--set")
-        sections.setdefault(section, {})[ALIASES.get(key, key) if section == "model" else key] = parse_value(value)
+        kind = training_types().get(key, Any) if section == "training" else Any
+        key = ALIASES.get(key, key) if section == "model" else key
+        sections.setdefault(section, {})[key] = parse_value(value, kind)
     return sections
 
 
@@ -227,6 +233,8 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
         training["save_strategy"] = training["eval_strategy"]
         if "eval_steps" in training:
             training.setdefault("save_steps", training["eval_steps"])
+    if "load_best_model_at_end" not in merged["training"]:
+        training["load_best_model_at_end"] = "no" not in (training["eval_strategy"], training["save_strategy"])
     settings = RunSettings(model, data, training)
     _check_model(settings)
     _check_data(settings)
@@ -262,7 +270,7 @@ def check_config_field(config_type: Any, name: str) -> None:
     """Raise a ValueError for a name that is no argument of the configuration, with the names that hf_ssm defines."""
     if name in config_type.known_arguments():
         return
-    own = [field.name for field in config_fields(config_type.model_type.removeprefix("hf_ssm_"))]
+    own = [field.name for field in config_fields(str(family_of(config_type)))]
     near = closest_name(name, [*own, *ALIASES, *config_type.attribute_map])
     papers = ", ".join(f"{alias} ({field})" for alias, field in ALIASES.items())
     hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(own)}; names of the papers are {papers}"
@@ -310,6 +318,8 @@ def _check_data(settings: RunSettings) -> None:
     _check_types("data", data, {name: kind for name, kind in types.items() if name not in NOT_SETTINGS})
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
+    if not 0 <= data["unknown_bases"] <= 1:
+        raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
 
@@ -346,11 +356,16 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
     """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
     for key, value in values.items():
         check_choice("key", key, types, section)
-        kind = types[key]
-        # An int is a valid float, also for Python's own annotations.
-        accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
-        try:
-            type_validator(key, value, accepted)
-        except TypeError as error:
-            name = inspect.formatannotation(kind)
-            raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}") from error
+        if not _is_of_type(value, types[key]):
+            name = inspect.formatannotation(types[key])
+            raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")
+
+
+def _is_of_type(value: Any, kind: Any) -> bool:
+    """Whether a value has an annotated type; an int is a valid float, also for Python's own annotations."""
+    accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
+    try:
+        type_validator("value", value, accepted)
+    except TypeError:
+        return False
+    return True

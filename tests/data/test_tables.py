@@ -205,6 +205,7 @@ def test_wrong_columns_of_targets(write, columns, message):
     ("name", "content", "message"),
     [
         ("a.csv", "id,seq,y\nx1,ACGT,0\nx2,CCGT,1\n", r"If it is 'seq': .*--set data.sequence_column=seq\)\.$"),
+        ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"--set data.sequence_column='my seq'\)\.$"),
         ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"If it is 'y': .*--set data.label_column=y\); .*causal-lm"),
         ("a.json", '[{"sequence": "ACGT"}]', r"For data without labels: label_column=None .*--task causal-lm"),
         ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert it"),

@@ -80,8 +80,9 @@ def test_a_failing_proof_creates_nothing(hub, folder, model, tokenizer, monkeypa
 def test_files_of_a_run_are_not_uploaded(hub, folder, proofs):
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     names = ("checkpoint-3/model.safetensors", "last-checkpoint/optimizer.pt", "training_args.bin", "_tmp/x", ".git/x")
+    names += ("runs/Nov22_host/events.out.tfevents.1.host.2.0",)
     for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     pushing.push_folder(folder, NAME, message="A run")
     files = hub.repo(NAME).files()
@@ -353,7 +354,8 @@ def test_a_commit_of_somebody_else_survives(hub, folder, proofs, monkeypatch):
 
 def test_command(hub, folder, proofs, capsys):
     assert main(["push", str(folder), NAME, "--private", "--revision", "next"]) == 0
-    assert capsys.readouterr().out == f"Pushed to {hub.endpoint}/{NAME}\n"
+    out, err = capsys.readouterr()
+    assert out == f"Pushed to {hub.endpoint}/{NAME}\n" and f"hf-ssm verify {NAME} --revision next  " in err
     assert hub.repo(NAME).private and "config.json" in hub.repo(NAME).files("next")
 
 

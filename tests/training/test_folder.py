@@ -114,14 +114,17 @@ def test_clearing_deletes_the_run_whatever_its_checkpoints_hold_and_nothing_else
     checkpoint(tmp_path, "checkpoint-3")
     (checkpoint(tmp_path, "checkpoint-4", complete=False) / "modeling_s4.py").write_text("")
     checkpoint(tmp_path, "checkpoint-of-mine", complete=False)
-    for name in ("model.safetensors", "README.md", "data.csv", "model.py"):
+    (tmp_path / "runs" / "Nov22_host").mkdir(parents=True)
+    log = "runs/Nov22_host/events.out.tfevents.1.host.2.0"
+    for name in ("model.safetensors", "README.md", "data.csv", "model.py", log, "runs/mine.txt"):
         (tmp_path / name).write_text("x")
     for name, source in bundle(S4Config).items():
         (tmp_path / name).write_text(source)
     (tmp_path / "truncated.py").write_text(HEADER[:5])
     (tmp_path / f"{TEMPORARY_PREFIX}abc").mkdir()
     folder.clear_output(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-of-mine", "data.csv", "model.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-of-mine", "data.csv", "model.py", "runs"]
+    assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()] == ["mine.txt"]
 
 
 def test_log_is_json_also_when_a_value_is_not_finite(tmp_path):

@@ -7,7 +7,8 @@ from typing import Any
 
 from hf_ssm.cli.options import SVG_HELP
 
-FAMILY_NAMES = ("convs5", "hyena", "s4", "s5", "selective", "ssd")
+# Without those that predict videos, for which there is no task.
+FAMILY_NAMES = ("hyena", "s4", "s5", "selective", "ssd")
 TASK_NAMES = (
     *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
     *("signal-regression", "causal-lm", "masked-lm"),
@@ -94,13 +95,6 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
     ),
 }
 """The options that are settings, by section."""
-
-OPTION_NAMES = (
-    *(name for options in OPTIONS.values() for names, *_ in options for name in names),
-    *("--resume", "--config", "--set", "--dry-run", "--push-to-hub", "--private", "--license", "--svg"),
-    *("--output", "--output-dir", "--overwrite-output", "--overwrite-output-dir"),
-)
-"""The names of all options of `train`, for suggestions."""
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:

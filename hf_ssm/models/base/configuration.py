@@ -3,7 +3,7 @@
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -424,6 +424,11 @@ class SSMConfig(PreTrainedConfig):
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return None
+
+    @classmethod
+    def fields_for_any_length(cls, given: Collection[str]) -> dict[str, Any]:
+        """Fields that give a fresh model no longest input; empty if it has none, or if the `given` fields decide."""
+        return {}
 
     @property
     def has_sobolev_filter(self) -> bool:

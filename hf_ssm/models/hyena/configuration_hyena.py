@@ -1,6 +1,7 @@
 """Configuration of the gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network)."""
 
-from typing import ClassVar
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
@@ -77,6 +78,13 @@ class HyenaConfig(SSMConfig):
         *("max_position_embeddings", "mlp_depth", "n_ssm", "sinusoid_window"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "conv_kernel", "num_inner_mlps")
+    filter_fields: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
+            *("filter_activation_frequency", "filter_train_frequency", "filter_window_shift", "filter_positions"),
+            *("sinusoid_window", "sinusoid_inclusive"),
+        }
+    )
     count_fields: ClassVar[tuple[str, ...]] = ("mlp_depth", "num_inner_mlps")
 
     hyena_order: int = 2
@@ -163,6 +171,11 @@ class HyenaConfig(SSMConfig):
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return self.max_position_embeddings if self.filter_type == "implicit" else None
+
+    @classmethod
+    def fields_for_any_length(cls, given: Collection[str]) -> dict[str, Any]:
+        """The filter "s4d", unless a field of the other filters, or `filter_type`, is given."""
+        return {} if not cls.filter_fields.isdisjoint(given) else {"filter_type": "s4d"}
 
 
 __all__ = ["HyenaConfig"]
