@@ -140,6 +140,10 @@ def _of_batch(served: ServedModel, text: str) -> str:
     (batch,) = served.batches(text, 2, _MOST_POSITIONS)
     with evaluating(served.model):
         logits = served.model(**batch).logits[0].double().cpu()
+    if served.config.problem_type == "multi_label_classification" and logits.dim() == 1:
+        names = served.class_names
+        rows = [[name, share] for name, share in zip(names, logits.sigmoid().tolist(), strict=True)]
+        return markup.section(markup.table(["class", "probability"], rows), title="Prediction")
     if served.head == "values" or not served.predicts_classes:
         rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() > 1 else logits[None]
         header = ["row", *(f"value {number}" for number in range(1, rows.shape[1] + 1))]

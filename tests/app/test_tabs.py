@@ -221,6 +221,15 @@ def test_errors_of_the_program_are_logged(caplog: pytest.LogCaptureFixture) -> N
     assert "shapes cannot be multiplied" in caplog.text
 
 
+def test_several_labels_of_a_signal(serve: Callable[..., ServedModel]) -> None:
+    kind = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    served = serve("S4", "ForSequenceClassification", num_input_channels=1, **kind)
+    text = served.examples[0].text
+    logits = served.model(**served.batches(text, 1, 1000)[0]).logits[0]
+    html = predicting.prediction_html(served, Job(), text)
+    assert re.findall(r"<td>([\d.]+)</td>", html) == [f"{share:.4g}" for share in logits.double().sigmoid().tolist()]
+
+
 def test_html_is_escaped(make_model: Callable[..., Any]) -> None:
     model = make_model("S4", "ForSequenceClassification", vocab_size=12, id2label={0: "<script>", 1: "b"})
     html = predicting.prediction_html(ServedModel(model, build_dna_tokenizer()), Job(), f"><i>\n{SEQUENCE}")
