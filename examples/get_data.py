@@ -208,6 +208,7 @@ def random_variants(folder: Path, count: int = 50) -> None:
         base = record.sequence[place]
         other = chance.choice(sorted(set("ACGT") - {base}))
         lines.append("\t".join((record.columns["name"], str(place + 1), ".", base, other, ".", ".", ".")))
+    folder.mkdir(parents=True, exist_ok=True)
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{target}: {count} variants")
 
@@ -258,7 +259,11 @@ DATA_SETS: dict[str, tuple[Callable[..., None], tuple[str, ...], str]] = {
         for name, (dataset, file, *_) in BENCHMARKS.items()
     },
     "imdb": (imdb, ("imdb_4k_2k.csv.gz",), "6,000 reviews of stanfordnlp/imdb on the Hub"),
-    "mnist": (mnist, ("mnist_t10k-images-idx3-ubyte.gz",), "the test images of ylecun/mnist on the Hub"),
+    "mnist": (
+        mnist,
+        ("mnist_t10k-images-idx3-ubyte.gz", "mnist_t10k-labels-idx1-ubyte.gz"),
+        "the test images of ylecun/mnist on the Hub",
+    ),
     "listops": (listops, ("listops_len95-105_train.tsv.gz", "listops_len95-105_test.tsv.gz"), "generated"),
     "ecoli": (ecoli, ("ecoli_k12_mg1655.fna.gz", "ecoli_k12_mg1655.gff.gz"), "genome and annotation of E. coli K-12"),
     "random_variants": (random_variants, ("lambda_phage_variants.vcf",), "substitutions in phage lambda"),

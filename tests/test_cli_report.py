@@ -245,7 +245,6 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
         (["--task", "casual-lm"], "did you mean 'causal-lm'?"),
         (["--dataset", "missing.csv"], "missing.csv"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
-        (["--svg"], "--svg: give the folder of the figures (--output)"),
     ],
 )
 def test_mistyped_options(capsys, trained, arguments, message):

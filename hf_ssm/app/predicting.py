@@ -140,6 +140,10 @@ def _of_batch(served: ServedModel, text: str) -> str:
     (batch,) = served.batches(text, 2, _MOST_POSITIONS)
     with evaluating(served.model):
         logits = served.model(**batch).logits[0].double().cpu()
+    if served.config.problem_type == "multi_label_classification" and logits.dim() == 1:
+        names = served.class_names
+        rows = [[name, share] for name, share in zip(names, logits.sigmoid().tolist(), strict=True)]
+        return markup.section(markup.table(["class", "probability"], rows), title="Prediction")
     if served.head == "values" or not served.predicts_classes:
         rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() > 1 else logits[None]
         header = ["row", *(f"value {number}" for number in range(1, rows.shape[1] + 1))]
@@ -187,11 +191,18 @@ def _likelihoods(served: ServedModel, records: Any) -> str:
 
 
 def _next_tokens(served: ServedModel, record: Any) -> str:
-    (own,) = served.encoded([record])
+    ids, _ = _prompt(served, record)
     with evaluating(served.model):
-        logits = served.reader.forward(own.ids[None].to(served.device)).logits[0, -1]
+        logits = served.reader.forward(ids[None].to(served.device)).logits[0, -1]
     lead = f"After the last token of {record.where[0].lower()}{record.where[1:]}."
     return markup.section(_token_bars(served, logits), title="Next token", lead=lead)
+
+
+def _prompt(served: ServedModel, record: Any) -> tuple[Tensor, int]:
+    """The tokens of a sequence to be continued, without an end token, and how many of them are not special."""
+    (own,) = served.encoded([record])
+    places = (~own.special).nonzero().flatten()
+    return own.ids[: int(places[-1]) + 1], len(places)
 
 
 def _token_bars(served: ServedModel, logits: Tensor) -> str:
@@ -212,8 +223,7 @@ def _names(served: ServedModel, ids: Tensor) -> list[str]:
 def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
     if not count:
         return ""
-    (own,) = served.encoded([record])
-    ids = own.ids[~own.special] if bool(own.special[-1]) else own.ids
+    ids, number = _prompt(served, record)
     room = math.inf if served.longest is None else served.longest - len(ids)
     if room < 1:
         return markup.section(lead="The model takes no longer sequence, so that it cannot continue this one.")
@@ -226,7 +236,7 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
     new = output[0, len(ids) :]
     tokens = _names(served, new)
     if all(len(token) == 1 for token in tokens):
-        strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=len(ids) + 1)
+        strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=number + 1)
     else:
         strip = f'<p class="tokens">{escape(served.processor.decode(new))}</p>'
     return markup.section(
@@ -234,19 +244,20 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
     )
 
 
-def _filled(served: ServedModel, record: Any, position: float = 1) -> str:
+def _filled(served: ServedModel, record: Any, position: float | None = 1) -> str:
     (own,) = served.encoded([record])
     places = (~own.special).nonzero().flatten().tolist()
+    position = int(position or 0)
     if not 1 <= position <= len(places):
-        raise ValueError(f"Position {position:g}: the sequence has the positions 1 to {len(places)}.")
+        raise ValueError(f"Position {position}: the sequence has the positions 1 to {len(places)}.")
     mask = served.processor.mask_token_id
     if mask is None:
         raise ValueError("The tokenizer of this model has no mask token, so that nothing can be filled in.")
-    place = places[int(position) - 1]
+    place = places[position - 1]
     ids = own.ids.clone()
     ids[place] = mask
     with evaluating(served.model):
         logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
     (token,) = _names(served, own.ids[place : place + 1])
-    lead = f"Probability of each token at position {int(position)}, which is masked; the sequence has {token} there."
+    lead = f"Probability of each token at position {position}, which is masked; the sequence has {token} there."
     return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)

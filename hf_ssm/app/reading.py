@@ -41,7 +41,8 @@ def read_sequences(text: str, is_of_bases: bool) -> list[Record]:
     if not text:
         raise ValueError("There is no sequence: paste one, upload a file, or click an example.")
     if text.startswith(">"):
-        found = [Record(sequence, f"Record {name!r}", {"name": name}) for name, sequence in _fasta(text)]
+        named = _fasta(text) if is_of_bases else _texts(text)
+        found = [Record(sequence, f"Record {name!r}", {"name": name}) for name, sequence in named]
     else:
         sequence = "".join(text.split()) if is_of_bases else text
         found = [Record(sequence, "The sequence")]
@@ -64,13 +65,25 @@ def _fasta(text: str) -> list[tuple[str, str]]:
             raise ValueError(f"The FASTA text cannot be read: {reason}") from error
 
 
+def _texts(text: str) -> list[tuple[str, str]]:
+    """FASTA records or, where lines are not of letters alone, records with any text below their names."""
+    try:
+        return _fasta(text)
+    except ValueError:
+        parts = re.split(r"^>(.*)$", text, flags=re.MULTILINE)[1:]
+        found = [(name.strip(), body.strip()) for name, body in zip(parts[::2], parts[1::2], strict=True)]
+        if not all(name and body for name, body in found):
+            raise
+        return found
+
+
 def _check_letters(record: Record) -> None:
     if is_dna(record.sequence):
         return
     place = next(place for place, letter in enumerate(record.sequence) if not is_dna(letter))
     raise ValueError(
         f"{record.where} has {record.sequence[place]!r} at position {place + 1}, which is no letter of DNA: this model "
-        "reads A, C, G, T and N, no proteins and no other text."
+        "reads A, C, G, T, U, N and the other IUPAC letters of bases, no proteins and no other text."
     )
 
 
@@ -132,9 +145,10 @@ def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
         raise ValueError(f"{path.name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")
     if sum(len(record.sequence) for record in records) > MOST_LETTERS:
         raise ValueError(f"{path.name!r} has more than {MOST_LETTERS:,} letters: upload a part of it.")
-    names = (str(record.columns.get("name", f"row_{number}")) for number, record in enumerate(records, start=1))
+    names = ("_".join(str(record.columns.get("name") or "").split()) for record in records)
     return "\n".join(
-        f">{'_'.join(name.split())}\n{record.sequence}" for name, record in zip(names, records, strict=True)
+        f">{name or f'row_{number}'}\n{record.sequence}"
+        for number, (name, record) in enumerate(zip(names, records, strict=True), start=1)
     )
 
 

@@ -78,8 +78,8 @@ def _examples(checkpoint: str) -> list[Any]:
         return []
     stored = read_settings_file(path)
     source = str(stored.get("data", {}).get("dataset", ""))
-    # Nothing is downloaded for examples.
-    if source not in GENERATORS and not Path(source).exists():
+    # Nothing is downloaded for examples, and settings from the Hub name no files of this machine.
+    if source not in GENERATORS and not (Path(checkpoint).is_dir() and Path(source).exists()):
         return []
     try:
         settings = resolve(stored, {})

@@ -87,8 +87,6 @@ def _check_options(args: argparse.Namespace) -> None:
         check_section(args.checkpoint)
     if args.output is not None:
         check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
-    elif args.svg:
-        raise ValueError("--svg: give the folder of the figures (--output)")
 
 
 def _movement(checkpoint: str) -> dict[str, float]:

@@ -119,8 +119,6 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
     if args.output is not None:
         check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
-    elif args.svg:
-        raise ValueError("--svg: give the folder of the figures (--output)")
 
 
 def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:

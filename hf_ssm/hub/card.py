@@ -60,15 +60,6 @@ _METRIC_NAMES = {
     **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
 }
 _NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
-# Family -> paper of its architecture.
-_PAPERS = {
-    "hyena": "Poli et al., Hyena Hierarchy: Towards Larger Convolutional Language Models, ICML 2023",
-    "s4": "Gu et al., Efficiently Modeling Long Sequences with Structured State Spaces, ICLR 2022",
-    "s5": "Smith et al., Simplified State Space Layers for Sequence Modeling, ICLR 2023",
-    "convs5": "Smith et al., Convolutional State Space Models for Long-Range Spatiotemporal Modeling, NeurIPS 2023",
-    "selective": "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, COLM 2024",
-    "ssd": "Dao and Gu, Transformers are SSMs, ICML 2024",
-}
 # Tasks whose models `hf-ssm probe` explains.
 _PROBED = ("sequence-classification", "causal-lm", "masked-lm")
 
@@ -370,7 +361,8 @@ def _requirement() -> str:
 
 
 def _citation(family: str) -> str:
-    paper = f" The architecture is that of {_PAPERS[family]}." if family in _PAPERS else ""
+    paper = next((entry.paper for entry in FAMILIES.values() if entry.short_name == family), "")
+    paper = f" The architecture is that of {paper}." if paper else ""
     return f"Made with hf_ssm {version('hf_ssm')}.{paper}"
 
 

@@ -7,6 +7,7 @@ Space needs nothing else.
 """
 
 import json
+import shlex
 import sys
 import tempfile
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -27,7 +28,7 @@ _MODEL_FOLDER = "model"
 # Wheels of torch for machines without an accelerator, such as the free ones of Spaces, are a tenth of the others' size.
 _CPU_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
-_APP = '''"""The page of {name}."""
+_APP = '''"""The page of a model."""
 
 from hf_ssm.cli import main
 
@@ -99,28 +100,31 @@ def save_space(
         "pinned": False,
         **({} if is_local else {"models": [name]}),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     readme = _README.format(
         settings=yaml.safe_dump(settings, allow_unicode=True, sort_keys=False),
         title=settings["title"],
         name=name,
-        checkpoint=source,
+        checkpoint=shlex.quote(source),
         source=_COPIED if package is None else "",
     )
     texts = {
         "README.md": readme,
-        "app.py": _APP.format(name=name, checkpoint=json.dumps(source)),
+        "app.py": _APP.format(checkpoint=json.dumps(source, ensure_ascii=False)),
         "requirements.txt": "\n".join([_CPU_WHEELS, *(_dependencies() if package is None else [package])]) + "\n",
     }
+    # The page runs the code of the package; dot files of a repository (evaluation results) are not those of a Space.
+    own = {
+        path: file
+        for path, file in (folder_files(Path(checkpoint)) if is_local else {}).items()
+        if not path.endswith(".py") and not path.startswith(".")
+    }
+    folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
     if package is None:
         code = Path(__file__).resolve().parents[1]
-        stage({f"{_PACKAGE}/{path}": own for path, own in _code(code).items()}, folder, linked=lambda path: False)
-    if is_local:
-        # The page runs the code of the package.
-        own = {path: file for path, file in folder_files(Path(checkpoint)).items() if not path.endswith(".py")}
-        stage({f"{source}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
+        stage({f"{_PACKAGE}/{path}": file for path, file in _code(code).items()}, folder, linked=lambda path: False)
+    stage({f"{source}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
     return folder
 
 

@@ -38,12 +38,14 @@ class Family:
         config_class: Its configuration.
         model_classes: Its model classes by head, a subset of `HEADS`.
         modeling: The module that defines them.
+        paper: Reference of its architecture, for model cards; "" without one.
     """
 
     name: str
     config_class: type[SSMConfig]
     model_classes: dict[str, type[Any]]
     modeling: ModuleType
+    paper: str = ""
 
     @property
     def short_name(self) -> str:
@@ -55,7 +57,7 @@ FAMILIES: dict[str, Family] = {}
 """All registered families by name."""
 
 
-def register_family(config_class: type[SSMConfig]) -> Family:
+def register_family(config_class: type[SSMConfig], paper: str = "") -> Family:
     """Register a configuration and its model classes with the Auto classes of transformers.
 
     The model classes are found by name: the configuration `ToyConfig` in `configuration_toy.py` belongs to `ToyModel`,
@@ -64,6 +66,7 @@ def register_family(config_class: type[SSMConfig]) -> Family:
 
     Args:
         config_class: A subclass of `SSMConfig` with a `model_type` of its own.
+        paper: Reference of its architecture, for model cards.
 
     Returns:
         The entry, also in `FAMILIES`.
@@ -84,5 +87,5 @@ def register_family(config_class: type[SSMConfig]) -> Family:
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for head, model_class in classes.items():
         getattr(transformers, HEADS[head]).register(config_class, model_class, exist_ok=True)
-    FAMILIES[name] = Family(name, config_class, classes, modeling)
+    FAMILIES[name] = Family(name, config_class, classes, modeling, paper)
     return FAMILIES[name]

@@ -16,6 +16,12 @@ def test_one_sequence_and_fasta() -> None:
     assert [own.sequence for own in read_sequences(">a b\nAC\nGT\n>c\nTT\n", True)] == ["ACGT", "TT"]
     (text,) = read_sequences(" two words ", False)
     assert text.sequence == "two words"
+    assert [own.sequence for own in read_sequences(">a\nA fine film,\nno?\n>b\nTT\n", False)] == [
+        "A fine film,\nno?",
+        "TT",
+    ]
+    with pytest.raises(ValueError, match="FASTA text cannot be read"):
+        read_sequences(">a\n>b\nwords here", False)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,9 @@ def test_uploads(tmp_path: Path) -> None:
 
     assert read_upload(written("a.fa", ">x\nAC\nGT\n")) == ">x\nACGT"
     assert read_upload(written("a.csv", "seq,name\nACGT,first one\nTT,b\n")) == ">first_one\nACGT\n>b\nTT"
+    assert read_upload(written("u.csv", "seq,name\nACGT,\nTT, \n")) == ">row_1\nACGT\n>row_2\nTT"
+    reviews = read_upload(written("r.csv", "text,label\nA fine film.,1\nToo long!,0\n"))
+    assert [own.sequence for own in read_sequences(reviews, False)] == ["A fine film.", "Too long!"]
     assert read_upload(written("a.txt", "ACGT")) == "ACGT"
     assert read_upload(written("n.csv", "1,2\n"), reads_numbers=True) == "1,2\n"
     bad = [

@@ -4,7 +4,9 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ import hf_ssm
 from hf_ssm.analysis.frequency import frequency_responses
 from hf_ssm.app import ServedModel, bases, frequency, predicting, theory, variants
 from hf_ssm.app.jobs import Job, Stopped
-from hf_ssm.cli import main
+from hf_ssm.app.wiring import Jobs
+from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -178,6 +181,53 @@ def test_texts_of_another_alphabet(make_model: Callable[..., Any]) -> None:
     served = ServedModel(model, build_byte_tokenizer())
     assert not served.examples and served.has_bases and not served.reads_dna
     assert "<table" in predicting.prediction_html(served, Job(), "some <b>words</b>", 5, 0.0)
+
+
+def test_end_tokens_are_not_continued(make_model: Callable[..., Any]) -> None:
+    model = make_model("S4", "ForCausalLM", vocab_size=12)
+    with_end = ServedModel(model, build_dna_tokenizer(add_eos=True))
+    without = ServedModel(model, build_dna_tokenizer())
+    (record,) = without.records(SEQUENCE)
+    assert predicting._next_tokens(with_end, record) == predicting._next_tokens(without, record)
+    html = predicting._generated(with_end, record, 3, 0.0)
+    assert html == predicting._generated(without, record, 3, 0.0)
+
+
+def test_no_position_to_fill_in(serve: Callable[..., ServedModel]) -> None:
+    served = serve("Hyena", "ForMaskedLM", bidirectional=True)
+    with pytest.raises(ValueError, match="positions 1 to 24"):
+        predicting.prediction_html(served, Job(), SEQUENCE, None)
+
+
+def test_examples_are_rows_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"ACGT" + "".join(word): "ab"[number % 2] for number, word in enumerate(product("ACGT", repeat=3))}
+    (tmp_path / "rows.csv").write_text("\n".join(["sequence,label", *map(",".join, rows.items())]))
+    settings = tmp_path / "train_config.yaml"
+    settings.write_text(f"data:\n  dataset: {tmp_path / 'rows.csv'}\n")
+    found = app._examples(str(tmp_path))
+    assert len(found) == 4 and all(example.label.endswith(f": {rows[example.text]}") for example in found)
+    assert len({rows[example.text] for example in found}) == 2
+    # The settings of a repository do not open files of this machine.
+    monkeypatch.setattr(app, "file_of", lambda checkpoint, name: settings)
+    assert app._examples("ada/run") == []
+
+
+def test_errors_of_the_program_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def work(job: Job) -> str:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    *_, (_, _, message, _) = Jobs()._run("Compute", work, "steps", SimpleNamespace(session_hash="x"), ())
+    assert "the log of the server" in message and "multiplied" not in message
+    assert "shapes cannot be multiplied" in caplog.text
+
+
+def test_several_labels_of_a_signal(serve: Callable[..., ServedModel]) -> None:
+    kind = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    served = serve("S4", "ForSequenceClassification", num_input_channels=1, **kind)
+    text = served.examples[0].text
+    logits = served.model(**served.batches(text, 1, 1000)[0]).logits[0]
+    html = predicting.prediction_html(served, Job(), text)
+    assert re.findall(r"<td>([\d.]+)</td>", html) == [f"{share:.4g}" for share in logits.double().sigmoid().tolist()]
 
 
 def test_html_is_escaped(make_model: Callable[..., Any]) -> None:

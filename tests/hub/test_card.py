@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 
 from hf_ssm import build_dna_tokenizer
 from hf_ssm.hub import card, exporting
+from hf_ssm.models.registry import FAMILIES
 
 TASKS = {
     "Model": "features",
@@ -147,6 +148,11 @@ def test_licence_classes_and_version(make_model, tmp_path):
     assert "Its classes are `coding`, `intergenic`." in built.text
     assert 'pip install torch "transformers<6,>=5.20"' in built.text
     assert "Efficiently Modeling Long Sequences" in built.text.partition("## Citation")[2]
+
+
+def test_each_family_has_a_paper():
+    own = [family for family in FAMILIES.values() if family.config_class.__module__.startswith("hf_ssm.")]
+    assert len(own) >= 6 and all(family.paper for family in own)
 
 
 def test_an_existing_card_is_kept(make_model, tmp_path):

@@ -51,12 +51,33 @@ def test_no_space_of_something_else(tmp_path: Path, folder: Path) -> None:
     assert not (tmp_path / "space").exists()
 
 
+def test_a_hidden_file_leaves_no_folder(tmp_path: Path, folder: Path) -> None:
+    (folder / ".env").write_text("x")
+    with pytest.raises(ValueError, match="hidden file"):
+        save_space(folder, tmp_path / "space")
+    assert not (tmp_path / "space").exists()
+
+
 def test_pushed_space(hub: Any, folder: Path) -> None:
+    folder = folder.rename(folder.with_name('a "run" \U0001f9ec'))
+    # Files of the Hub that a folder of a run or a download has.
+    for name in (".eval_results/hf_ssm.yaml", ".gitattributes"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("[{dataset: {id: a/b, task_id: default}, value: 1}]")
     url = push_space(folder, "ada/page")
     assert url.endswith("/spaces/ada/page")
     api = HfApi()
     names = set(api.list_repo_files("ada/page", repo_type="space"))
-    assert {"README.md", "app.py", "requirements.txt", "hf_ssm/__init__.py", "model/run/config.json"} <= names
+    assert {
+        "README.md",
+        "app.py",
+        "requirements.txt",
+        "hf_ssm/__init__.py",
+        f"model/{folder.name}/config.json",
+    } <= names
+    assert not [name for name in names if "/." in name]
+    program = ast.parse(Path(api.hf_hub_download("ada/page", "app.py", repo_type="space")).read_text("utf-8"))
+    assert f"model/{folder.name}" in [node.value for node in ast.walk(program) if isinstance(node, ast.Constant)]
     head = api.repo_info("ada/page", repo_type="space").sha
     # The same again changes nothing; another source replaces what is stale.
     push_space(folder, "ada/page")

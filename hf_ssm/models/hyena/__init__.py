@@ -4,4 +4,4 @@ from hf_ssm.models.hyena import modeling_hyena as modeling_hyena
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.models.registry import register_family
 
-register_family(HyenaConfig)
+register_family(HyenaConfig, "Poli et al., Hyena Hierarchy: Towards Larger Convolutional Language Models, ICML 2023")

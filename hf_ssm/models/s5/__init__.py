@@ -4,4 +4,4 @@ from hf_ssm.models.registry import register_family
 from hf_ssm.models.s5 import modeling_s5 as modeling_s5
 from hf_ssm.models.s5.configuration_s5 import S5Config
 
-register_family(S5Config)
+register_family(S5Config, "Smith et al., Simplified State Space Layers for Sequence Modeling, ICLR 2023")

@@ -4,4 +4,6 @@ from hf_ssm.models.registry import register_family
 from hf_ssm.models.selective import modeling_selective as modeling_selective
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 
-register_family(SelectiveSSMConfig)
+register_family(
+    SelectiveSSMConfig, "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, COLM 2024"
+)

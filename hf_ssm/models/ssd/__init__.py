@@ -4,4 +4,4 @@ from hf_ssm.models.registry import register_family
 from hf_ssm.models.ssd import modeling_ssd as modeling_ssd
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 
-register_family(SSDConfig)
+register_family(SSDConfig, "Dao and Gu, Transformers are SSMs, ICML 2024")
