@@ -155,7 +155,7 @@ def draw(path: str, frames: Tensor, shown: dict[str, Tensor], context: int) -> N
                 axis.set_axis_off()
                 if title != "true" and frame < context:
                     continue
-                axis.imshow(row[frame, ..., DIGITS[name]], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                axis.imshow(row[frame, ..., DIGITS[name]].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes[0].text(
                 -0.25, 0.5, f"{name}\n{title}", transform=axes[0].transAxes, ha="right", va="center", fontsize=8
             )

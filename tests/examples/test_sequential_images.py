@@ -9,8 +9,8 @@ import pytest
 
 @pytest.mark.slow
 def test_tiny_run(script: ModuleType, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = tmp_path / "result.json"
-    script.main(["--tiny", "--output", str(result), "--seeds", "1"])
+    result, images = tmp_path / "result.json", shared_data / "mnist_t10k-images-idx3-ubyte.gz"
+    script.main(["--tiny", "--dataset", str(images), "--output", str(result), "--seeds", "1"])
     content = json.loads(result.read_text())
     assert [(row["alpha"], row["beta"]) for row in content["accuracy"]] == [(1, -1), (1, 0), (4, -1), (4, 0)]
     assert all(0 <= accuracy <= 1 for row in content["accuracy"] for accuracy in row["accuracy"])
