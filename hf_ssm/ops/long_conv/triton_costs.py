@@ -27,11 +27,11 @@ def _tile() -> tuple[int, int, int]:
 
 
 def forward_cost(
-    batch: int, length: int, channels: int, taps: int, size: int, gated: bool = False, blocks: bool | None = None
+    batch: int, length: int, channels: int, taps: int, size: int, blocks: bool | None = None
 ) -> tuple[Cost, Cost]:
     """Costs of the kernels and of torch in a causal forward of one block of rows and channels.
 
-    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(s + 12) N` bytes and
+    With `N = B L D`, with `n = 2 L`, the kernels around transforms read about `(s + 12) N` bytes and
     write `(s + 16) N`; the transforms read and write `24 N`, and `40 N` beyond 2^13 points. The kernels of products of
     blocks read and write `(2 s + 4) N` bytes. The taps are not in these numbers.
 
@@ -41,13 +41,12 @@ def forward_cost(
         channels: D.
         taps: K.
         size: s: 2 stands for bfloat16, 4 for float32.
-        gated: Whether there are both gates, and the convolution before the second is kept for the backward.
         blocks: Whether products of blocks are taken; default: where the operator does so.
     """
     blocks, points, row_size = _rows(length, taps, size, blocks)
-    kernels = pad_cost(batch, length, channels, points, size, row_size, inputs=1 + gated)
+    kernels = pad_cost(batch, length, channels, points, size, row_size)
     tile = _crop.configs[0].kwargs["BLOCK_L"]
-    kernels += crop_cost(batch, length, channels, points, size, tile, factors=gated, outputs=1 + gated)
+    kernels += crop_cost(batch, length, channels, points, size, tile)
     if blocks:
         return kernels + blocks_cost(batch, channels, points, taps, size, *_tile()), Cost()
     # The taps are padded, and transformed as one more row of the batch.
@@ -57,27 +56,24 @@ def forward_cost(
 
 
 def backward_cost(
-    batch: int, length: int, channels: int, taps: int, size: int, gated: bool = False, blocks: bool | None = None
+    batch: int, length: int, channels: int, taps: int, size: int, blocks: bool | None = None
 ) -> tuple[Cost, Cost]:
     """Costs of the kernels and of torch in a backward with the gradients of all arguments; arguments as in the forward.
 
-    With `N = B L D`, without gates and with `n = 2 L`, the kernels around transforms read about `(2 s + 20) N` bytes
+    With `N = B L D`, with `n = 2 L`, the kernels around transforms read about `(2 s + 20) N` bytes
     and write `(s + 24) N`, those of products of blocks `(5 s + 4) N` and `(3 s + 4) N`. Three transforms are those of a
     row and channel (gradients, inputs, gradients of the inputs), two those of a channel.
     """
     blocks, points, row_size = _rows(length, taps, size, blocks)
-    kernels = pad_cost(batch, length, channels, points, size, row_size, inputs=1 + gated)
-    kernels += pad_cost(batch, length, channels, points, size, row_size, inputs=1 + gated)
+    kernels = pad_cost(batch, length, channels, points, size, row_size)
+    kernels += pad_cost(batch, length, channels, points, size, row_size)
     tile = _crop.configs[0].kwargs["BLOCK_L"]
-    kernels += crop_cost(batch, length, channels, points, size, tile, factors=2 * gated, outputs=1 + gated)
-    numbers = size * batch * length * channels
-    # The gradient of the output gate is a product of torch.
-    others = Cost(read=2 * numbers, written=numbers) if gated else Cost()
+    kernels += crop_cost(batch, length, channels, points, size, tile)
     if blocks:
         sizes = (batch, channels, points)
         kernels += blocks_cost(*sizes, taps, size, *_tile())
-        return kernels + taps_gradient_cost(*sizes, taps, length, size, *_tile()), others
-    others += Cost(read=4 * channels * taps, written=4 * channels * (points + taps))
+        return kernels + taps_gradient_cost(*sizes, taps, length, size, *_tile()), Cost()
+    others = Cost(read=4 * channels * taps, written=4 * channels * (points + taps))
     others += transform_cost((2 * batch + 1) * channels, points)
     others += transform_cost((batch + 1) * channels, points, inverse=True)
     return kernels + product_cost(batch, channels, points, backward=True), others
