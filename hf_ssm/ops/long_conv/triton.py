@@ -4,8 +4,7 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps, `n` points of a row.
 
 - `triton_layout.py`: kernels that transpose and convert inputs to rows of channels, and rows to outputs;
 - `triton_toeplitz.py`: a kernel that convolves rows by products of blocks, where there are few taps;
-- `triton_spectra.py`: transforms of the vendor, and a kernel for the products of their spectra, for all others;
-- `triton_costs.py`: what they cost.
+- `triton_spectra.py`: transforms of the vendor, and a kernel for the products of their spectra, for all others.
 
 Blocks of channels and rows of the batch follow one another, so that rows and spectra take at most a few times
 `MOST_SAMPLES_ON_A_GPU` numbers. The backward keeps the inputs and the taps and transforms both again.

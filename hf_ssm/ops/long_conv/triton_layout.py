@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.gpu.arguments import with_strides
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 
-__all__ = ["crop_", "crop_cost", "pad_cost", "padded_rows"]
+__all__ = ["crop_", "padded_rows"]
 
 _AXES = ("batch", "row")
 _CONFIGS = [config(BLOCK_L=64, BLOCK_D=64), config(BLOCK_L=128, BLOCK_D=32)]
@@ -87,20 +86,6 @@ def _crop(
     keep = (first + t < length)[:, None] & (d < channels)[None, :]
     out += tl.program_id(2).to(tl.int64) * out_batch + first.to(tl.int64) * out_row
     tl.store(out + t[:, None] * out_row + d[None, :], value.to(out.dtype.element_ty), mask=keep)
-
-
-def pad_cost(batch: int, length: int, channels: int, points: int, size: int, row_size: int) -> Cost:
-    """Cost of `padded_rows`: `s B L D` bytes are read, and `B D n` numbers of `row_size` bytes written."""
-    return Cost(read=size * batch * length * channels, written=row_size * batch * channels * points)
-
-
-def crop_cost(batch: int, length: int, channels: int, points: int, size: int, tile: int) -> Cost:
-    """Cost of `crop_`: all points of tiles with inputs are read, and `s B L D` bytes are written.
-
-    Of tiles of `T` points, `4 B D min(n, T ceil(L / T))` bytes of rows are read.
-    """
-    rows = batch * channels * min(points, -(-length // tile) * tile)
-    return Cost(read=4 * rows, written=size * batch * length * channels)
 
 
 def padded_rows(u: Tensor, points: int, dtype: torch.dtype) -> Tensor:

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.long_conv import backward_cost, forward_cost
+from costs.rates import Cost
 from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.long_conv import long_conv, long_conv_reference, triton_toeplitz
 from hf_ssm.ops.long_conv import triton as module
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.long_conv.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.long_conv.triton_layout import _crop, _pad
 from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks
 

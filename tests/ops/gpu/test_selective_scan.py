@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.selective_scan import backward_cost, forward_cost
 from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
@@ -15,7 +16,6 @@ from hf_ssm.ops.selective_scan import triton as operators
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.triton import chunk_positions
 from hf_ssm.ops.selective_scan.triton_backward import cotangent_ends, scan_backward
-from hf_ssm.ops.selective_scan.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, scan
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
