@@ -83,7 +83,7 @@ def _variation(report: "TheoryReport") -> list[Table]:
 
 
 def _alpha(report: "TheoryReport") -> list[Table]:
-    title = "Useful range of the frequency scale α"
+    title = "Useful range of the frequency scale α (limits, no values to aim at)"
     if isinstance(report.alpha, str):
         return [Table(title, notes=[f"None: {report.alpha}"])]
     rows: list[tuple[Any, ...]] = [("without data", None, *report.alpha.data_free)]
