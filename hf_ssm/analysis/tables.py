@@ -95,7 +95,8 @@ def _alpha(report: "TheoryReport") -> list[Table]:
     notes = [
         f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit "
         f"from data puts the fastest pole at the frequency ω below which {_SHARE:.0%} of the power of a layer's "
-        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1). Step sizes Δ go from {low:g} to {high:g}."
+        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1); it is no value "
+        f"to aim at. Step sizes Δ go from {low:g} to {high:g}."
     ]
     return [Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)]
 

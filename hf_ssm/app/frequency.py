@@ -214,7 +214,7 @@ def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: i
 
 
 def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
-    """The useful range of α for the layers' inputs, in a sentence."""
+    """Whether the layers' inputs give a reason to train with another α, in a sentence."""
     layers = [power / power.sum() for name, power in spectra.items() if name != "input"]
     if not layers:
         return ""
@@ -222,8 +222,4 @@ def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
         found = alpha_recommendation(served.config, torch.stack(layers).mean(0), quantiles=(0.9,))
     except ValueError:
         return ""
-    low, high = found.from_data[0.9]
-    return (
-        f"<p>A useful α for this input is at most {low:.3g} for the largest and {high:.3g} for the smallest step size "
-        "of the model: above it, the fastest pole lies beyond 90 % of the power of the layers' inputs.</p>"
-    )
+    return f"<p>α (frequency_scale) acts before training. For the inputs of the layers: {found.verdict}</p>"

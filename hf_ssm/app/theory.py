@@ -35,8 +35,8 @@ _MEANINGS: dict[str, dict[str, str]] = {
     },
     "Useful range": {
         "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
-        "α up to": "The largest frequency scale with which such inputs still drive the fastest state; beyond it, "
-        "states are wasted.",
+        "α up to": "The largest frequency scale with which such inputs still drive the fastest state. It is a "
+        "limit, which depends on the state size, and no value to aim at.",
     },
     "Generalisation bound": {
         "bound": "An upper limit for the difference of the losses on new and on training sequences. Above 1 it says "

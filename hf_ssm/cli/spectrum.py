@@ -44,7 +44,7 @@ _INPUTS, _ALL_LAYERS = "inputs", "all layers"
 
 
 def run_spectrum(args: argparse.Namespace) -> None:
-    """`hf-ssm spectrum`: band edges of the spectrum of the data, and the α that they recommend."""
+    """`hf-ssm spectrum`: band edges of the spectrum of the data, and whether they give a reason to change α."""
     with nullcontext() if args.output is None else locked(args.output):
         _run_spectrum(args)
 
@@ -90,23 +90,27 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
     # α acts at initialisation: a checkpoint has no use for it.
-    if args.model is None and isinstance(alpha, AlphaRecommendation):
-        _suggest_training(args, planned, alpha)
+    if args.model is None:
+        _suggest_training(args, planned, None if isinstance(alpha, str) else alpha.trial)
 
 
-def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alpha: AlphaRecommendation) -> None:
-    """Print the command that trains the planned model on these data, with the geometric mean of the limits as α."""
-    scale = math.sqrt(math.prod(alpha.from_data[max(alpha.from_data)]))
-    if not math.isfinite(scale):
-        return
-    settings = [f"model.alpha={scale:.3g}", *(f"model.{name}={value}" for name, value in planned.items())]
+def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], trial: float | None) -> None:
+    """Print the command that trains the planned model on these data, and that with an α that is worth a trial."""
+    settings = [f"model.{name}={value}" for name, value in planned.items()]
     if args.sequence_column is not None:
         settings.append(f"data.sequence_column={args.sequence_column}")
-    words = [word for setting in [*settings, *args.assignments] for word in ("--set", setting)]
-    for option, value in (("--tokenizer", args.tokenizer), ("--max-length", args.max_length)):
-        words += [] if value is None else [option, value]
-    what = command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", "runs/alpha")
-    suggest((what, "train with an α of the recommended range"))
+
+    def training(output: str, *more: str) -> str:
+        words = [word for setting in [*more, *settings, *args.assignments] for word in ("--set", setting)]
+        for option, value in (("--tokenizer", args.tokenizer), ("--max-length", args.max_length)):
+            words += [] if value is None else [option, value]
+        return command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", output)
+
+    steps = [(training("runs/default"), "train with the default α")]
+    if trial is not None:
+        what = "the same with the α of the trial: keep the better one on validation data"
+        steps.append((training("runs/alpha", f"model.alpha={trial:.3g}"), what))
+    suggest(*steps)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -209,8 +213,8 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
         return alpha
     low, high = alpha.time_steps
     lines = [
-        f"Largest useful frequency_scale (α), for Δ = {high:g} ... {low:g} (state size {alpha.state_size}, init "
-        f"{alpha.init!r}, {alpha.discretization}):",
+        f"Upper limits of frequency_scale (α), no values to aim at, for Δ = {high:g} ... {low:g} "
+        f"(state size {alpha.state_size}, init {alpha.init!r}, {alpha.discretization}):",
         f"  without the data   {_range(alpha.data_free)}",
     ]
     for share, limits in alpha.from_data.items():
@@ -219,7 +223,7 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
             f"  {share:.0%} of the power   {_range(limits)}   (below {edge:.4f} radians = {edge / (2 * math.pi):.4f} "
             "cycles per sample)"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, alpha.verdict])
 
 
 def _range(limits: tuple[float, float]) -> str:

@@ -81,7 +81,7 @@ class MaskingProbe:
         >>> result = probe.run("ACGTTTGACA", target=1)
         >>> result.survivors(3), result.auc
 
-    Source: Nishikawa & Suzuki 2025, Section 5 and Appendix K.
+    Source: Nishikawa & Suzuki 2025, Appendices C and K.
     """
 
     def __init__(

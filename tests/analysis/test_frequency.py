@@ -314,6 +314,28 @@ def test_alpha_from_the_power_of_several_channels_goes_by_their_sum():
     assert found.edges[0.5] == pytest.approx((19.5 + 2 / 7) * math.pi / 32)
 
 
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+def test_a_trial_reaches_the_band_of_the_data(discretization):
+    """A trial needs a spectrum that is not flat, and power beyond the fastest pole of every channel."""
+    narrow, flat = torch.eye(65, dtype=torch.float64)[32], torch.ones(65, dtype=torch.float64)
+    small = {"init": "lin", "state_size": 8, "discretization": discretization, "time_step_max": 0.02}
+    found = alpha_recommendation(hf_ssm.S4Config(**small), narrow)
+    assert found.band == pytest.approx(math.pi * 32.4 / 64)
+    assert found.trial is not None
+    assert f"frequency_scale = {found.trial:.3g}" in found.verdict
+    reached = alpha_recommendation(hf_ssm.S4Config(**small, frequency_scale=found.trial), narrow)
+    assert reached.reach[1] == pytest.approx(found.band)
+    silent = {
+        "flat": alpha_recommendation(hf_ssm.S4Config(**small), flat),
+        "without data": alpha_recommendation(hf_ssm.S4Config(**small)),
+        "within reach": alpha_recommendation(hf_ssm.S4Config(**small, frequency_scale=found.trial * 1.01), narrow),
+        "slow": alpha_recommendation(hf_ssm.S4Config(discretization=discretization), 0.5 ** torch.arange(65)),
+    }
+    for name, other in silent.items():
+        assert other.trial is None, name
+        assert "no change of frequency_scale = " in other.verdict, name
+
+
 def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
     limits = []
     for init in ("legs", "inv"):

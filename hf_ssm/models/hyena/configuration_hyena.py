@@ -42,7 +42,7 @@ class HyenaConfig(SSMConfig):
             the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         sinusoid_inclusive (`bool`, defaults to `False`): The lags of the sinusoid filter are 0 to U - 1, as in the
-            paper's proof of Theorem 4.2 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
+            paper's proof of Theorem F.1 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
         n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
             (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
