@@ -24,6 +24,8 @@ from hf_ssm.utils.evaluation import evaluating, unwrapped
 __all__ = ["POOLINGS", "Embedder", "embed"]
 
 POOLINGS = ("mean", "last", "token")
+# Letters of a window or token in the genome, of intervals.
+_GENOME_SPAN = ("genome_start", "genome_end")
 # Bytes of the vectors of a letter above which fewer letters form a part of the output.
 _BYTES_PER_LETTER = 256
 
@@ -62,7 +64,8 @@ def embed(
         The columns of the inputs without the sequences, and `embedding`, a list of D numbers (float32; float64 for a
         model in float64), or `embedding_<layer>` for each of several layers. Where one sequence gives several rows:
         also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one after
-        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence.
+        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence. Windows and
+        tokens of intervals of a genome also have `genome_start` and `genome_end`, the same letters in the contig.
 
     Raises:
         TypeError: `inputs` is no iterable of sequences.
@@ -150,7 +153,10 @@ class Embedder:
                 yield _extended(record, {"record": number}) if self._of_tokens else record
                 continue
             for window in self._windows.of(number, record):
-                yield _extended(window.cut(), {"record": number, "start": window.start, "end": window.stop})
+                columns = {"record": number, "start": window.start, "end": window.stop}
+                if record.place is not None and not self._of_tokens:
+                    columns |= dict(zip(_GENOME_SPAN, record.place.interval(window.start, window.stop), strict=True))
+                yield _extended(window.cut(), columns)
 
     def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
         """The table of the sequences of several groups."""
@@ -165,6 +171,11 @@ class Embedder:
             rows = [row for row, found in zip(rows, vectors, strict=True) for _ in found]
             letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
             own |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
+            places = [record.place for record, found in zip(records, vectors, strict=True) for _ in found]
+            if None not in places:
+                pairs = zip(places, letters.tolist(), strict=True)
+                spans = torch.tensor([place.interval(*span) for place, span in pairs if place is not None])
+                own |= dict(zip(_GENOME_SPAN, spans.unbind(1), strict=True))
         own |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
         names = dict.fromkeys(name for record in records for name in record.columns)
         if taken := sorted(names.keys() & own.keys()):

@@ -38,7 +38,8 @@ class Window:
         if self.stop - self.start == len(self.record.sequence):
             return self.record
         place = f"{self.record.where}, letters {self.start} to {self.stop}"
-        return replace(self.record, sequence=self.record.sequence[self.start : self.stop], where=place)
+        letters = self.record.sequence[self.start : self.stop]
+        return replace(self.record, sequence=letters, where=place, is_window=True)
 
 
 class Windows:
