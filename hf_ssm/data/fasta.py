@@ -52,21 +52,21 @@ def _joined(name: str, parts: list[str]) -> str:
     return sequence
 
 
-def in_capitals(sequence: str, name: str) -> str:
-    """A sequence in capitals; a line of the log names the first file in which that changes a letter."""
+def in_capitals(sequence: str, path: Path) -> str:
+    """A sequence of a file in capitals; if that changes a letter, one line of the log says so."""
     capitals = sequence.upper()
     if capitals != sequence:
-        _note_capitals(name)
+        _note_capitals(path)
     return capitals
 
 
 @lru_cache
-def _note_capitals(name: str) -> None:
+def _note_capitals(path: Path) -> None:
     # Files are read several times.
     logger.warning(
         "%s: lower-case (soft-masked) letters are read as capitals; keep_case=True (--keep-case, or --set "
         "data.keep_case=true for hf-ssm train) keeps them.",
-        name,
+        path.name,
     )
 
 
@@ -82,7 +82,7 @@ def fasta_windows(path: Path, window: int, min_window: int, keep_case: bool = Fa
     """
     windows, longest = [], 0
     for name, letters in read_fasta(path):
-        sequence = letters if keep_case else in_capitals(letters, path.name)
+        sequence = letters if keep_case else in_capitals(letters, path)
         longest = max(longest, len(sequence))
         places = range(0, len(sequence) - min_window + 1, window)
         windows += [(sequence[place : place + window], name, place) for place in places]

@@ -127,7 +127,7 @@ def read_records(
         yield from _bed_records(path, genome, keep_case)
     elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path):
-            letters = sequence if keep_case else in_capitals(sequence, path.name)
+            letters = sequence if keep_case else in_capitals(sequence, path)
             yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):
         for row, cells in enumerate(_rows(path, suffix, sequence_column), start=1):
@@ -163,7 +163,7 @@ def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:
     with Genome(fasta) as genome:
         for line, interval in read_bed(path, genome):
             sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
-            sequence = sequence if keep_case else in_capitals(sequence, fasta.name)
+            sequence = sequence if keep_case else in_capitals(sequence, fasta)
             place = Place(interval.chrom, interval.start, interval.stop, interval.strand == "-")
             if place.is_reversed:
                 sequence = reverse_complement(sequence)
