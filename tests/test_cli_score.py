@@ -192,9 +192,7 @@ def test_groups_and_floats_of_info_fields(folder: Path) -> None:
     assert {row["groups"] for row in json.loads(Path("out.metrics.json").read_text())} == {2}
 
 
-def test_soft_masked_genome(
-    folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_soft_masked_genome(folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """A case-sensitive tokenizer, as that of HyenaDNA, reads both genomes alike, and the command says so once."""
     backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained("own")

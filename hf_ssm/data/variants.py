@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -109,10 +110,11 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
                 known = ", ".join(found.header.info) or "none"
                 raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {known}.")
             floats = {name for name in info if found.header.info[name].type == "Float"}
-            for record, line in zip(found, (line for line in lines if not line.startswith("#")), strict=False):
+            texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
+            for record, line in zip(found, texts, strict=False):
                 yield from _alleles(record, info, _texts(line, floats))
                 count += 1
-    except OSError as error:
+    except (OSError, EOFError) as error:
         raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
@@ -129,8 +131,6 @@ def _opened(file: Path) -> TextIO:
 
 def _texts(line: str, names: set[str]) -> dict[str, str]:
     """INFO fields of a line as they stand in the file: htslib rounds numbers to single precision."""
-    if not names:
-        return {}
     # A line has eight columns or more.
     pairs = (field.partition("=") for field in "".join(line.rstrip("\r\n").split("\t")[7:8]).split(";"))
     return {name: value for name, _, value in pairs if name in names}

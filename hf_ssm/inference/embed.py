@@ -17,15 +17,13 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import Batch, Encoded, SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Windows, groups_of
+from hf_ssm.inference.windows import GENOME_SPAN, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["POOLINGS", "Embedder", "embed"]
 
 POOLINGS = ("mean", "last", "token")
-# Letters of a window or token in the genome, of intervals.
-_GENOME_SPAN = ("genome_start", "genome_end")
 # Bytes of the vectors of a letter above which fewer letters form a part of the output.
 _BYTES_PER_LETTER = 256
 
@@ -155,7 +153,7 @@ class Embedder:
             for window in self._windows.of(number, record):
                 columns = {"record": number, "start": window.start, "end": window.stop}
                 if record.place is not None and not self._of_tokens:
-                    columns |= dict(zip(_GENOME_SPAN, record.place.interval(window.start, window.stop), strict=True))
+                    columns |= dict(zip(GENOME_SPAN, record.place.interval(window.start, window.stop), strict=True))
                 yield _extended(window.cut(), columns)
 
     def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
@@ -175,7 +173,7 @@ class Embedder:
             if None not in places:
                 pairs = zip(places, letters.tolist(), strict=True)
                 spans = torch.tensor([place.interval(*span) for place, span in pairs if place is not None])
-                own |= dict(zip(_GENOME_SPAN, spans.unbind(1), strict=True))
+                own |= dict(zip(GENOME_SPAN, spans.unbind(1), strict=True))
         own |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
         names = dict.fromkeys(name for record in records for name in record.columns)
         if taken := sorted(names.keys() & own.keys()):

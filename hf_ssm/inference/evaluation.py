@@ -43,7 +43,9 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     for score in (name for name in SCORES if name in frame):
         known = frame[score].notna() & labels.notna()
         if labels[known].nunique() < (2 if is_binary else 1):
-            raise ValueError(f"`label`={label!r}: the variants with the score {score!r} have no two classes.")
+            raise ValueError(
+                f"`label`={label!r}: of the variants with the score {score!r}, none has a label or all have the same."
+            )
         values, own = frame[score][known].to_numpy(), labels[known].to_numpy(dtype=float)
         groups = np.zeros(len(own), dtype=int) if by is None else frame[by][known].astype(str).to_numpy()
         for metric in ("auroc", "auprc", "spearman") if is_binary else ("spearman",):

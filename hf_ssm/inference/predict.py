@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Window, Windows, groups_of
+from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
@@ -24,8 +24,6 @@ __all__ = ["AGGREGATIONS", "Predictor", "letters_of", "predict"]
 AGGREGATIONS = ("mean", "max")
 # Columns that tell the windows of a sequence apart.
 _SPAN = ("record", "start", "end")
-# The same letters in the genome, of intervals.
-_GENOME_SPAN = ("genome_start", "genome_end")
 # Kinds of scores: softmax, sigmoid, none.
 _CLASSES, _LABELS, _VALUES = "classes", "labels", "values"
 _OTHER_COMMANDS = {
@@ -207,7 +205,7 @@ class Predictor:
         columns: dict[str, Any] = dict(zip(_SPAN, zip(*(row[1:] for row in rows), strict=True), strict=True))
         if all(record.place is not None for record, *_ in rows):
             places = [record.place.interval(start, stop) for record, _, start, stop in rows if record.place]
-            columns |= dict(zip(_GENOME_SPAN, zip(*places, strict=True), strict=True))
+            columns |= dict(zip(GENOME_SPAN, zip(*places, strict=True), strict=True))
         if self._of_tokens:
             columns["letters"] = [record.sequence[start:stop] for record, _, start, stop in rows]
         return columns

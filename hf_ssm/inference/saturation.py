@@ -114,8 +114,8 @@ class Saturation:
             check_choice("scores", name, known)
         self.letters = WindowLetters(model, keep_case)
         # Ids of the four bases as capitals, and of those that replace lower-case letters: `(2, 4)`.
-        cases = (BASES, BASES.lower() if keep_case else BASES)
-        self._bases = torch.stack([torch.cat([self._encoded([base])[0].bases for base in case]) for case in cases])
+        cases = (BASES, BASES.lower() if self.letters.keeps_case else BASES)
+        self._bases = torch.stack([torch.cat([self._encoded(base).bases for base in case]) for case in cases])
 
     def table(self, sequence: str, start: int, stop: int) -> pa.Table:
         """The scores of all substitutions of a region."""
@@ -146,20 +146,18 @@ class Saturation:
         chosen = {name: own[at] for name, own in scores.items()}
         return pa.table(columns | columns_of_scores(chosen, [reasons[n] for n, _ in places]))
 
-    def _encoded(self, texts: Sequence[str]) -> list["_Context"]:
-        """Texts as tokens, one for each letter."""
-        records = [Record(text, "the sequence") for text in texts]
-        contexts = []
-        for record, encoded in zip(records, self.model.encode(records, refuse_unknown=False), strict=True):
-            before = len(without_end(encoded)) - len(record.sequence)
-            letters = encoded.letters[max(before, 0) : len(without_end(encoded))]
-            if before < 0 or not torch.equal(letters[:, 0], torch.arange(len(record.sequence))):
-                raise ValueError(
-                    "saturation mutagenesis needs a tokenizer with one token for each base; give the variants as a "
-                    "table to `hf-ssm score` instead."
-                )
-            contexts.append(_Context(encoded, before, self.model.unknown_letters(record, encoded)))
-        return contexts
+    def _encoded(self, text: str) -> "_Context":
+        """A text as tokens, one for each letter."""
+        record = Record(text, "the sequence")
+        (encoded,) = self.model.encode([record], refuse_unknown=False)
+        stop = len(without_end(encoded))
+        before = stop - len(text)
+        if before < 0 or not torch.equal(encoded.letters[before:stop, 0], torch.arange(len(text))):
+            raise ValueError(
+                "saturation mutagenesis needs a tokenizer with one token for each base; give the variants as a table "
+                "to `hf-ssm score` instead."
+            )
+        return _Context(encoded, before, self.model.unknown_letters(record, encoded))
 
     def _strand(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """The scores of all four bases at each position, `(N, 4)`, NaN where there is none; why a position has none."""
@@ -178,7 +176,8 @@ class Saturation:
         return why or ("the tokenizer does not know the base" if is_unknown[place] else "")
 
     def _causal(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
-        (own,) = self._encoded([context])
+        """The scores of all four bases at each position, `(N, 4)`, and why a position has none."""
+        own = self._encoded(context)
         ids, special = without_end(own.encoded), own.before
         faults = [self._fault(own.is_unknown[: n + self.horizon], n) for n in range(first, last)]
         bases = torch.cat([bases.new_zeros(special, len(BASES)), bases])
@@ -223,17 +222,16 @@ class Saturation:
         reference.add(self.likelihood.read(ids[None, read:], cache)[0][0])
 
     def _masked(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Log-odds of all four bases against the reference at each position, `(N, 4)`."""
+        """Log-odds of all four bases against the reference, `(N, 4)`, and why a position has none."""
         mask = self.model.tokenizer.mask_token_id
         if mask is None:
             raise ValueError("masked log-odds need a tokenizer with a mask token.")
         left = self.window // 2
-        begins = [max(0, place - left) for place in range(first, last)]
-        windows = [
-            context[begin : place + self.window - left] for begin, place in zip(begins, range(first, last), strict=True)
+        contexts = [
+            self._encoded(context[max(0, place - left) : place + self.window - left]) for place in range(first, last)
         ]
-        contexts = self._encoded(windows)
-        letters = [place - begin for begin, place in zip(begins, range(first, last), strict=True)]
+        # Of the base in its window.
+        letters = [min(place, left) for place in range(first, last)]
         places = [own.before + letter for own, letter in zip(contexts, letters, strict=True)]
         # With the special tokens behind the letters, which the model has read in training.
         masked = [

@@ -315,14 +315,18 @@ class WindowLetters:
     Args:
         model: The model that reads the windows.
         keep_case: Whether lower-case letters stay so.
+
+    Attributes:
+        keeps_case: Whether they do, as the tokenizer needs no capitals or as asked.
     """
 
     def __init__(self, model: SequenceModel, keep_case: bool):
-        self._keep_case, self._is_noted = keep_case, keep_case or not model.needs_capitals
+        # A tokenizer that reads both cases alike, or lower case only, needs no capitals.
+        self.keeps_case, self._is_noted = keep_case or not model.needs_capitals, False
 
     def read(self, sequence: str) -> str:
-        """The letters as the model reads them; a line of the log names the first change that matters."""
-        if self._keep_case:
+        """The letters as the model reads them; one line of the log says so if that changes one."""
+        if self.keeps_case:
             return sequence
         capitals = sequence.upper()
         if capitals != sequence and not self._is_noted:
