@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.inference import windows as windows_module
 from hf_ssm.inference.predict import Predictor
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.tokenization import build_dna_tokenizer
+from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
 
 SEQUENCES = ["ACGTTGCAGG", "acgtnn", "TTGACGGGTA", "GG", "ACGTRYSWAAAAA", "ACGTTGCAGG"]
 NAMES = ["a", "b", "c", "d", "e", "a"]
@@ -123,6 +132,32 @@ def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):
     message = error_of(capfd, checkpoints["own"], bed, "--genome", genome, "--output", tmp_path / "q.csv")
     assert "i.bed' cannot be read: line 2: chr1:0-65 is not an interval of g.fa.gz" in message
     assert not (tmp_path / "q.csv").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_soft_masked_genomes(checkpoints, file, tmp_path, caplog, command):
+    """A case-sensitive tokenizer, as that of HyenaDNA, reads them as capitals; unknown windows do not end the run."""
+    pytest.importorskip("pysam")
+    shutil.copytree(checkpoints["own"], tmp_path / "cased")
+    backend = Tokenizer(BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path / "cased")
+    letters = "ACGTTGCAGGTTAACC" * 4
+    texts = {"upper": letters, "soft": letters[:20] + letters[20:].lower()}
+    found = {}
+    for name, text in texts.items():
+        inputs = [[file(f"{name}.fa", f">chr1\n{text}\n"), "--window", "10"]]
+        inputs.append([file("i.bed", "chr1\t10\t40\tx\t0\t-\n"), "--genome", tmp_path / f"{name}.fa"])
+        found[name] = []
+        for number, options in enumerate(inputs):
+            output = tmp_path / f"{name}{number}.parquet"
+            assert cli.main([command, *map(str, [tmp_path / "cased", *options, "--output", output])]) == 0
+            found[name].append(read(output))
+    assert caplog.text.count("read as capitals") == 1
+    for one, two in zip(*found.values(), strict=True):
+        pd.testing.assert_frame_equal(one, two)
+    kept = [tmp_path / "soft.fa", "--window", "10", "--keep-case", "--output", tmp_path / "kept.parquet"]
+    assert cli.main([command, *map(str, [tmp_path / "cased", *kept])]) == 0
+    assert len(read(tmp_path / "kept.parquet")) == 7
 
 
 def test_options_reach_the_computation(checkpoints, file, tmp_path):

@@ -120,7 +120,8 @@ def _likelihoods(served: ServedModel, job: Job, letters: str, start: int, stop: 
     finally:
         del reader.forward
     rows = zip(table["position"], table["alt"], table[score], strict=True)
-    return {(place - start, base): value for place, base, value in rows}, *_SCORES[score]
+    # Windows of mostly N have no score.
+    return {(place - start, base): value for place, base, value in rows if value is not None}, *_SCORES[score]
 
 
 def mutagenesis(

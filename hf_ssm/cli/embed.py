@@ -37,7 +37,10 @@ def run_embed(args: argparse.Namespace) -> None:
     given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
     model = load_sequence_model(args)
     embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
+    # A tokenizer for which the case makes no difference needs no line about it.
+    keep_case = args.keep_case or not model.needs_capitals
     settings = given | {
+        "keep_case": keep_case,
         "checkpoint": checkpoint_facts(args, model),
         "input": file_facts(args.input),
         "genome": args.genome and file_facts(args.genome),
@@ -47,8 +50,9 @@ def run_embed(args: argparse.Namespace) -> None:
     scores = args.output.with_suffix(".linear_probe.json")
     if args.overwrite_output:
         scores.unlink(missing_ok=True)
-    total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome))
-    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences", total)
+    total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome, keep_case))
+    records = read_records(args.input, args.sequence_column, args.genome, keep_case)
+    records = with_progress(records, "sequences", total)
     write_in_parts(
         args.output,
         embedder.groups(records),
@@ -92,7 +96,8 @@ def _read_labels(args: argparse.Namespace) -> list[Any]:
     check_positive(args, "folds")
     if args.pooling == "token":
         raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
-    records = read_records(args.input, args.sequence_column, args.genome)
+    # Labels do not depend on the case of the letters.
+    records = read_records(args.input, args.sequence_column, args.genome, keep_case=True)
     if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
         found = []
         for record in records:

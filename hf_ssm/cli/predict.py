@@ -19,15 +19,18 @@ def run_predict(args: argparse.Namespace) -> None:
     options = {name: getattr(args, name) for name in _OPTIONS}
     model = load_sequence_model(args)
     predictor = Predictor(model, **options)
+    # A tokenizer for which the case makes no difference needs no line about it.
+    keep_case = args.keep_case or not model.needs_capitals
 
     def records() -> Iterator[Record]:
-        return read_records(args.input, args.sequence_column, args.genome)
+        return read_records(args.input, args.sequence_column, args.genome, keep_case)
 
     # Before anything is computed, all of the input is read once: errors come early.
     total = predictor.survey(records())
     settings = {
         **options,
         "sequence_column": args.sequence_column,
+        "keep_case": keep_case,
         "checkpoint": checkpoint_facts(args, model),
         "input": file_facts(args.input),
         "genome": args.genome and file_facts(args.genome),
@@ -49,5 +52,6 @@ def run_predict(args: argparse.Namespace) -> None:
     print(f"predictions: {args.output}")
     genome = () if args.genome is None else ("--genome", args.genome)
     column = () if args.sequence_column == "sequence" else ("--sequence-column", args.sequence_column)
-    what = command("embed", args.checkpoint, args.input, *genome, *column, "--output", "embeddings.parquet")
+    case = ("--keep-case",) if args.keep_case else ()
+    what = command("embed", args.checkpoint, args.input, *genome, *column, *case, "--output", "embeddings.parquet")
     suggest((what, "hidden states of the same sequences"))

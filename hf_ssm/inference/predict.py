@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Window, Windows, groups_of
+from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
@@ -69,7 +69,8 @@ def predict(
         The columns of the inputs without the sequences, followed by
 
         * where a sequence has several rows: `record`, its number from 0, `start` and `end`, the letters of the window
-          or token (0-based, `end` is the one after the last), and for tokens `letters`;
+          or token (0-based, `end` is the one after the last), for intervals of a genome `genome_start` and
+          `genome_end`, the same letters in the contig, and for tokens `letters`;
         * for classes: `prediction`, the name of the class with the highest probability, and `probability_<name>` of
           each class (softmax);
         * for classes that do not exclude each other (`problem_type="multi_label_classification"`): `prediction`, the
@@ -192,16 +193,22 @@ class Predictor:
 
     def _spans(self, units: Sequence[Unit], combined: Sequence[_Scores]) -> dict[str, Any]:
         """Number of the sequence and letters of each row."""
-        rows: list[tuple[Any, ...]]
-        if not self._of_tokens:
-            rows = [(unit[0].number, unit[0].start, unit[0].stop) for unit in units]
-            return dict(zip(_SPAN, zip(*rows, strict=True), strict=True))
-        rows = [
-            (unit[0].number, start, stop, unit[0].record.sequence[start:stop])
-            for unit, found in zip(units, combined, strict=True)
-            for start, stop in found.letters.tolist()
-        ]
-        return dict(zip((*_SPAN, "letters"), zip(*rows, strict=True), strict=True))
+        rows: list[tuple[Record, int, int, int]]
+        if self._of_tokens:
+            rows = [
+                (unit[0].record, unit[0].number, start, stop)
+                for unit, found in zip(units, combined, strict=True)
+                for start, stop in found.letters.tolist()
+            ]
+        else:
+            rows = [(unit[0].record, unit[0].number, unit[0].start, unit[0].stop) for unit in units]
+        columns: dict[str, Any] = dict(zip(_SPAN, zip(*(row[1:] for row in rows), strict=True), strict=True))
+        if all(record.place is not None for record, *_ in rows):
+            places = [record.place.interval(start, stop) for record, _, start, stop in rows if record.place]
+            columns |= dict(zip(GENOME_SPAN, zip(*places, strict=True), strict=True))
+        if self._of_tokens:
+            columns["letters"] = [record.sequence[start:stop] for record, _, start, stop in rows]
+        return columns
 
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""

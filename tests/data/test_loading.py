@@ -117,6 +117,10 @@ def test_fasta_windows(tmp_path):
     data = load_sequences(path, window=8, min_window=8, validation_fraction=0.0, test_fraction=0.0)
     assert data["train"].num_rows == sum(range(1, 21))
     assert data["train"][-1] == {"sequence": "ACGTTGCA", "name": "r20", "start": 152}
+    path.write_text(">a\nACgtacGT\n")
+    for keep_case, expected in ((False, ["ACGT", "ACGT"]), (True, ["ACgt", "acGT"])):
+        soft = load_sequences(path, window=4, validation_fraction=0.0, test_fraction=0.0, keep_case=keep_case)
+        assert soft["train"]["sequence"][:] == expected
     for arguments in ({"window": 0}, {"min_window": 0}, {"window": 8, "min_window": 9}):
         with pytest.raises(ValueError, match="window="):
             load_sequences(path, **arguments)

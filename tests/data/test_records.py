@@ -7,12 +7,13 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_ssm.data.records import Record, as_records, check_dna, read_records, reverse_complement
+from hf_ssm.data.records import Place, Record, as_records, check_dna, read_records, reverse_complement
 
 ROWS = [("ACGTN", "a"), ("acgt", "b"), ("RYKM", "a")]
 CSV = "sequence,name,score\nACGTN,a,1\nacgt,b,\nRYKM,a,3\n"
 FASTA = ">a first\nACG\nTN\n>b\nacgt\n>a\nRYKM\n"
 GENOME = ">chr1\nACGTTGCAGG\nTTTTNNRA\n>chr2\nGGGG\n"
+_INTERVALS = (("chr1", 2, 6, "one", 5.0, "+"), ("chr1", 14, 18, "two", None, "-"))
 BED = "#comment\ntrack name=x\nchr1\t2\t6\tone\t5\t+\n\nchr1\t14\t18\ttwo\t.\t-\textra\nchr2\t0\t4\tone\t0\t.\n"
 
 
@@ -51,10 +52,14 @@ def file(tmp_path):
 )
 def test_formats(file, name, text, suffix, end):
     found = list(read_records(file(name + suffix, text.replace("\n", end))))
-    # Soft-masked and ambiguous letters are kept, and so are repeated names.
-    assert [(record.sequence, record.columns["name"]) for record in found] == ROWS
+    # Ambiguous letters are kept, repeated names too, and soft-masked letters of tables.
+    is_fasta = name.startswith("i.fa")
+    rows = [(letters.upper() if is_fasta else letters, own) for letters, own in ROWS]
+    assert [(record.sequence, record.columns["name"]) for record in found] == rows
+    kept = read_records(file(name + suffix, text.replace("\n", end)), keep_case=True)
+    assert [record.sequence for record in kept] == [letters for letters, _ in ROWS]
     assert "sequence" not in found[0].columns
-    second = "record 'b'" if name.startswith("i.fa") else "row 2"
+    second = "record 'b'" if is_fasta else "row 2"
     assert found[1].where == f"{name}{suffix}, {second}"
 
 
@@ -84,11 +89,22 @@ def test_bed(file, suffix, end):
     bed, genome = file("i.bed" + suffix, BED.replace("\n", end)), file("g.fa" + suffix, GENOME)
     one, two, three = read_records(bed, genome=genome)
     names = ("chrom", "chrom_start", "chrom_end", "name", "score", "strand")
-    assert one == Record("GTTG", f"{bed.name}, line 3", dict(zip(names, ("chr1", 2, 6, "one", 5.0, "+"), strict=True)))
-    assert two == Record(
-        "TYNN", f"{bed.name}, line 5", dict(zip(names, ("chr1", 14, 18, "two", None, "-"), strict=True))
-    )
+    columns = [dict(zip(names, values, strict=True)) for values in _INTERVALS]
+    assert one == Record("GTTG", f"{bed.name}, line 3", columns[0], Place("chr1", 2, 6))
+    assert two == Record("TYNN", f"{bed.name}, line 5", columns[1], Place("chr1", 14, 18, is_reversed=True))
     assert (three.sequence, three.columns["name"], three.columns["strand"]) == ("GGGG", "one", ".")
+
+
+def test_soft_masked_letters_are_capitals_and_one_line_says_so(file, caplog):
+    pytest.importorskip("pysam")
+    bed, genome = file("i.bed", "chr1\t0\t4\nchr1\t2\t6\tx\t0\t-\n"), file("soft.fa", ">chr1\nACgttgca\n")
+    for _ in range(2):
+        assert [record.sequence for record in read_records(bed, genome=genome)] == ["ACGT", "CAAC"]
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "soft.fa: lower-case (soft-masked) letters are read as capitals"
+    ]
+    kept = read_records(bed, genome=genome, keep_case=True)
+    assert [record.sequence for record in kept] == ["ACgt", "caac"]
 
 
 def test_lines_of_bed_with_fewer_fields_have_all_columns(file):

@@ -11,6 +11,7 @@ POOLINGS = ("mean", "last", "token")
 SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
+KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("input").add_argument
     add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
     add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
+    add("--keep-case", action="store_true", help=f"{KEEP_CASE_HELP} (FASTA, BED)")
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
         help="bases from the variant on that count (default: the second half of the window; "
         f"with --saturate {SATURATION_HORIZON})",
     )
+    add("--keep-case", action="store_true", help=KEEP_CASE_HELP)
     add("--one-strand", action="store_true", help="do not average with the reverse complement")
     add = parser.add_argument_group("evaluation").add_argument
     add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
