@@ -34,8 +34,8 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         if not (self.training and is_in_backward()):
             return super().forward(tokens)
         # Copies instead of `None`: checkpointing compares the number of saved tensors with that of the forward pass.
-        running = (None if kept is None else kept.clone() for kept in (self.running_mean, self.running_var))
-        return nn.functional.batch_norm(tokens, *running, self.weight, self.bias, training=True, eps=self.eps)
+        mean, variance = (None if kept is None else kept.clone() for kept in (self.running_mean, self.running_var))
+        return nn.functional.batch_norm(tokens, mean, variance, self.weight, self.bias, training=True, eps=self.eps)
 
     def _normalized_over(self, processes: Processes, tokens: Tensor) -> Tensor:
         """The norm of `(N, D)` with the statistics of the tokens of all processes, in float32 or better."""

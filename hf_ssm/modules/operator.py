@@ -21,7 +21,7 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
-from hf_ssm.utils.processes import Processes, all_processes
+from hf_ssm.utils.processes import Processes, all_processes, is_sharded
 
 __all__ = [
     "KernelInput",
@@ -83,15 +83,16 @@ def check_stored(module: nn.Module, name: str) -> None:
 
 def scale_entries_(parameter: Tensor, factor: float | Tensor, entries: Callable[[Tensor], Tensor]) -> None:
     """Multiply the view `entries(parameter)` in place; of a parameter that FSDP2 shards, the local part of the view."""
-    if not hasattr(parameter, "to_local"):
+    if not is_sharded(parameter):
         entries(parameter.detach()).mul_(factor)
         return
-    local = parameter.to_local()
+    sharded: Any = parameter
+    local = sharded.to_local()
     factors = torch.ones(parameter.shape, dtype=local.dtype, device=local.device)
     entries(factors).mul_(factor)
     # Whoever has such a parameter has imported the module.
     distribute: Any = torch.distributed.tensor.distribute_tensor
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh, placements = sharded.device_mesh, sharded.placements
     local.mul_(distribute(factors, mesh, placements, src_data_rank=None).to_local().to(local.device))
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator, operators_in
 from hf_ssm.utils.checks import check_batch, check_model
-from hf_ssm.utils.processes import all_processes
+from hf_ssm.utils.processes import all_processes, is_sharded
 
 __all__ = ["rescale_init_"]
 
@@ -27,8 +26,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
     In a distributed run (`torch.distributed`) all processes have to call it, each with its own batch. The weights of
     the first process are broadcast first, as at the start of training; τ is that of the rows of all processes, so that
-    all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are taken as they are, and each
-    process changes its own part.
+    all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are not broadcast, and each
+    process changes its own part of them.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
@@ -70,7 +69,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     if processes is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
-            if not _is_sharded(tensor):
+            if not is_sharded(tensor):
                 processes.take_from_first_(tensor)
     # Buffers too: batch norm may update its statistics.
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
@@ -105,24 +104,21 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     return found
 
 
-def _is_sharded(tensor: Tensor) -> bool:
-    """Whether a process holds a part of it only, as FSDP2 does between forward passes."""
-    return hasattr(tensor, "to_local")
-
-
 def _reshard(model: Any) -> None:
     """Make the modules that FSDP2 shards refer to their parts of the parameters again."""
     for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+        # A method of FSDP2; not every build of torch has the class.
+        reshard: Any = getattr(part, "reshard", None)
+        if reshard is not None:
+            reshard()
 
 
 def _scale_shards_(operator: SequenceOperator) -> None:
     """Repeat the rescaling of a forward pass, which has changed copies of sharded parameters, on the parts of them."""
     tensors = [*operator.parameters(), *operator.buffers()]
-    if not any(map(_is_sharded, tensors)):
+    if not any(map(is_sharded, tensors)):
         return
-    unsharded = [(tensor, tensor.clone()) for tensor in tensors if not _is_sharded(tensor)]
+    unsharded = [(tensor, tensor.clone()) for tensor in tensors if not is_sharded(tensor)]
     for tau, channels in operator.rescaling or []:
         operator.scale_(tau.rsqrt(), channels)
     for tensor, value in unsharded:
@@ -135,6 +131,6 @@ def _check_shards(model: Any) -> None:
     if wrapped or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         by = "FSDP1 (`FullyShardedDataParallel`)" if wrapped else "DeepSpeed (ZeRO-3)"
         raise ValueError(
-            f"rescale_init_ cannot change parameters that {by} has sharded: call it before the model is wrapped, save the "
-            "rescaled model and load it, or use FSDP2 (`fully_shard`)."
+            f"rescale_init_ cannot change parameters that {by} has sharded: call it before the model is wrapped, "
+            "save the rescaled model and load it, or use FSDP2 (`fully_shard`)."
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ssm
+from hf_ssm.analysis.parameter_change import ParameterMovement
 
 Found = dict[str, Any]
 
@@ -176,6 +178,17 @@ def rescaled(
     return {"tau": found, **state, "tau afterwards": wrapped(**batch, output_tau=True).tau.detach()}
 
 
+def changes_of_sharded_parameters(rank: int) -> dict[str, float]:
+    """The relative change of each quantity where all parameters grow by 3 %."""
+    model, movement = shard(build("S4D")), ParameterMovement()
+    state = SimpleNamespace(is_world_process_zero=rank == 0, global_step=0)
+    movement.on_train_begin(None, state, None, model=model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.03
+    return movement.changes(model)
+
+
 def run(rank: int, world: int) -> dict[str, Found]:
     """Everything that takes several processes."""
     batch, wrap, found = batches()[rank], DistributedDataParallel, {}
@@ -194,6 +207,7 @@ def run(rank: int, world: int) -> dict[str, Found]:
     for name in SHARDED:
         found[f"{name}, sharded"] = step(build(name).double(), [batch], share(world), shard)
     found["selective, packed and sharded"] = step(build("selective").double(), [packed(batch)], share(world), shard)
+    found["change"] = {"values": changes_of_sharded_parameters(rank)}
     one_row = {name: value[:1] for name, value in batch.items()}
     found["one row each, rescaled"] = rescaled("S4D", one_row)
     found["float32"] = step(build("S4D"), [batch], share(world), wrap)

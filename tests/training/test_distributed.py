@@ -139,6 +139,13 @@ def test_the_rescaling_of_sharded_parameters(both, name: str) -> None:
     check([part[f"{name}, sharded and rescaled"] for part in both], expected, rtol=0, atol=1e-10)
 
 
+def test_changes_of_sharded_parameters_are_those_of_the_whole(both) -> None:
+    first, second = (part["change"]["values"] for part in both)
+    linear = ("B", "C", "D", "projection", "embedding")
+    assert [first[name] for name in linear if name in first] == pytest.approx([0.03] * 5, rel=1e-4)
+    assert second == {}
+
+
 @pytest.mark.parametrize("name", worker.CHECKPOINTED)
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_nothing(both, reentrant: bool, name: str) -> None:
