@@ -30,6 +30,7 @@ from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerpri
 from hf_ssm.probes.strategies import SCORES, SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
 from hf_ssm.probes.targets import ProbedSequence, head_of, prepare_sequence
 from hf_ssm.utils.evaluation import unwrapped
+from hf_ssm.utils.processes import check_processes_are_joined
 
 __all__ = ["MaskingProbe"]
 
@@ -168,6 +169,7 @@ class MaskingProbe:
         """
         sequences = self._sequences(inputs, target)
         processes = PartialState()
+        check_processes_are_joined(processes.num_processes)
         with probing(self.model):
             sequences = [self._checked(sequence, _where(number, inputs)) for number, sequence in enumerate(sequences)]
             file = ResultsFile(output, self._fingerprint(sequences), processes)

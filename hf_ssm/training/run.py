@@ -36,6 +36,7 @@ from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import TheoryLogger, measure_tau
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 from hf_ssm.utils.files import staged_files, write_text_atomically
+from hf_ssm.utils.processes import has_whole_parameters
 
 logger = logging.get_logger(__name__)
 
@@ -219,8 +220,8 @@ def train(
 def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
-    """Responses of the long convolutions with the parameters before and after training."""
-    if not has_frequency_responses(model) or movement.since_step:
+    """Responses of the long convolutions with the parameters before and after training; none of a sharded model."""
+    if not has_whole_parameters(model) or not has_frequency_responses(model) or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)

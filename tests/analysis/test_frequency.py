@@ -348,6 +348,19 @@ def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
     assert limits == pytest.approx([0.9 * math.pi] * 2)
 
 
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_alpha_of_s5_goes_by_the_eigenvalues_of_one_block(blocks):
+    size, dt = 32 // blocks, 0.05
+    row, column = np.mgrid[:size, :size]
+    # The normal part of HiPPO-LegS, -1/2 plus a skew-symmetric matrix.
+    normal = np.sqrt((row + 0.5) * (column + 0.5)) * np.sign(column - row) - 0.5 * np.eye(size)
+    fastest = np.linalg.eigvals(normal).imag.max()
+    config = hf_ssm.S5Config(state_size=32, num_blocks=blocks, init="legs", discretization="zoh", time_step_max=dt)
+    found = alpha_recommendation(config)
+    assert found.largest_frequency == pytest.approx(fastest, rel=1e-10)
+    assert found.data_free[0] == pytest.approx(0.9 * math.pi / (fastest * dt), rel=1e-10)
+
+
 def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
     model = make_model("S4", "Model")
     assert alpha_recommendation(model).data_free == alpha_recommendation(model.config).data_free
