@@ -111,6 +111,12 @@ class SelectiveSSMConfig(SSMConfig):
         *("conv_kernel", "expand", "intermediate_size", "time_step_floor", "time_step_scale"),
     )
 
+    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **SSMConfig.field_ranges,
+        "time_step_floor": (0.0, 1e6),
+        "time_step_scale": (0.0, 1e6),
+    }
+
     block: str = "mamba"
     hidden_size: _Int = None
     num_hidden_layers: _Int = None
@@ -203,6 +209,11 @@ class SelectiveSSMConfig(SSMConfig):
                 f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
                 f"{self.intermediate_size}: give one of `expand` and `intermediate_size`."
             )
+
+    @property
+    def sobolev_step(self) -> float:
+        """1: frequencies of a Sobolev filter are in units of positions."""
+        return 1.0
 
     @property
     def stores_pairs(self) -> bool:
