@@ -113,7 +113,7 @@ class SelectiveSSMConfig(SSMConfig):
 
     field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
         **SSMConfig.field_ranges,
-        "time_step_floor": (0.0, 1e6),
+        "time_step_floor": (0.0, 1e3),
         "time_step_scale": (0.0, 1e6),
     }
 
@@ -175,6 +175,11 @@ class SelectiveSSMConfig(SSMConfig):
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave it out."
                 )
+        if self.norm_type == "none" and self.initializer_range > 1:
+            raise ValueError(
+                f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
+                "multiplies its input with itself, so that outputs would not be finite."
+            )
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "

@@ -84,7 +84,7 @@ class SSDConfig(SSMConfig):
 
     field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
         **SSMConfig.field_ranges,
-        "time_step_floor": (0.0, 1e6),
+        "time_step_floor": (0.0, 1e3),
     }
 
     num_hidden_layers: int = 4
