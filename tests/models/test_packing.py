@@ -257,7 +257,10 @@ def test_the_order_of_trust(make_model) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seq_idx": torch.zeros(2, 5, dtype=torch.long)}, r"`seq_idx` has the shape \(2, 5\), but the input is \(2, 6\)"),
+        (
+            {"seq_idx": torch.zeros(2, 5, dtype=torch.long)},
+            r"`seq_idx` has the shape \(2, 5\), but the input is \(2, 6\)",
+        ),
         ({"position_ids": torch.zeros(3, 2, 6, dtype=torch.long)}, r"`position_ids` has the shape \(3, 2, 6\)"),
         (
             {"cu_seq_lens_q": torch.tensor([0, 5, 11])},
