@@ -291,8 +291,8 @@ class AlphaRecommendation:
             return None
         factor = self.largest_frequency / (self.state_size * math.pi / 2)
         return (
-            f"The fastest of n = {self.state_size} poles is (n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, as "
-            f"Yu et al. print it, the limits are {factor:.4g} times as large."
+            f"The fastest of n = {self.state_size} poles is (n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, "
+            f"as Yu et al. print it, the limits are {factor:.4g} times as large."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def _check_values(name: str, values: list[Any], where: str = "") -> None:
         cause = "are integers beyond 64 bits" if isinstance(error, OverflowError) else "differ in type"
         cause = "are no text in UTF-8" if isinstance(error, UnicodeError) else cause
         raise ValueError(
-            f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or remove the "
-            "column."
+            f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or "
+            "remove the column."
         ) from error
 
 

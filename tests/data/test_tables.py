@@ -300,7 +300,7 @@ def test_forms_of_texts(write, text):
 
 
 def test_a_column_name_with_nul_is_an_error_of_one_line(write):
-    with pytest.raises(ValueError, match="the column 'a.x00b'") as caught:
+    with pytest.raises(ValueError, match=r"the column 'a.x00b'") as caught:
         load_sequences(write("a.csv", "sequence,label,a\0b\nACGT,0,x\nAC,1,y\n"), **NO_CUT)
     assert "\n" not in str(caught.value)
 

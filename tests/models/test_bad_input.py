@@ -109,7 +109,7 @@ def test_bounds_of_fields(family: str, arguments: dict, message: str, tmp_path) 
 def test_the_largest_sobolev_order_goes_by_the_largest_frequency(arguments: dict, largest: float) -> None:
     limit = math.log(1e15) / largest
     S4Config(sobolev_order=0.999 * limit, **arguments)
-    with pytest.raises(ValueError, match="would exceed 1e.15"):
+    with pytest.raises(ValueError, match=r"would exceed 1e.15"):
         S4Config(sobolev_order=[-1.001 * limit, 0.0, 0.0, 0.0], **arguments)
     if "sobolev_mode" not in arguments:
         hf_ssm.S5Config(sobolev_order=1.5 * limit if largest > 1 else limit * 0.9, **arguments)
@@ -161,7 +161,7 @@ def test_heads_need_an_output(make_model, head: str) -> None:
 
 
 def test_unnormalised_selective_models_begin_small() -> None:
-    with pytest.raises(ValueError, match="`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
+    with pytest.raises(ValueError, match=r"`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
         SelectiveSSMConfig(norm_type="none", initializer_range=3.0)
 
 

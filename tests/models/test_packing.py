@@ -327,7 +327,7 @@ def test_masks_are_zeros_and_ones(make_model, value: float, packed: bool) -> Non
     given = {"seq_idx": WHOLE_NUMBERS["seq_idx"]} if packed else {}
     mask = torch.ones(2, 6)
     mask[1, 4] = value
-    with pytest.raises(ValueError, match="`attention_mask` must be 1 at tokens and 0 at padding, .* in row 1 at pos"):
+    with pytest.raises(ValueError, match=r"`attention_mask` must be 1 at tokens and 0 at padding, .* in row 1 at pos"):
         model(ids, attention_mask=mask, **given)
     with pytest.raises(TypeError, match="`attention_mask` must be a tensor"):
         model(ids, attention_mask=torch.ones(2, 6).tolist(), **given)

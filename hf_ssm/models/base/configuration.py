@@ -104,9 +104,11 @@ def _check_attribute(name: str, value: Any) -> None:
     """Check what transformers reads without a check, in arguments and in assigned values."""
     if name == "attribute_map":
         raise ValueError("`attribute_map` is part of the class, not a field of the configuration: leave it out.")
+    if name == "id2label":
+        _check_names(value)
     is_map = value is None or isinstance(value, dict)
-    if name == "per_layer_config" and not is_map:
-        raise ValueError(f"`per_layer_config` must be a dictionary, got {value!r}: leave it out.")
+    if name == "per_layer_config" and not (is_map and all(isinstance(part, dict) for part in (value or {}).values())):
+        raise ValueError(f"`per_layer_config` must be a dictionary of dictionaries, got {value!r}: leave it out.")
     if name == "quantization_config" and not (is_map or hasattr(value, "to_dict")):
         raise ValueError(
             f"`quantization_config` must be a configuration of transformers, such as `TorchAoConfig`, or a dictionary, "

@@ -60,7 +60,7 @@ class LabelHead(SSMPreTrainedModel):
             )
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.num_labels = config.num_labels
+        self.num_labels = config.num_labels or 0
         self.classifier: nn.Module = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 

@@ -138,7 +138,8 @@ def check_whole_numbers(name: str, value: Any) -> None:
     check_is_tensor(name, value)
     if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
         raise TypeError(
-            f"`{name}` must be whole numbers of torch.int64 or torch.int32, got {value.dtype}: convert them by `.long()`."
+            f"`{name}` must be whole numbers of torch.int64 or torch.int32, got {value.dtype}: convert them by "
+            "`.long()`."
         )
 
 
