@@ -45,8 +45,8 @@ def find_documents(
 
     Raises:
         TypeError: An argument is not a tensor of signed integers.
-        ValueError: Wrong shapes; a mask with other values than 0 and 1 (on a CPU); `cu_seq_lens_q` that do not cover the
-            rows, or with a cache; `seq_idx` with a cache that was filled without; padding inside a document; any of
+        ValueError: Wrong shapes; a mask with other values than 0 and 1 (on a CPU); `cu_seq_lens_q` that do not cover
+            the rows, or with a cache; `seq_idx` with a cache that was filled without; padding inside a document; any of
             them while exporting.
     """
     given = {name: arguments[name] for name in _NAMES if arguments.get(name) is not None}

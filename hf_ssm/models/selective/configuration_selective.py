@@ -1,6 +1,5 @@
 """Configuration of the selective state space models."""
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
@@ -165,7 +164,7 @@ class SelectiveSSMConfig(SSMConfig):
             if self.intermediate_size is None:
                 self.intermediate_size = self.expand * self.hidden_size
             if self.time_step_rank == "auto":
-                self.time_step_rank = math.ceil(self.hidden_size / 16)
+                self.time_step_rank = -(-self.hidden_size // 16)
 
     def check(self) -> None:
         super().check()
