@@ -91,6 +91,10 @@ def test_the_planned_model_is_given_by_options(genes, capsys):
     # The largest frequency of `lin` is (32 / 2 - 1) π.
     limits = [50.51 / (math.pi * (32 - 2) * dt) for dt in (0.05, 0.01)]
     assert f"without the data   {limits[0]:.3g} ... {limits[1]:.3g}" in printed
+    assert (
+        "(n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, as Yu et al. print it, the limits are 0.9375"
+        in printed
+    )
 
 
 @pytest.mark.parametrize("state_size", [4, 16, 64, 256])

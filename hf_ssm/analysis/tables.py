@@ -98,6 +98,7 @@ def _alpha(report: "TheoryReport") -> list[Table]:
         f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1); it is no value "
         f"to aim at. Step sizes Δ go from {low:g} to {high:g}."
     ]
+    notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
     return [Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)]
 
 

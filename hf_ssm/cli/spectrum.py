@@ -223,6 +223,8 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
             f"  {share:.0%} of the power   {_range(limits)}   (below {edge:.4f} radians = {edge / (2 * math.pi):.4f} "
             "cycles per sample)"
         )
+    if alpha.paper_note is not None:
+        lines.append(f"  {alpha.paper_note}")
     return "\n".join([*lines, alpha.verdict])
 
 

@@ -180,6 +180,8 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
             if not text.strip() or text.startswith(b"#") or text.split()[0] in (b"track", b"browser"):
                 continue
             try:
+                if b"\0" in text:
+                    raise ValueError("it has a character NUL, as text in UTF-16: convert the file to UTF-8.")
                 fields = parse(text, len(text))
                 interval = _interval(fields)
                 genome.check(interval.chrom, interval.start, interval.stop)

@@ -6,14 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet
-
 from hf_ssm.data.checks import check_column, column_remedy
 from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
-from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome, read_bed
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
@@ -140,23 +137,13 @@ def read_records(
 def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     if suffix == ".parquet":
-        with opened(path, "rb") as file:
-            table = pyarrow.parquet.ParquetFile(file)
-            check_column("sequence_column", sequence_column, table.schema_arrow.names, path.name)
-            for batch in table.iter_batches(1024):
-                yield from batch.to_pylist()
+        yield from parquet_rows(path, sequence_column)
         return
     columns = read_table(path, [sequence_column])
     if sequence_column not in columns:
         remedy = column_remedy("sequence_column", columns, "--sequence-column ")
         check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
-    for name, values in columns.items():
-        try:
-            pa.array(values)
-        except pa.ArrowException as error:
-            raise ValueError(f"{path.name}: the values of the column {name!r} differ in type: {error}.") from error
-    for row in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, row, strict=True))
+    yield from table_rows(columns, path.name)
 
 
 def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:

@@ -9,12 +9,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyarrow.parquet
-
 from hf_ssm.data.files import bare_suffix, compression, decompress
 from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
 __all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
 
@@ -80,12 +78,9 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
     if suffix == ".vcf":
         yield from _read_vcf(path, tuple(info))
     elif suffix == ".parquet":
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        yield from as_variants((row for batch in batches for row in batch.to_pylist()), path.name)
+        yield from as_variants(parquet_rows(path), path.name)
     elif suffix in TABLE_SUFFIXES:
-        columns = read_table(path, _TEXTS)
-        rows = zip(*columns.values(), strict=True)
-        yield from as_variants((dict(zip(columns, row, strict=True)) for row in rows), path.name)
+        yield from as_variants(table_rows(read_table(path, _TEXTS), path.name), path.name)
     else:
         known = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
         raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, all but .parquet also with .gz.")
@@ -116,6 +111,8 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
                 count += 1
     except (OSError, EOFError) as error:
         raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r}: the record after number {count} is no text in UTF-8.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
             raise

@@ -299,6 +299,12 @@ def test_forms_of_texts(write, text):
     assert read_table(write("a.csv", f"x,y\n{text},a\n"), [])["x"] == [text]
 
 
+def test_a_column_name_with_nul_is_an_error_of_one_line(write):
+    with pytest.raises(ValueError, match=r"the column 'a.x00b'") as caught:
+        load_sequences(write("a.csv", "sequence,label,a\0b\nACGT,0,x\nAC,1,y\n"), **NO_CUT)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("depth", [300, 5000, 100_000])
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_nested_json_is_an_error_of_one_line(write, name, depth):
