@@ -230,5 +230,5 @@ def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
     low, high = found.from_data[0.9]
     return (
         f"<p>With α above {low:.3g} for the largest and {high:.3g} for the smallest step size of the model, the "
-        "fastest pole lies beyond 90 % of the power of the layers' inputs. This limit alone is no reason to change α.</p>"
+        "fastest pole lies beyond 90 % of the power of the layers' inputs. This alone is no reason to change α.</p>"
     )
