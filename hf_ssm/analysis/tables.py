@@ -13,7 +13,10 @@ from hf_ssm.modules.roles import QUANTITIES
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
 
-__all__ = ["Table", "markdown", "plain_text", "tables_of"]
+__all__ = ["FEWEST_SEQUENCES", "Table", "markdown", "plain_text", "tables_of"]
+
+FEWEST_SEQUENCES = 16
+"""Number of sequences whose variance, and so τ, is within a tenth of that of many sequences."""
 
 _NOTHING = "–"
 _LINE = 100
@@ -59,6 +62,11 @@ def _complexity(report: "TheoryReport") -> Table:
         f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
         "norms do not depend on the data."
     ]
+    if report.data["rows"] < FEWEST_SEQUENCES:
+        notes.append(
+            f"τ and ψ²/√n need the variance of the inputs over the sequences. Fewer than {FEWEST_SEQUENCES} sequences "
+            "give too small a variance, a single one gives none: do not compare these values with others."
+        )
     if not report.is_time_invariant:
         notes.append(
             "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "

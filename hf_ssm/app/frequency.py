@@ -176,7 +176,12 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
             if record.direction == "forward" and record.power is not None:
                 name = f"input of layer {record.layer}"
                 spectra[name] = spectra.get(name, torch.zeros(count)) + record.power.sum(0).cpu()
-    spectra = {name: power for name, power in spectra.items() if math.isfinite(power.sum()) and power.sum() > 0}
+    for name, power in spectra.items():
+        if not math.isfinite(power.sum()):
+            raise ValueError(
+                f"The power of the {name} is not finite: are the numbers on the scale of the training data?"
+            )
+    spectra = {name: power for name, power in spectra.items() if power.sum() > 0}
     if not spectra:
         raise ValueError("The input is constant or one position long, so that it has no spectrum.")
     rows = []

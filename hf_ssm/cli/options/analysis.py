@@ -96,3 +96,5 @@ def add_app(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
     add("--port", type=int, default=7860, help="port (default: %(default)s)")
     add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")
+    hosts = "further name of the page, such as that of a proxy; repeatable (default: none with a local --host)"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=hosts)
