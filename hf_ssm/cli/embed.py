@@ -45,8 +45,6 @@ def run_embed(args: argparse.Namespace) -> None:
         "max_tokens_per_batch": args.max_tokens_per_batch,
     }
     scores = args.output.with_suffix(".linear_probe.json")
-    if args.overwrite_output:
-        scores.unlink(missing_ok=True)
     total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome))
     records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences", total)
     write_in_parts(
@@ -56,7 +54,7 @@ def run_embed(args: argparse.Namespace) -> None:
         settings,
         part_size=1,
         overwrite=args.overwrite_output,
-        join=_join(embedder.names, labels, args.folds, scores),
+        join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),
     )
     if labels is not None:
         print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
@@ -67,7 +65,7 @@ def run_embed(args: argparse.Namespace) -> None:
 
 
 def _join(
-    names: list[str], labels: list[Any] | None, folds: int, scores: Path
+    names: list[str], labels: list[Any] | None, folds: int, scores: Path, overwrite: bool
 ) -> Callable[[Iterator[pa.Table], Path], None]:
     """Writes the output, and before it the scores: they exist whenever the output does."""
 
@@ -79,6 +77,9 @@ def _join(
             own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
             write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
             tables = iter(found)
+        elif overwrite:
+            # Scores of the earlier embeddings.
+            scores.unlink(missing_ok=True)
         if path.suffix == ".parquet":
             join_table(tables, path)
         else:
