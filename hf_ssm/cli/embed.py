@@ -24,7 +24,7 @@ from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _OUTPUTS = (".parquet", ".safetensors")
 
@@ -45,6 +45,7 @@ def run_embed(args: argparse.Namespace) -> None:
         "max_tokens_per_batch": args.max_tokens_per_batch,
     }
     scores = args.output.with_suffix(".linear_probe.json")
+    check_not_input(scores, args.input, args.genome, args.linear_probe)
     total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome))
     records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences", total)
     write_in_parts(

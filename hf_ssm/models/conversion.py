@@ -27,7 +27,7 @@ def convert_checkpoint(
         source: A file with a state dict, or a folder or Hub id with a `config.json`, in a format for which a family has
             a converter (`convert_*.py` in its folder). The tokenizer of a folder is saved with the model.
         target: The folder to write.
-        overwrite: Replace an existing `target`.
+        overwrite: Replace an existing model in `target`, with all files of the folder.
         **options: Settings that the files of the format do not record, such as `norm_first` for `state-spaces/s4`, see
             the `options` of its converter. Those that are `None` are ignored.
 
@@ -36,16 +36,21 @@ def convert_checkpoint(
 
     Raises:
         OSError: `source` does not exist, or `target` does and `overwrite` is false.
-        ValueError: `target` is `source` or contains it; `source` has an unknown format, is incomplete or damaged, or does not take one of the options.
+        ValueError: `target` is `source` or contains it; `source` has an unknown format, is incomplete or damaged, or
+            does not take one of the options.
     """
     check_not_input(target, source, name="target")
     target = Path(target).resolve()
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, --overwrite-output)"
-        )
+    if target.is_dir() and any(target.iterdir()):
+        if not overwrite:
+            raise FileExistsError(
+                f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, "
+                "--overwrite-output)"
+            )
+        if not (target / "config.json").is_file():
+            raise FileExistsError(f"{str(target)!r} holds no model, and is not replaced: choose another folder")
     model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None})
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent) as scratch:

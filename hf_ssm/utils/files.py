@@ -33,16 +33,15 @@ def check_not_input(output: str | Path, *inputs: str | Path | None, name: str = 
     """
     if not os.path.exists(output):
         return
-    for path in inputs:
-        if path is None or not os.path.exists(path):
+    for path in (os.path.expanduser(path) for path in inputs if path is not None):
+        if not os.path.exists(path):
             continue
         places = Path(path).absolute(), Path(path).resolve()
         # Equal files are compared, not names: links, and file systems that ignore case, give a file several names.
         if any(os.path.samefile(output, place) for start in places for place in (start, *start.parents)):
             relation = "contains" if os.path.isdir(output) and not os.path.samefile(output, path) else "is"
             raise ValueError(
-                f"{name} {str(output)!r} {relation} the input {str(path)!r}, which would be lost: choose another "
-                "name"
+                f"{name} {str(output)!r} {relation} the input {path!r}, which would be lost: choose another name"
             )
 
 
