@@ -171,7 +171,7 @@ def data_settings(
     settings = resolve({"data": data, "model": {"checkpoint": checkpoint, "task": task}}, assignments)
     if args.output is not None:
         # Files of the output have other names than those of the checkpoint.
-        check_not_input(args.output, *(settings.data[name] for name in DATA_PATHS))
+        check_not_input(args.output, *map(settings.data.get, DATA_PATHS))
     if checkpoint is not None:
         check_tokenizer(checkpoint, config, settings)
     return settings

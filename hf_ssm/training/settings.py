@@ -202,7 +202,7 @@ class RunSettings:
     @property
     def inputs(self) -> list[str]:
         """What a run reads: files, folders, ids of the Hub and names of generators and tokenizers."""
-        named = (*(self.data[name] for name in (*DATA_PATHS, "tokenizer")), self.model["checkpoint"])
+        named = (*map(self.data.get, (*DATA_PATHS, "tokenizer")), self.model["checkpoint"])
         return [value for value in named if value is not None]
 
     @property

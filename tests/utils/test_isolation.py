@@ -15,7 +15,14 @@ except ImportError:
 import random
 print(json.dumps([planted is None, random.__file__, sorted(os.environ), sys.argv[1:], sys.stdin.read()]))
 """
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "SSH_AUTH_SOCK")
+SECRETS = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "PGPASSWORD",
+    "SSH_AUTH_SOCK",
+)
 
 
 # On Python 3.10 the variable has no effect.

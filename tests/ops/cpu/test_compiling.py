@@ -66,7 +66,9 @@ def test_the_configuration_of_the_working_directory_chooses_no_cache(tmp_path):
     command = [sys.executable, "-c", CACHED, str(source)]
 
     def run(**more: str) -> None:
-        done = subprocess.run(command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
     # The names of the files that numba reads.
@@ -75,10 +77,16 @@ def test_the_configuration_of_the_working_directory_chooses_no_cache(tmp_path):
     assert indices
     for path in indices:
         path.write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
-    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {planted}\ncache_locator_classes: this.Zen\n")
+    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {planted}\n")
     run()
     assert not (tmp_path / "executed").exists()
     assert list(source.rglob("*.nbi"))
+
+
+def test_the_configuration_of_the_working_directory_imports_nothing(monkeypatch):
+    monkeypatch.setattr("numba.core.config.CACHE_LOCATOR_CLASSES", "this.Zen")
+    assert compiling.kernel(_increment)(1) == 2
+    assert "this" not in sys.modules
 
 
 def test_other_errors_are_not_hidden():
