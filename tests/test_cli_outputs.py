@@ -72,7 +72,7 @@ def test_an_output_that_is_an_input_is_refused(place, capsys, command):
 
 def test_a_run_from_python_is_refused_too(place):
     settings = resolve({"data": {"dataset": "data/x.csv"}, "training": {"use_cpu": True}})
-    with pytest.raises(ValueError, match="'data' contains the input 'data/x.csv'"):
+    with pytest.raises(ValueError, match=r"'data' contains the input 'data/x\.csv'"):
         training_run.train(settings, Path("data"), overwrite=True)
     assert Path("data/x.csv").read_text().endswith(ROWS)
 
@@ -81,9 +81,9 @@ def test_a_failed_command_leaves_the_earlier_output(place, monkeypatch):
     Path("out.csv").write_text("mine")
     with monkeypatch.context() as patch:
         patch.setattr(Predictor, "table_of_groups", lambda *arguments: exec("raise OSError"))
-        assert cli.main("predict model data/x.csv --output out.csv --overwrite-output".split()) == 2
+        assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 2
     assert Path("out.csv").read_text() == "mine"
-    assert cli.main("predict model data/x.csv --output out.csv --overwrite-output".split()) == 0
+    assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 0
     assert len(Path("out.csv").read_text().splitlines()) == 21
 
 
