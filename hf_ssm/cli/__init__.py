@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from hf_ssm import __version__
 from hf_ssm.cli.commands import COMMANDS
@@ -15,15 +16,28 @@ from hf_ssm.cli.parser import build_parser, parse
 
 __all__ = ["build_parser", "main"]
 
+# Options and arguments of all commands that name what is read.
+_MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
+_FILES = (
+    *("config", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
+    "variants",
+)
+# Commands that write, beside a model too, files of names that no model has.
+_WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
+
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 for a defect, 2 for bad input, 130 if interrupted."""
+    if argv is None:
+        # Processes that libraries start, such as workers of a data loader, import nothing from the working directory.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     args = parse(sys.argv[1:] if argv is None else argv)
     command = COMMANDS[args.command]
     try:
+        _check_output(args)
         module = importlib.import_module(f"hf_ssm.cli.{command.module}")
         getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
@@ -50,6 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where the output of a command would replace what the command reads."""
+    name = "--output" if hasattr(args, "output") else "TARGET"
+    output = getattr(args, "output", None) or getattr(args, "target", None)
+    # A resumed run replaces nothing.
+    if isinstance(output, Path) and not getattr(args, "resume", False):
+        from hf_ssm.utils.files import check_not_input
+
+        places = _FILES if args.command in _WRITE_BESIDE_MODELS else _FILES + _MODELS
+        check_not_input(output, *(getattr(args, place, None) for place in places), name=name)
 
 
 def _is_expected(error: Exception) -> bool:

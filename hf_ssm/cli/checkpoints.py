@@ -16,8 +16,9 @@ from hf_ssm.models.registry import HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
-from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.settings import DATA_PATHS, RunSettings, parse_assignments, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.utils.files import check_not_input
 
 SEED = 0
 """Seed of the choice of rows, so that a command can be repeated."""
@@ -141,7 +142,7 @@ def data_settings(
     """Settings of the data from the run that made the checkpoint, the options and --set, later ones winning.
 
     Args:
-        args: Parsed options of `add_data_options`, and `dataset`.
+        args: Parsed options of `add_data_options`, `dataset`, and `output`, which must not contain the data.
         checkpoint: Folder or Hub id of the model; None without a model.
         config: Configuration of the model.
         what: The command with its article, for messages.
@@ -168,6 +169,9 @@ def data_settings(
     data = stored | {key: value for key, value in options.items() if value is not None}
     task = task or run.get("model", {}).get("task") or _task_of_head(config)
     settings = resolve({"data": data, "model": {"checkpoint": checkpoint, "task": task}}, assignments)
+    if args.output is not None:
+        # Files of the output have other names than those of the checkpoint.
+        check_not_input(args.output, *map(settings.data.get, DATA_PATHS))
     if checkpoint is not None:
         check_tokenizer(checkpoint, config, settings)
     return settings

@@ -24,7 +24,7 @@ from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _OUTPUTS = (".parquet", ".safetensors")
 
@@ -48,8 +48,7 @@ def run_embed(args: argparse.Namespace) -> None:
         "max_tokens_per_batch": args.max_tokens_per_batch,
     }
     scores = args.output.with_suffix(".linear_probe.json")
-    if args.overwrite_output:
-        scores.unlink(missing_ok=True)
+    check_not_input(scores, args.input, args.genome, args.linear_probe)
     total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome, keep_case))
     records = read_records(args.input, args.sequence_column, args.genome, keep_case)
     records = with_progress(records, "sequences", total)
@@ -60,7 +59,7 @@ def run_embed(args: argparse.Namespace) -> None:
         settings,
         part_size=1,
         overwrite=args.overwrite_output,
-        join=_join(embedder.names, labels, args.folds, scores),
+        join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),
     )
     if labels is not None:
         print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
@@ -71,7 +70,7 @@ def run_embed(args: argparse.Namespace) -> None:
 
 
 def _join(
-    names: list[str], labels: list[Any] | None, folds: int, scores: Path
+    names: list[str], labels: list[Any] | None, folds: int, scores: Path, overwrite: bool
 ) -> Callable[[Iterator[pa.Table], Path], None]:
     """Writes the output, and before it the scores: they exist whenever the output does."""
 
@@ -83,6 +82,9 @@ def _join(
             own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
             write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
             tables = iter(found)
+        elif overwrite:
+            # Scores of the earlier embeddings.
+            scores.unlink(missing_ok=True)
         if path.suffix == ".parquet":
             join_table(tables, path)
         else:

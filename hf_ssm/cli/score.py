@@ -30,12 +30,14 @@ from hf_ssm.inference.parts import check_table_output, file_facts, join_table, w
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.inference.score import REASONS, VariantScorer
 from hf_ssm.utils.evaluation import evaluating
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
 _SETTINGS = ("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by")
 # Columns of each record of a VCF file.
 _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
+# Suffix of the metrics beside the scores.
+_METRICS = ".metrics.json"
 # Variants of a part of the output.
 _PART = 64
 
@@ -53,6 +55,7 @@ def run_score(args: argparse.Namespace) -> None:
     if args.svg and args.saturate is None:
         raise ValueError("--svg is for the figures of --saturate: leave it out")
     check_table_output(args.output)
+    check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         regions = None if args.saturate is None else _regions(args.saturate, genome)
@@ -142,7 +145,7 @@ def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
     for row in rows:
         spread = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
         print(f"| {row['score']} | {row['metric']} | {row['value']:.4f} | {spread} | {row['variants']} |")
-    path = args.output.with_suffix(".metrics.json")
+    path = args.output.with_suffix(_METRICS)
     write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
     print(f"{path} holds these metrics.")
 

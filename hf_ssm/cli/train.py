@@ -23,14 +23,11 @@ from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of
+from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
-
-# Settings of the section `data` that may be local paths, which do not belong on a public card.
-_PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
 _COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
@@ -187,7 +184,8 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
             **{
                 f"data.{name}": value
                 for name, value in settings.data.items()
-                if name not in _PATHS and value != DATA_DEFAULTS.get(name)
+                # Local paths do not belong on a public card.
+                if name not in (*DATA_PATHS, "tokenizer") and value != DATA_DEFAULTS.get(name)
             },
             **{f"training.{name}": value for name, value in training.items()},
         },

@@ -35,7 +35,7 @@ from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import TheoryLogger, measure_tau
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
-from hf_ssm.utils.files import staged_files, write_text_atomically
+from hf_ssm.utils.files import check_not_input, staged_files, write_text_atomically
 from hf_ssm.utils.processes import has_whole_parameters
 
 logger = logging.get_logger(__name__)
@@ -118,6 +118,8 @@ def _prepare(
     settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
 ) -> tuple[RunSettings, RunData, PreTrainedModel]:
     """The settings with the values that the data determine, the data, and the model before training."""
+    if checkpoint is None:
+        check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
@@ -165,7 +167,8 @@ def train(
             in the command; default: the defaults of the configuration.
 
     Raises:
-        ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
+        ValueError: Settings, data and model do not fit together, there is no checkpoint to resume from, or `output` of
+            a new run contains what is read.
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
