@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
@@ -23,7 +23,6 @@ MOST_SEQUENCES, MOST_LETTERS = 100, 200_000
 UPLOADS = (*FASTA_SUFFIXES, ".csv", ".tsv", ".txt", ".gz")
 """Suffixes of files that can be uploaded."""
 
-_COLUMNS = ("sequence", "seq", "text")
 _SEPARATORS = re.compile(r"[,;\s]+")
 
 
@@ -153,14 +152,14 @@ def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The sequences of a file; of a table, those of the first column of `_COLUMNS` that it has."""
+    """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    columns = list(read_table(path, []))
-    column = next((name for name in _COLUMNS if name in columns), None)
+    columns = read_table(path, [])
+    column = usual_column("sequence_column", columns)
     if column is None:
-        check_column("sequence_column", _COLUMNS[0], columns, path.name)
-    return read_records(path, column or _COLUMNS[0])
+        check_columns({"sequence_column": "sequence"}, columns, path.name)
+    return read_records(path, column or "sequence")
 
 
 def _text(path: Path) -> str:

@@ -14,10 +14,12 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm import plotting
+from hf_ssm.cli.checkpoints import warn_of_chance
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
     load_sequence_model,
+    model_words,
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
@@ -54,6 +56,7 @@ def run_score(args: argparse.Namespace) -> None:
         regions = None if args.saturate is None else _regions(args.saturate, genome)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
+        warn_of_chance(args.checkpoint, model.tokenizer)
         settings = {
             **{name: getattr(args, name) for name in ("scores", "window", "horizon", "one_strand", "label_column")},
             "regions": regions,
@@ -67,7 +70,7 @@ def run_score(args: argparse.Namespace) -> None:
             _score(args, model, genome, settings)
             if args.genome is not None:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                suggest((command("score", args.checkpoint, *region), "every substitution of a region, with a figure"))
+                suggest((command("score", args.checkpoint, *region, *model_words(args)), "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:

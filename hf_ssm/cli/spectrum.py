@@ -59,8 +59,6 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         config,
         "a spectrum",
         "sequence-classification",  # reads both texts and numbers
-        of_run=False,
-        sequence_column=args.sequence_column,
     )
     data = load_data(settings, labelled=False)
     rows = chosen_rows(data.splits, args.split, args.rows)

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from hf_ssm.data.checks import check_column, column_remedy
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
@@ -25,6 +26,8 @@ __all__ = [
     "is_dna",
     "read_records",
     "reverse_complement",
+    "table_columns",
+    "unknown_share",
 ]
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
@@ -60,6 +63,11 @@ def reverse_complement(sequence: str) -> str:
 def is_dna(sequence: str) -> bool:
     """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
     return _DNA.issuperset(sequence)
+
+
+def unknown_share(sequence: str) -> float:
+    """Share of the letters of a sequence of DNA or RNA that name no single base, such as N; 0 without letters."""
+    return 1 - sum(map(sequence.count, "ACGTUacgtu")) / len(sequence) if sequence else 0.0
 
 
 def check_letters(sequence: str, where: str, remedy: str) -> None:
@@ -114,19 +122,31 @@ def read_records(path: Path, sequence_column: str = "sequence", genome: Path | N
         raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
 
 
+def table_columns(path: Path) -> list[str]:
+    """Names of the columns of a table; empty for files of other formats.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It cannot be read.
+    """
+    suffix = bare_suffix(path)
+    if suffix == ".parquet":
+        with opened(path, "rb") as file:
+            return list(pyarrow.parquet.ParquetFile(file).schema_arrow.names)
+    return list(read_table(path, [])) if suffix in TABLE_SUFFIXES else []
+
+
 def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     if suffix == ".parquet":
+        check_columns({"sequence_column": sequence_column}, dict.fromkeys(table_columns(path), []), path.name)
         with opened(path, "rb") as file:
             table = pyarrow.parquet.ParquetFile(file)
-            check_column("sequence_column", sequence_column, table.schema_arrow.names, path.name)
             for batch in table.iter_batches(1024):
                 yield from batch.to_pylist()
         return
     columns = read_table(path, [sequence_column])
-    if sequence_column not in columns:
-        remedy = column_remedy("sequence_column", columns, "--sequence-column ")
-        check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
+    check_columns({"sequence_column": sequence_column}, columns, path.name)
     for name, values in columns.items():
         try:
             pa.array(values)

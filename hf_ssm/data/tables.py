@@ -6,6 +6,7 @@ the table.
 
 import csv
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from hf_ssm.data.checks import check_column, column_remedy
+from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.splits import rows_of_splits
+
+logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """Column name to its values, all of one length."""
@@ -132,10 +135,15 @@ def read_table(
 def _read(
     path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
 ) -> Columns:
+    """The columns of a table; those of a usual name get the default name that is missing."""
     columns = read_table(path, texts, column_names, quoted)
-    for argument, column in needed.items():
-        if column not in columns:
-            check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
+    renamed = usual_columns(needed, columns)
+    for column, name in renamed.items():
+        logger.warning("%s: the column %r is read as %r.", path.name, column, name)
+    if texts.intersection(renamed.values()):  # texts such as "0110" were read as numbers
+        columns = read_table(path, texts | renamed.keys(), column_names, quoted)
+    columns = {renamed.get(column, column): values for column, values in columns.items()}
+    check_columns(needed, columns, path.name)
     return columns
 
 

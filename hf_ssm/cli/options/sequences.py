@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from hf_ssm.cli.options import SVG_HELP, add_model_options, add_table_options
+from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column, add_table_options
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
@@ -17,7 +17,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     what = f"sequences ({INPUT_FORMATS}), which may be gzipped"
     parser.add_argument("input", metavar="INPUT", type=Path, help=what)
     add = parser.add_argument_group("input").add_argument
-    add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
+    add_sequence_column(add)
     add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
 
 
