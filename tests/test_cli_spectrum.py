@@ -102,9 +102,9 @@ def test_no_command_is_suggested_with_an_infinite_alpha(capsys):
     alpha = dataclasses.replace(alpha_recommendation(hf_ssm.S4Config()), from_data=limits)
     data = {"dataset": "genes.csv", "tokenizer": "byte", "max_length": 50, "assignments": ["data.seed=1"]}
     args = argparse.Namespace(sequence_column="text", **data)
-    spectrum._suggest_training(args, {}, alpha)
+    spectrum._suggest_training(args, {}, alpha, "causal-lm")
     assert not capsys.readouterr().err
-    spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}))
+    spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}), "causal-lm")
     assert (
         "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50"
         in capsys.readouterr().err
