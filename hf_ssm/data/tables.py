@@ -140,8 +140,9 @@ def _read(
     renamed = usual_columns(needed, columns)
     for column, name in renamed.items():
         logger.warning("%s: the column %r is read as %r.", path.name, column, name)
-    if texts.intersection(renamed.values()):  # texts such as "0110" were read as numbers
-        columns = read_table(path, texts | renamed.keys(), column_names, quoted)
+    renamed_texts = {column for column, name in renamed.items() if name in texts}
+    if renamed_texts:  # texts such as "0110" were read as numbers
+        columns = read_table(path, texts | renamed_texts, column_names, quoted)
     columns = {renamed.get(column, column): values for column, values in columns.items()}
     check_columns(needed, columns, path.name)
     return columns
