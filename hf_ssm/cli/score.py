@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.options.sequences import SATURATION_HORIZON
+from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
     load_sequence_model,
@@ -70,7 +70,9 @@ def run_score(args: argparse.Namespace) -> None:
             _score(args, model, genome, settings)
             if args.genome is not None:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                suggest((command("score", args.checkpoint, *region, *model_words(args)), "every substitution of a region, with a figure"))
+                window = [] if args.window == SCORE_WINDOW else ["--window", args.window]
+                line = command("score", args.checkpoint, *region, *window, *model_words(args))
+                suggest((line, "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:

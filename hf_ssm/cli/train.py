@@ -12,6 +12,7 @@ import transformers
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.checkpoints import chance_note
 from hf_ssm.cli.figures import draw_run
+from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
@@ -98,7 +99,9 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
             probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
         if task in ("causal-lm", "masked-lm"):
-            score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
+            limit, added = result.model.config.longest_input, result.data.tokenizer.num_special_tokens_to_add()
+            window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
+            score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
             steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))

@@ -84,7 +84,7 @@ def _likely_column(argument: str, name: str, columns: Mapping[str, Sequence[Any]
     if named is not None or argument not in USUAL_NAMES:
         return named
     if argument == "label_column":
-        counts = {column: len(set(map(str, values))) for column, values in reversed(columns.items())}
+        counts = {column: len(set(map(str, values))) for column, values in reversed([*columns.items()])}
         # Texts that are all different are names.
         classes = {
             column: count
@@ -92,5 +92,7 @@ def _likely_column(argument: str, name: str, columns: Mapping[str, Sequence[Any]
             if count < len(columns[column]) or not all(isinstance(value, str) for value in columns[column])
         }
         return min(classes, key=lambda column: classes[column], default=None)
-    texts = {column: values for column, values in columns.items() if all(isinstance(value, str) for value in values)}
+    texts = {
+        column: values for column, values in columns.items() if len(values) and all(isinstance(v, str) for v in values)
+    }
     return max(texts, key=lambda column: sum(map(len, texts[column])), default=None)

@@ -80,8 +80,8 @@ def load_sequences(
     0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
     split with hidden labels (all -1) is dropped with a warning.
 
-    **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data without
-    "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
+    **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data
+    without "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
 
     **FASTA** records have no labels; they are cut into windows for language modelling.
 

@@ -54,7 +54,7 @@ def prepare(
     if not set(needed.values()).issubset(train.column_names):
         # Images would be decoded.
         shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
-        check_columns(needed, dict.fromkeys(train.column_names, []) | shown[:_SHOWN], source)
+        check_columns(needed, {name: [] for name in train.column_names} | shown[:_SHOWN], source)
     if label_column is not None:
         if isinstance(label_column, str) and not targets:
             splits = _without_hidden_labels(source, splits, label_column)

@@ -139,7 +139,7 @@ def table_columns(path: Path) -> list[str]:
 def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     if suffix == ".parquet":
-        check_columns({"sequence_column": sequence_column}, dict.fromkeys(table_columns(path), []), path.name)
+        check_columns({"sequence_column": sequence_column}, {name: [] for name in table_columns(path)}, path.name)
         with opened(path, "rb") as file:
             table = pyarrow.parquet.ParquetFile(file)
             for batch in table.iter_batches(1024):

@@ -9,6 +9,8 @@ INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
 POOLINGS = ("mean", "last", "token")
 SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
+SCORE_WINDOW = 1024
+"""Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
 
@@ -63,7 +65,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)",
     )
     window = "bases of a window around a variant (default: %(default)s)"
-    add("--window", metavar="BASES", type=int, default=1024, help=window)
+    add("--window", metavar="BASES", type=int, default=SCORE_WINDOW, help=window)
     add(
         "--horizon",
         metavar="BASES",
