@@ -70,7 +70,9 @@ def run_score(args: argparse.Namespace) -> None:
             _score(args, model, genome, settings)
             if args.genome is not None:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                window = [] if args.window == SCORE_WINDOW else ["--window", args.window]
+                # The model reads half a window, the region and the horizon at once.
+                horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
+                window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
                 line = command("score", args.checkpoint, *region, *window, *model_words(args))
                 suggest((line, "every substitution of a region, with a figure"))
 
