@@ -186,7 +186,7 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
             "6 of the 11 letters of 'hello world' are none of DNA (e, l, o)",
         ),
         ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
-        ("i.json", '[{"seq": "ACGT"}]', "sequence_column='sequence': i.json has no such column"),
+        ("i.json", '[{"dna": "ACGT"}]', "Try: hf-ssm predict "),
         ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 7 of the 10 letters of 'MKVLIEEFPQ'"),
         ("i.fa", ">a\nACGT\n>b\n", "i.fa' cannot be read: the record 'b' has no sequence"),
         ("i.fa", "", "i.fa' cannot be read: the file has no FASTA record"),
@@ -314,3 +314,36 @@ def test_killed_at_random_moments(checkpoints, file, tmp_path):
     assert kills >= 3 and counts >= 3
     assert output.read_bytes() == whole.read_bytes()
     assert sorted(found.name for found in tmp_path.iterdir()) == sorted(["i.fa", output.name, whole.name])
+
+
+def test_letters_that_name_no_base_are_marked(checkpoints, file, tmp_path, capsys):
+    output = tmp_path / "o.csv"
+    path = file("i.fa", f">gap\n{'N' * 60}\n>half\n{'NA' * 30}\n>known\n{'ACGT' * 15}\n")
+    assert run(checkpoints["own"], path, "--output", output) == 0
+    found = pd.read_csv(output)
+    assert found["unknown_letters"].tolist() == [1.0, 0.5, 0.0]
+    assert "1 of 3 sequences or windows consist of more than 50% letters that name no base" in capsys.readouterr().out
+    assert run(checkpoints["tokens"], file("t.fa", f">gap\n{'N' * 8}AC\n"), "--output", tmp_path / "t.csv") == 0
+    assert pd.read_csv(tmp_path / "t.csv")["unknown_letters"].tolist() == [1.0] * 8 + [0.0] * 2
+    assert run(checkpoints["own"], file("i.csv", CSV), "--output", tmp_path / "p.csv") == 0
+    assert "unknown_letters" not in pd.read_csv(tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_the_column_of_the_training_is_the_default(checkpoints, file, tmp_path, command):
+    folder = tmp_path / "run"
+    shutil.copytree(checkpoints["own"], folder)
+    (folder / "train_config.yaml").write_text("data: {dataset: other.csv, sequence_column: dna}\n")
+    output = tmp_path / "o.parquet"
+    for name, text in (("i.csv", "sequence,dna\nTTTT,ACGT\n"), ("j.csv", "seq,name\nACGT,a\n")):
+        assert cli.main([command, str(folder), str(file(name, text)), "--output", str(output)]) == 0
+        assert ("sequence" if name == "i.csv" else "name") in pd.read_parquet(output)
+        output.unlink()
+
+
+def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda args: pytest.fail("loaded"))
+    path = file("my data.csv", "dna,name\nACGT,a\nCCGT,b\n")
+    assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
+        f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"
+    )

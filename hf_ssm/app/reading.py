@@ -13,7 +13,7 @@ from textwrap import shorten
 
 import numpy as np
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
@@ -35,7 +35,6 @@ _MOST_REASON = 300
 UPLOADS = (*FASTA_SUFFIXES, ".csv", ".tsv", ".txt", ".gz")
 """Suffixes of files that can be uploaded."""
 
-_COLUMNS = ("sequence", "seq", "text")
 _SEPARATORS = re.compile(r"[,;\s]+")
 # Models compute in single precision.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -254,11 +253,11 @@ def _records(text: str, path: Path, check: Callable[[], None]) -> list[Record]:
 
 
 def _records_of_file(path: Path) -> Iterator[Record]:
-    """The sequences of a file; of a table, those of the first column of `_COLUMNS` that it has."""
+    """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    columns = list(read_table(path, []))
-    column = next((name for name in _COLUMNS if name in columns), None)
+    columns = read_table(path, [])
+    column = usual_column("sequence_column", columns)
     if column is None:
-        check_column("sequence_column", _COLUMNS[0], columns, path.name)
-    return read_records(path, column or _COLUMNS[0])
+        check_columns({"sequence_column": "sequence"}, columns, path.name)
+    return read_records(path, column or "sequence")

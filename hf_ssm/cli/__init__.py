@@ -7,12 +7,13 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hf_ssm import __version__
 from hf_ssm.cli.commands import COMMANDS
 from hf_ssm.cli.parser import build_parser, parse
+from hf_ssm.cli.summary import command, with_options
 
 __all__ = ["build_parser", "main"]
 
@@ -35,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Processes that libraries start, such as workers of a data loader, import nothing from the working directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
     args = parse(sys.argv[1:] if argv is None else argv)
-    command = COMMANDS[args.command]
+    entry = COMMANDS[args.command]
     try:
         _check_output(args)
-        module = importlib.import_module(f"hf_ssm.cli.{command.module}")
+        module = importlib.import_module(f"hf_ssm.cli.{entry.module}")
         getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
-        continuation = command.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
+        continuation = entry.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -93,6 +94,8 @@ def _is_expected(error: Exception) -> bool:
 
 def _message(error: Exception, args: argparse.Namespace) -> str:
     """One line, with the folder where an error of the disk names no file."""
+    from hf_ssm.data.columns import MissingColumns
+
     text = " ".join(str(error).split()) or type(error).__name__
     target = getattr(args, "output", None) or getattr(args, "target", None)
     nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
@@ -101,6 +104,28 @@ def _message(error: Exception, args: argparse.Namespace) -> str:
     # torch's class of this name is a RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
         return f"out of memory: {text}; use smaller batches, shorter sequences or a smaller model"
+    if isinstance(error, MissingColumns):
+        return f"{text}{_corrected(error.likely, args)}"
     if isinstance(error, RuntimeError):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text
+
+
+def _corrected(likely: Mapping[str, str | None], args: argparse.Namespace) -> str:
+    """The command with the likely column for each missing one (see `MissingColumns`); "" if one of them is unknown."""
+    options: dict[str, str] = {}
+    settings: list[str] = []
+    for argument, column in likely.items():
+        if argument == "label_column" and column is None and args.command == "train":
+            options["--task"] = "causal-lm"
+        elif column is None:
+            return ""
+        elif argument in ("sequence_column", "label_column"):
+            options[f"--{argument.replace('_', '-')}"] = column
+        elif argument in ("pair_column", "split_column"):
+            settings += ["--set", f"data.{argument}={column}"]
+        else:  # one of several labels
+            return ""
+    unlabelled = " (for data without labels: --task causal-lm)"
+    is_trained = args.command == "train" and "label_column" in likely and "--task" not in options
+    return f" Try: {command(*with_options(args.words, options), *settings)}{unlabelled if is_trained else ''}"

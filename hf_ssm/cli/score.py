@@ -15,10 +15,12 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm import plotting
-from hf_ssm.cli.options.sequences import SATURATION_HORIZON
+from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
     load_sequence_model,
+    model_words,
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
@@ -61,6 +63,7 @@ def run_score(args: argparse.Namespace) -> None:
         regions = None if args.saturate is None else _regions(args.saturate, genome)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
+        warn_of_chance(args.checkpoint, model.tokenizer)
         settings = {
             **{name: getattr(args, name) for name in _SETTINGS},
             "regions": regions,
@@ -74,7 +77,11 @@ def run_score(args: argparse.Namespace) -> None:
             _score(args, model, genome, settings)
             if args.genome is not None:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                suggest((command("score", args.checkpoint, *region), "every substitution of a region, with a figure"))
+                # The model reads half a window, the region and the horizon at once.
+                horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
+                window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
+                line = command("score", args.checkpoint, *region, *window, *model_words(args))
+                suggest((line, "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:

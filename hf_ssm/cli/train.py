@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from hf_ssm import __version__, plotting
+from hf_ssm.cli.checkpoints import chance_note
 from hf_ssm.cli.figures import draw_run
+from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
@@ -89,10 +91,14 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
             what = "values" if task == "sequence-regression" else "classes"
             steps.append((predict, f"{what} of other sequences"))
         if task == "sequence-classification":
-            probe = command("probe", output, "--rows", "4", "--output", output / "probe")
+            splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
+            chosen = [] if splits[0] == "test" else ["--split", splits[0]]
+            probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
         if task in ("causal-lm", "masked-lm"):
-            score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
+            limit, added = result.model.config.longest_input, result.data.tokenizer.num_special_tokens_to_add()
+            window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
+            score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
             steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
@@ -147,9 +153,13 @@ def _check_field(name: str) -> None:
 def finish(
     settings: RunSettings, result: RunResult, output: Path, repo_id: str | None, licence: str | None = None
 ) -> None:
-    """Print the results, write the card, and then the figures, without which the run is complete."""
+    """Print the results beside chance, write the card, and then the figures, without which the run is complete."""
     for split, values in result.results.items():
-        print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+        chance = result.chance[split]
+        for name, numbers in ((split, values), ("chance", chance)):
+            print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
+        if note := chance_note(split, values, chance):
+            print(f"{'':>10}  {note}")
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, facts)

@@ -81,6 +81,9 @@ def load_sequences(
     0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
     split with hidden labels (all -1) is dropped with a warning.
 
+    **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data
+    without "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
+
     **FASTA** records have no labels; they are cut into windows for language modelling.
 
     Local files are never cached.
@@ -117,7 +120,8 @@ def load_sequences(
     Raises:
         FileNotFoundError: A file or a Hub data set does not exist.
         ConnectionError: The Hub cannot be reached.
-        ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows.
+        ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows
+            (`MissingColumns` names all missing columns).
     """
     name = os.fspath(source)
     if isinstance(label_column, list) and not (targets and label_column):

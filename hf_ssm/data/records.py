@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_ssm.data.checks import check_column, column_remedy
+import pyarrow.parquet
+
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
 from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
@@ -23,6 +26,8 @@ __all__ = [
     "is_dna",
     "read_records",
     "reverse_complement",
+    "table_columns",
+    "unknown_share",
 ]
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
@@ -75,6 +80,11 @@ def reverse_complement(sequence: str) -> str:
 def is_dna(sequence: str) -> bool:
     """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
     return _DNA.issuperset(sequence)
+
+
+def unknown_share(sequence: str) -> float:
+    """Share of the letters of a sequence of DNA or RNA that name no single base, such as N; 0 without letters."""
+    return 1 - sum(map(sequence.count, "ACGTUacgtu")) / len(sequence) if sequence else 0.0
 
 
 def check_letters(sequence: str, where: str, remedy: str) -> None:
@@ -134,15 +144,28 @@ def read_records(
         raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
 
 
+def table_columns(path: Path) -> list[str]:
+    """Names of the columns of a table; empty for files of other formats.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It cannot be read.
+    """
+    suffix = bare_suffix(path)
+    if suffix == ".parquet":
+        with opened(path, "rb") as file:
+            return list(pyarrow.parquet.ParquetFile(file).schema_arrow.names)
+    return list(read_table(path, [])) if suffix in TABLE_SUFFIXES else []
+
+
 def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     if suffix == ".parquet":
-        yield from parquet_rows(path, sequence_column)
+        check_columns({"sequence_column": sequence_column}, {name: [] for name in table_columns(path)}, path.name)
+        yield from parquet_rows(path)
         return
     columns = read_table(path, [sequence_column])
-    if sequence_column not in columns:
-        remedy = column_remedy("sequence_column", columns, "--sequence-column ")
-        check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
+    check_columns({"sequence_column": sequence_column}, columns, path.name)
     yield from table_rows(columns, path.name)
 
 

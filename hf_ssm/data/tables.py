@@ -6,6 +6,7 @@ the table.
 
 import csv
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset
 
-from hf_ssm.data.checks import check_column, column_remedy
+from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.splits import rows_of_splits
+
+logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """Column name to its values, all of one length."""
@@ -144,23 +147,16 @@ def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(columns, row, strict=True))
 
 
-def parquet_rows(path: Path, sequence_column: str | None = None) -> Iterator[dict[str, Any]]:
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a parquet file, read bit by bit.
-
-    Args:
-        path: The file.
-        sequence_column: A column that the file must have; `None`: none is required.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read, lacks the column, has two columns of one name, maps, or a value that Python
-            has no type for.
+        ValueError: The file cannot be read, has two columns of one name, maps, or a value that Python has no type for.
     """
     with opened(path, "rb") as file:
         table = pyarrow.parquet.ParquetFile(file)
         schema = table.schema_arrow
-        if sequence_column is not None:
-            check_column("sequence_column", sequence_column, schema.names, path.name)
         if len(set(schema.names)) < len(schema.names):
             raise ValueError(f"the column names {schema.names} are not unique.")
         for field in schema:
@@ -210,10 +206,16 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
 def _read(
     path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
 ) -> Columns:
+    """The columns of a table; those of a usual name get the default name that is missing."""
     columns = read_table(path, texts, column_names, quoted)
-    for argument, column in needed.items():
-        if column not in columns:
-            check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
+    renamed = usual_columns(needed, columns)
+    for column, name in renamed.items():
+        logger.warning("%s: the column %r is read as %r.", path.name, column, name)
+    renamed_texts = {column for column, name in renamed.items() if name in texts}
+    if renamed_texts:  # texts such as "0110" were read as numbers
+        columns = read_table(path, texts | renamed_texts, column_names, quoted)
+    columns = {renamed.get(column, column): values for column, values in columns.items()}
+    check_columns(needed, columns, path.name)
     return columns
 
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna, unknown_share
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import needs_capitals, reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
-__all__ = ["MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel"]
+__all__ = ["MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"]
 
 MOST_UNKNOWN = 0.5
 """A text with a larger share of unknown tokens is of another alphabet; a window of DNA tells a model too little."""
@@ -54,6 +54,41 @@ class Batch:
     outputs: Any
 
 
+class UnknownLetters:
+    """Counts the sequences of DNA that consist mostly of letters such as N, of which a model knows little.
+
+    Args:
+        of_dna: Whether all sequences are of DNA; otherwise those are of DNA in which all letters are.
+
+    Attributes:
+        is_dna: Whether all sequences so far are of DNA.
+        total: Number of sequences so far.
+        mostly: Number of those with more unknown letters than `MOST_UNKNOWN`.
+    """
+
+    def __init__(self, of_dna: bool):
+        self._of_dna, self.is_dna, self.total, self.mostly = of_dna, True, 0, 0
+
+    def add(self, sequence: str) -> None:
+        self.total += 1
+        self.is_dna = self._of_dna or (self.is_dna and is_dna(sequence))
+        self.mostly += self.is_dna and unknown_share(sequence) > MOST_UNKNOWN
+
+    @property
+    def any_mostly(self) -> bool:
+        """Whether a sequence of DNA has mostly unknown letters."""
+        return self.is_dna and self.mostly > 0
+
+    def note(self, result: str) -> str:
+        """A sentence about these sequences, "" without any; `result` names what is computed of them."""
+        if not self.any_mostly:
+            return ""
+        return (
+            f"{self.mostly} of {self.total} sequences or windows consist of more than {MOST_UNKNOWN:.0%} letters that "
+            f"name no base, such as N: their {result} say little."
+        )
+
+
 class SequenceModel:
     """Reads texts in batches of similar length.
 
@@ -69,6 +104,7 @@ class SequenceModel:
         head: Kind of prediction: "class", "tokens", "causal", "masked", or `None` for a model without a head.
         longest: Longest input in tokens; `None` without a limit.
         tokens: Number of tokens that the model has read so far, padding included.
+        reads_only_dna: Whether the tokens are made of bases.
         needs_capitals: Whether the tokenizer reads lower-case (soft-masked) bases otherwise than capitals.
 
     Raises:
@@ -95,13 +131,13 @@ class SequenceModel:
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
-        self._reads_only_dna = reads_only_dna(tokenizer)
+        self.reads_only_dna = reads_only_dna(tokenizer)
         self.needs_capitals = needs_capitals(tokenizer)
         self._known = inspect.signature(self.model.forward).parameters
 
     def check_letters(self, record: Record) -> None:
         """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
-        if self._reads_only_dna:
+        if self.reads_only_dna:
             remedy = "remove the row, or train a model of such letters (hf-ssm train --tokenizer byte)"
             check_letters(record.sequence, record.where, remedy)
 

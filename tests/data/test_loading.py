@@ -143,11 +143,11 @@ def test_the_generator_takes_its_options(table):
     [
         (
             ["A,0", "C,1"],
-            "Sequence,label",
+            "dna,label",
             {},
-            r"sequence_column='sequence'.*did you mean 'Sequence'.*\['Sequence', 'label'\]",
+            r"sequence_column='sequence'.*\['dna', 'label'\]. Perhaps sequence_column='dna'",
         ),
-        (["A,0", "C,1"], "sequence,labels", {}, r"label_column='label'.*did you mean 'labels'"),
+        (["A,0", "C,1"], "sequence,lable", {}, r"label_column='label'.*Perhaps label_column='lable'"),
         (["A,0", "C,1"], "sequence,label", {"split_column": "part"}, r"split_column='part'.*no such column"),
         (["A,0", " ,1", ",1"], "sequence,label", {}, r"empty sequences \(rows 2, 3\)"),
         (["A,0", "C,", "G,1"], "sequence,label", {}, r"without a label \(row 2\)"),

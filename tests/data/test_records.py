@@ -76,7 +76,7 @@ def test_parquet(tmp_path):
     pa.parquet.write_table(pa.table({"sequence": ["ACGT"] * 1500, "label": list(range(1500))}), path)
     found = list(read_records(path))
     assert len(found) == 1500 and found[1400] == Record("ACGT", "i.parquet, row 1401", {"label": 1400})
-    with pytest.raises(ValueError, match=r"no such column \(did you mean 'sequence'\?\)"):
+    with pytest.raises(ValueError, match=r"no such column; .* Perhaps sequence_column='sequence'"):
         list(read_records(path, "sequences"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"i\.parquet' cannot be read"):
@@ -226,7 +226,7 @@ def test_bed_and_genome_belong_together(file):
         (
             "i.csv",
             "seq,name\nACGT,a\n",
-            r"sequence_column='sequence': i\.csv has no such column.*--sequence-column seq",
+            r"sequence_column='sequence': i\.csv has no such column.*Perhaps sequence_column='seq'",
         ),
         ("i.csv", "", r"i\.csv' cannot be read"),
         ("i.fa", "", r"i\.fa' cannot be read: the file has no FASTA record"),

@@ -166,7 +166,7 @@ def test_names_of_classes_are_shared_by_all_files(write):
         ("sequence,label\nA,\nC,1", r"train.csv and test.csv has rows without a label \(row 1 of test.csv\)"),
         ("sequence,label\nA,0\n ,1", r"empty sequences \(row 2 of test.csv\)"),
         ("sequence,label\nA,3", r"classes of train.csv and test.csv are \[0, 1, 3\]"),
-        ("sequence,labels\nA,3", r"label_column='label': test.csv has no such column.*'labels'"),
+        ("sequence,group\nA,3", r"label_column='label': test.csv has no such column.*'group'"),
         ("sequence,label\nA,worm", r"train.csv and test.csv': the column 'label' has values of different types"),
     ],
 )
@@ -204,10 +204,10 @@ def test_wrong_columns_of_targets(write, columns, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "id,seq,y\nx1,ACGT,0\nx2,CCGT,1\n", r"If it is 'seq': .*--set data.sequence_column=seq\)\.$"),
-        ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"--set data.sequence_column='my seq'\)\.$"),
-        ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"If it is 'y': .*--set data.label_column=y\); .*causal-lm"),
-        ("a.json", '[{"sequence": "ACGT"}]', r"For data without labels: label_column=None .*--task causal-lm"),
+        ("a.csv", "id,dna,y\nx1,ACGT,0\nx2,CCGT,1\n", r"no such columns; .*sequence_column='dna', label_column='y'\.$"),
+        ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"Perhaps sequence_column='my seq'\.$"),
+        ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"Perhaps label_column='y'\.$"),
+        ("a.json", '[{"sequence": "ACGT"}]', r"its columns are \['sequence'\]\.$"),
         ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert it"),
         ("a.csv", "sequence\tlabel\nACGT\t0\n", r"separated by '.t', not by ','; rename it to .tsv"),
         ("a.tsv.gz", "sequence,label\nACGT,0\n", r"separated by ',', not by '.t'; rename it to .csv"),
@@ -263,7 +263,7 @@ def test_a_second_text_is_required(write):
     path = write("pairs.csv", "label,sequence,two\n0,a,b\n1,c,\n")
     with pytest.raises(ValueError, match=r"pair_column='two': pairs.csv has empty sequences \(row 2\)"):
         load_sequences(path, pair_column="two")
-    with pytest.raises(ValueError, match=r"pair_column='tow'.*did you mean 'two'"):
+    with pytest.raises(ValueError, match=r"pair_column='tow'.*Perhaps pair_column='two'"):
         load_sequences(path, pair_column="tow")
 
 

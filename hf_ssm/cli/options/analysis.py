@@ -84,7 +84,6 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
     add("--model", "--model-name-or-path", metavar="CHECKPOINT", help=inputs)
     for name, (kind, help_text) in CONFIG_OPTIONS.items():
         add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
-    parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
     add_output_options(parser, "spectrum.json and spectrum.png")
 
 
