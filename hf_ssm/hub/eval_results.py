@@ -2,7 +2,7 @@
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -18,6 +18,7 @@ EVAL_RESULTS = ".eval_results/hf_ssm.yaml"
 
 # An entry has one value: the first of these metrics that was measured.
 _METRICS = ("accuracy", "perplexity", "mse", "token_accuracy")
+_FOLDER = ".eval_results/"
 _NAME = re.compile(r"\.eval_results/[^/.][^/]*\.yaml")
 
 
@@ -56,15 +57,19 @@ def write_eval_results(folder: str | Path, facts: CardFacts, revision: str | Non
     return path
 
 
-def eval_result_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """Path and description of the files of evaluation results that the Hub would reject."""
-    for path in sorted(folder.glob(".eval_results/*")):
-        name = path.relative_to(folder).as_posix()
+def eval_result_problems(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Path and description of those files of a folder that the Hub would reject as evaluation results."""
+    for name, path in files.items():
+        if not name.startswith(_FOLDER):
+            continue
         if not is_eval_result(name):
             yield name, "is not a .yaml file of evaluation results"
             continue
         try:
-            entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+                raise ValueError("an alias, which may stand for any amount of text")
+            entries = parse_eval_result_entries(yaml.safe_load(text))
             if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
                 raise ValueError("`value` must be a number")
         except Exception as error:  # of the YAML library, or of a wrong structure

@@ -71,7 +71,7 @@ def push(
         folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]), license=license)
         _address_card(folder, repo_id)
         done = push_files(
-            folder_files(folder),
+            folder_files(folder, also=["*.py"]),
             repo_id,
             keep={CARD_NAME},
             private=private,
@@ -95,7 +95,8 @@ def push_folder(
     """Push the folder of a model (of `export`, `save_pretrained` or a run) as one commit, proved as by `push`.
 
     The code in the commit is written anew by the installed package, for a folder without code, too. Checkpoints and
-    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded.
+    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded. Neither are files other than weights,
+    settings, texts, tables and pictures, such as pickles; a warning names them.
 
     Args:
         folder: With `config.json` and weights; it is not changed.
@@ -119,8 +120,9 @@ def push_folder(
     family, outdated = check_model(folder)
     if outdated:
         logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, outdated)))
-    # The code of the folder is left out.
-    files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
+    # The code of the folder is left out without a warning: it is replaced.
+    listed = folder_files(folder, also=["*.py"])
+    files = {name: path for name, path in listed.items() if not name.endswith(".py")}
     _check_contents(files, token)
     check_can_push(repo_id, HfApi(token=token))
     options = [*(("--revision", revision) if revision else ()), *(("--private",) if private else ())]
@@ -131,7 +133,7 @@ def push_folder(
         _prove(staged, family)
         _address_card(staged, repo_id)
         done = push_files(
-            folder_files(staged),
+            folder_files(staged, also=["*.py"]),
             repo_id,
             private=private,
             revision=revision,
