@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import AutoTokenizer
 
 from hf_ssm.hub import reload
@@ -20,6 +21,7 @@ from hf_ssm.hub.card import CARD_NAME, addressed
 from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
+from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.hub.sources import suggestion
 from hf_ssm.hub.verifying import Problem, check_folder, family_of
 from hf_ssm.models.registry import Family
@@ -254,6 +256,9 @@ def _check_contents(files: Mapping[str, Path], token: str | None) -> None:
     check_secrets(files, token)
     if CARD_NAME in files:
         try:
-            ModelCard(files[CARD_NAME].read_text(encoding="utf-8"), ignore_metadata_errors=False)
+            card = files[CARD_NAME].read_text(encoding="utf-8")
+            if (metadata := REGEX_YAML_BLOCK.search(card)) is not None:
+                check_yaml(metadata[2], with_aliases=True)
+            ModelCard(card, ignore_metadata_errors=False)
         except Exception as error:  # of the YAML library, or about the metadata
             raise ValueError(f"{CARD_NAME} has invalid metadata: {error}") from error

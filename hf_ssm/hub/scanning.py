@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MOST_ENTRIES", "Problem", "header_size", "irregularity", "oversized", "printable", "scan"]
+import yaml
+
+__all__ = ["MOST_ENTRIES", "Problem", "check_yaml", "header_size", "irregularity", "oversized", "printable", "scan"]
 
 MOST_ENTRIES = 100_000
 """Number of files and folders that are listed."""
 
 _LONGEST_LINE = 1000
 # Bytes of all files of a kind together, as links can give one file many names. Parsed JSON may take twenty times the
-# memory, and the YAML parser reads less than a megabyte per second. Tokenizers of 256,000 tokens have 33 MB.
-_LARGEST = {"tokenizer.json": 40 << 20, "JSON": 16 << 20, "evaluation results": 256 << 10}
+# memory, and the YAML parser reads some tens of kilobytes per second. Tokenizers of 256,000 tokens have 33 MB.
+_LARGEST = {"tokenizer.json": 40 << 20, "JSON": 16 << 20, "evaluation results": 64 << 10}
+_DEEPEST = 50
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,25 @@ def _kind(name: str) -> str | None:
     if "/" not in name and name.lower().endswith(".json"):
         return "JSON"
     return "evaluation results" if name.startswith(".eval_results/") else None
+
+
+def check_yaml(text: str, with_aliases: bool = False) -> None:
+    """Raise `ValueError` for YAML that takes much more time or memory to read than its size suggests.
+
+    The time of the parser grows with the square of the number of brackets inside each other, and an alias may stand
+    for any amount of text.
+
+    Args:
+        text: The YAML.
+        with_aliases: Whether aliases are allowed.
+    """
+    depth = 0
+    for event in yaml.parse(text):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"lists or mappings inside each other, at more than {_DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent) and not with_aliases:
+            raise ValueError("an alias, which may stand for any amount of text")
 
 
 def header_size(path: Path) -> int | None:

@@ -137,7 +137,7 @@ class PushingTrainer(Trainer):
         files[CARD_NAME] = card = self._output / CARD_NAME
         reason = irregularity(card, self._output)
         if reason is not None:
-            raise ValueError(f"{str(card)!r} {reason}: replace it by a file")
+            raise ValueError(f"{str(card)!r} {reason}")
         delete_patterns: tuple[str, ...] = ()
         if with_state:
             place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else checkpoint.name

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_ssm.cli import main
 from hf_ssm.hub import committing, pushing, save_space
+from hf_ssm.hub.card import update_section
 from hf_ssm.hub.verifying import check_folder, verify
 
 NAME = "ada/motifs"
@@ -201,13 +202,13 @@ def bounded() -> Iterator[None]:
     """A reader of an endless file fails for lack of memory, one of a FIFO is interrupted."""
 
     def interrupt(*given: Any) -> None:
-        raise TimeoutError
+        pytest.fail("it waits for a file")
 
     allocated = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     before = signal.signal(signal.SIGALRM, interrupt)
     resource.setrlimit(resource.RLIMIT_DATA, (allocated + (1 << 30), hard))
-    signal.alarm(60)
+    signal.alarm(20)
     try:
         yield
     finally:
@@ -279,6 +280,13 @@ class TestLinksOfTheCache:
         assert verify(folder).problems == ()
 
 
+@pytest.mark.parametrize("spoil", [_fifo, lambda folder, name: _replace(folder, name, "/dev/zero")])
+def test_a_report_reads_no_irregular_card(folder, bounded, spoil):
+    spoil(folder, "README.md")
+    with pytest.raises(ValueError, match=r"README\.md' is (a symbolic link out of the folder|not a regular file)"):
+        update_section(folder, "# Report")
+
+
 def _sparse(path: Path, size: int) -> None:
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
@@ -321,6 +329,18 @@ class TestSizes:
         (folder / ".eval_results" / "a.yaml").write_text("\n".join(lines))
         (problem,) = check_folder(folder)
         assert problem.path == ".eval_results/a.yaml" and "alias" in problem.what
+
+    def test_brackets_of_results(self, folder, bounded):
+        (folder / ".eval_results").mkdir()
+        (folder / ".eval_results" / "a.yaml").write_text("[" * 10_000)
+        (problem,) = check_folder(folder)
+        assert problem.path == ".eval_results/a.yaml" and "more than 50 levels" in problem.what
+
+    def test_brackets_of_a_card(self, hub, folder, proofs, bounded):
+        (folder / "README.md").write_text(f"---\ntags: {'[' * 10_000}\n---\n")
+        with pytest.raises(ValueError, match=r"README\.md has invalid metadata: lists .* more than 50 levels"):
+            pushing.push_folder(folder, NAME)
+        assert hub.requests == []
 
     def test_header_of_weights(self, folder):
         _header(folder / "model.safetensors", 50 << 20)
