@@ -62,6 +62,17 @@ _SECRETS = re.compile(
     rb"|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"  # GitHub
     rb"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY"
 )
+# Each secret contains one of these, for which a search is a hundred times faster.
+_MARKS = (
+    b"hf_",
+    b"api_org_",
+    b"sk-",
+    b"AKIA",
+    b"ASIA",
+    *(b"gh%c_" % c for c in b"opsur"),
+    b"github_pat_",
+    b"PRIVATE KEY",
+)
 # Bytes of a large binary file that are searched at either end; bytes that are searched at once, and the overlap, which
 # is longer than any token.
 _END_BYTES, _PIECE, _OVERLAP = 10 << 20, 16 << 20, 4096
@@ -225,7 +236,8 @@ def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return any(
-            _SECRETS.search(piece) is not None or any(secret in piece for secret in own)
+            any(secret in piece for secret in own)
+            or (any(mark in piece for mark in _MARKS) and _SECRETS.search(piece) is not None)
             for start, stop in _searched(path, len(content))
             for piece in _pieces(content, start, stop)
         )
