@@ -209,8 +209,8 @@ class PushingTrainer(Trainer):
     @property
     def _code(self) -> list[str]:
         """Names of the files of code that each save writes; none for a model of another library."""
-        config = self._unwrapped.config
-        return [] if family_of(config) is None else list(bundle(type(config)))
+        config: Any = self._unwrapped.config
+        return [] if family_of(config) is None else list(bundle(config.__class__))
 
     @property
     def _repo_name(self) -> str:
