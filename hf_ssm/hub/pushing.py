@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
-from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
+from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, redact, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.scanning import check_yaml
@@ -222,7 +222,9 @@ def check_model(folder: Path) -> tuple[Family, list[Problem]]:
     problems = check_folder(folder)
     refused = [problem for problem in problems if not problem.is_own_code]
     if refused:
-        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {'; '.join(map(str, refused))}")
+        # The name of a file may contain a token.
+        listed = redact("; ".join(map(str, refused)))
+        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {listed}")
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
