@@ -104,3 +104,12 @@ def test_processes_of_a_command_import_nothing_from_the_working_directory(monkey
     monkeypatch.setattr(sys, "argv", ["hf-ssm", "settings", "--family", "s4"])
     assert cli.main() == 0
     assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("command", ["predict MODEL x.csv --output y.csv", "report MODEL --output y"])
+def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(command.split()) == 2
+    assert "runs in one process, but a launcher has started WORLD_SIZE=2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

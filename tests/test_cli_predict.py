@@ -158,6 +158,11 @@ def test_soft_masked_genomes(checkpoints, file, tmp_path, caplog, command):
     kept = [tmp_path / "soft.fa", "--window", "10", "--keep-case", "--output", tmp_path / "kept.parquet"]
     assert cli.main([command, *map(str, [tmp_path / "cased", *kept])]) == 0
     assert len(read(tmp_path / "kept.parquet")) == 7
+    # A model that was trained on the case keeps it.
+    (tmp_path / "cased" / "train_config.yaml").write_text("data: {dataset: g.fa, keep_case: true}\n")
+    again = [tmp_path / "soft.fa", "--window", "10", "--output", tmp_path / "again.parquet"]
+    assert cli.main([command, *map(str, [tmp_path / "cased", *again])]) == 0
+    pd.testing.assert_frame_equal(read(tmp_path / "again.parquet"), read(tmp_path / "kept.parquet"))
 
 
 def test_options_reach_the_computation(checkpoints, file, tmp_path):
@@ -295,6 +300,7 @@ while True:
         os.kill(process, signal.SIGKILL)
     if os.waitpid(process, 0)[1] == 0:
         break
+    assert kills < 10
     kills += 1
     counts.add(len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0)
 print(kills, len(counts))

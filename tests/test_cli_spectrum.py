@@ -43,12 +43,12 @@ def genes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def waves(tmp_path: Path) -> Path:
-    """Signals of two channels: cycles of 16 and of 4 samples, the second stronger, with a large mean."""
+    """Labelled signals of two channels: cycles of 16 and of 4 samples, the second stronger, with a large mean."""
     rows = []
     for i in range(30):
         t = torch.arange(512, dtype=torch.float64) + i
         both = torch.stack([5 + torch.cos(2 * math.pi * t / 16), -9 + 3 * torch.cos(2 * math.pi * t / 4)], dim=-1)
-        rows.append(json.dumps({"sequence": both.tolist()}))
+        rows.append(json.dumps({"sequence": both.tolist(), "label": i % 2}))
     path = tmp_path / "waves.jsonl"
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
@@ -127,7 +127,7 @@ def test_power_beyond_all_poles_is_worth_a_trial(waves, capsys):
     default, trial = (line for line in suggested.splitlines() if "hf-ssm train" in line)
     assert "alpha=" not in default
     assert f"--set model.alpha={scale:.3g} --set model.state_size=8 " in trial
-    assert all("--set data.seed=1 --max-length 512" in line for line in (default, trial))
+    assert all("--max-length 512 --set data.seed=1 " in line for line in (default, trial))
     # The default model reaches these waves.
     assert run(waves) == 0
     printed, suggested = capsys.readouterr()
@@ -155,7 +155,7 @@ def test_special_tokens_are_no_symbols(tmp_path, capsys):
     output = tmp_path / "out"
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     assert run(path, "--output", output, "--sequence-column", "dna", *fractions) == 0
-    assert "--set data.sequence_column=dna" in capsys.readouterr().err
+    assert "--sequence-column dna" in capsys.readouterr().err
     found = json.loads((output / "spectrum.json").read_text(encoding="utf-8"))
     assert found["positions"] == 8 * (4 + 4 + 4 + 4)
     texts, total = ["ACEAA", "CCAA", "AAAC", "CACA"], 0.0
@@ -248,7 +248,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     for arguments, message in (
         (["absent.csv"], "there is no such file"),
-        ([genes, "--sequence-column", "sequenz"], "did you mean 'sequence'"),
+        ([genes, "--sequence-column", "sequenz"], "Perhaps sequence_column='sequence'"),
         ([genes, "--split", "trian"], "the data have the splits train, validation, test"),
         ([genes, "--rows", 0], "--rows must be positive"),
         ([genes, "--svg"], "--svg is for the figures in --output DIR"),

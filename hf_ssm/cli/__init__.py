@@ -26,6 +26,9 @@ _FILES = (
 # Commands that write, beside a model too, files of names that no model has.
 _WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
 
+# Commands that share their work among the processes of a launcher.
+_WORK_IN_PROCESSES = ("demo", "probe", "train")
+
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
 
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     entry = COMMANDS[args.command]
     try:
+        _check_processes(args.command)
         _check_output(args)
         module = importlib.import_module(f"hf_ssm.cli.{entry.module}")
         getattr(module, f"run_{args.command}")(args)
@@ -65,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_processes(name: str) -> None:
+    """Raise `ValueError` for several processes, each of which would do all of the work and write the same files."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if name not in _WORK_IN_PROCESSES and started.isdecimal() and int(started) > 1:
+        raise ValueError(
+            f"hf-ssm {name} runs in one process, but a launcher has started WORLD_SIZE={started}: call it without "
+            "torchrun or accelerate launch"
+        )
 
 
 def _check_output(args: argparse.Namespace) -> None:

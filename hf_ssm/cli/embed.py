@@ -12,6 +12,7 @@ from datasets import Dataset
 from hf_ssm.cli.checkpoints import check_positive
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
+    keeps_case,
     load_sequence_model,
     sequence_column,
     with_progress,
@@ -43,7 +44,7 @@ def run_embed(args: argparse.Namespace) -> None:
     model = load_sequence_model(args)
     embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
     # A tokenizer for which the case makes no difference needs no line about it.
-    keep_case = args.keep_case or not model.needs_capitals
+    keep_case = keeps_case(args) or not model.needs_capitals
     settings = given | {
         "keep_case": keep_case,
         "checkpoint": checkpoint_facts(args, model),

@@ -19,6 +19,7 @@ from hf_ssm.cli.checkpoints import warn_of_chance
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
+    keeps_case,
     load_sequence_model,
     model_words,
     with_progress,
@@ -61,6 +62,7 @@ def run_score(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         regions = None if args.saturate is None else _regions(args.saturate, genome)
+        args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
         warn_of_chance(args.checkpoint, model.tokenizer)
@@ -148,10 +150,11 @@ def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
         # The scores themselves are complete.
         print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
         return
-    print(f"| score | metric | value | standard error | variants |\n| {' | '.join(['---'] * 5)} |")
+    print(f"| score | metric | value | standard error | chance | variants |\n| {' | '.join(['---'] * 6)} |")
     for row in rows:
         spread = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
-        print(f"| {row['score']} | {row['metric']} | {row['value']:.4f} | {spread} | {row['variants']} |")
+        cells = row["score"], row["metric"], f"{row['value']:.4f}", spread, f"{row['chance']:.4f}", row["variants"]
+        print(f"| {' | '.join(map(str, cells))} |")
     path = args.output.with_suffix(_METRICS)
     write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
     print(f"{path} holds these metrics.")

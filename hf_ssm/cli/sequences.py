@@ -104,6 +104,12 @@ def sequence_column(args: argparse.Namespace) -> str:
     return column
 
 
+def keeps_case(args: argparse.Namespace) -> bool:
+    """Whether lower-case bases stay so: by the option, or because the model was trained on them."""
+    run = {} if args.keep_case or not is_own_model(args.checkpoint) else stored_settings(args.checkpoint)
+    return args.keep_case or bool(run.get("data", {}).get("keep_case"))
+
+
 def model_words(args: argparse.Namespace) -> list[object]:
     """The options of `add_model_options` that were given, for another command with the same model."""
     words: list[object] = []

@@ -30,6 +30,9 @@ Columns = dict[str, list[Any]]
 SPLIT_COLUMN = "split"
 """The default split column, which a table may lack; a split column of any other name is required."""
 
+# Cells of a table in memory; rows of json with names of their own have mostly empty ones.
+_MOST_CELLS = 10**8
+
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
@@ -289,6 +292,11 @@ def _read_json(text: str, by_line: bool) -> Columns:
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
     names = dict.fromkeys(name for row in content for name in row)
+    if len(names) * len(content) > _MOST_CELLS:
+        raise ValueError(
+            f"{len(content)} rows with {len(names)} different names make a table of more than {_MOST_CELLS} cells: "
+            "give all rows the same names."
+        )
     return {name: [row.get(name) for row in content] for name in names}
 
 

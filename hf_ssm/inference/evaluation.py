@@ -31,7 +31,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
 
     Returns:
         A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
-        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `variants`, and `groups`.
+        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `chance` (the value
+        expected of a score that knows nothing of the label), `variants`, and `groups`.
 
     Raises:
         ValueError: A column is missing, or there are not two classes.
@@ -104,7 +105,11 @@ def _metric(
         value = _value(metric, score, labels, values)
         draws = (rng.integers(0, len(labels), len(labels)) for _ in range(_BOOTSTRAPS))
         samples = [_value(metric, score, labels[draw], values[draw]) for draw in draws if np.ptp(labels[draw]) > 0]
-        return {"value": value, "standard_error": _deviation(samples), "variants": len(labels), "groups": None}
+        chance = _chance(metric, labels)
+        return {
+            **{"value": value, "standard_error": _deviation(samples), "chance": chance},
+            **{"variants": len(labels), "groups": None},
+        }
     parts = [groups == name for name in np.unique(groups)]
     parts = [part for part in parts if np.ptp(labels[part]) > 0]
     if not parts:
@@ -116,9 +121,15 @@ def _metric(
     return {
         "value": float(np.average(found, weights=counts)),
         "standard_error": _deviation(samples),
+        "chance": float(np.average([_chance(metric, labels[part]) for part in parts], weights=counts)),
         "variants": int(counts.sum()),
         "groups": len(parts),
     }
+
+
+def _chance(metric: str, labels: np.ndarray) -> float:
+    """The expected value of a metric for random scores; the average precision is then the share of positive labels."""
+    return {"auroc": 0.5, "auprc": float(labels.mean()), "spearman": 0.0}[metric]
 
 
 def _deviation(samples: list[Any]) -> float | None:

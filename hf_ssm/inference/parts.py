@@ -186,7 +186,7 @@ class Parts:
             content = self._settings | ({} if earlier is None else {_REPLACES: earlier})
             write_text_atomically(self.folder / _SETTINGS, json.dumps(content))
         elif earlier is not None and not is_kept:
-            shutil.rmtree(self.folder)
+            self._delete()
             self.is_joined = True
         while self._path(self.count).exists():
             self.count += 1
@@ -227,6 +227,14 @@ class Parts:
         """Write the output from all parts, and remove them."""
         with self._written_whole(self.output) as path:
             join(self.tables(), path)
+        self._delete()
+
+    def _delete(self) -> None:
+        """Remove the parts of a finished output."""
+        # The settings last: from them the next call sees that the output is finished, if this one is killed here.
+        for path in self.folder.iterdir():
+            if path.name != _SETTINGS:
+                path.unlink()
         shutil.rmtree(self.folder)
 
     def _written_whole(self, path: Path) -> AbstractContextManager[Path]:

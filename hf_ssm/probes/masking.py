@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 from transformers.utils import logging
 
@@ -168,7 +169,7 @@ class MaskingProbe:
                 settings or other inputs.
         """
         sequences = self._sequences(inputs, target)
-        processes = PartialState()
+        processes = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
         check_processes_are_joined(processes.num_processes)
         with probing(self.model):
             sequences = [self._checked(sequence, _where(number, inputs)) for number, sequence in enumerate(sequences)]

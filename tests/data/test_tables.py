@@ -7,7 +7,7 @@ import logging
 import pytest
 from datasets import ClassLabel
 
-from hf_ssm.data import load_sequences, tokenize
+from hf_ssm.data import load_sequences, tables, tokenize
 from hf_ssm.data.tables import read_table
 from hf_ssm.tokenization import build_byte_tokenizer
 
@@ -332,3 +332,13 @@ def test_large_or_repetitive_gzip_files_are_read(write, monkeypatch):
     monkeypatch.setattr("hf_ssm.data.files._MAX_BYTES", 10)
     varied = "".join(f"{row * 2654435761 % 2**32:b},{row % 2}\n" for row in range(2000))
     assert len(read_table(write("b.csv.gz", "sequence,label\n" + varied), ["sequence"])["label"]) == 2000
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_rows_with_names_of_their_own_are_refused(write, monkeypatch, name):
+    rows = [json.dumps({"sequence": "ACGT", f"x{row}": 0}) for row in range(40)]
+    text = "\n".join(rows) if name.endswith("l") else f"[{', '.join(rows)}]"
+    assert len(read_table(write(name, text), [])) == 41
+    monkeypatch.setattr(tables, "_MOST_CELLS", 1000)
+    with pytest.raises(ValueError, match="40 rows with 41 different names make a table of more than 1000 cells"):
+        read_table(write(name, text), [])

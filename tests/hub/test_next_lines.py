@@ -132,9 +132,11 @@ def test_lines_after_training(place, run, hub, proofs, kind):
     assert ran >= expected | {"app", "push", "verify"}
 
 
-@pytest.mark.parametrize("dataset", ["my.csv", "values.csv", "unlabelled.csv", "genome.fa", "tokens.jsonl"])
+@pytest.mark.parametrize(
+    "dataset", ["my.csv", "values.csv", "unlabelled.csv", "genome.fa --set=data.window=20", "tokens.jsonl"]
+)
 def test_lines_after_a_spectrum(place, run, hub, proofs, dataset):
-    assert {"spectrum", "train"} <= run_all(run, "spectrum", dataset)
+    assert {"spectrum", "train"} <= run_all(run, "spectrum", *dataset.split())
 
 
 @pytest.mark.parametrize("family", ["hyena", "s4", "s5", "selective", "ssd"])

@@ -1,6 +1,7 @@
 """Tables that are written in parts: continuation, other settings, locks, formats."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -88,13 +89,14 @@ def test_interrupted_while_the_output_is_written(tmp_path):
     assert len(pd.read_csv(output)) == sum(range(1, 8))
 
 
-def test_interrupted_between_the_output_and_the_removal_of_its_parts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", [(Path, "unlink"), (module.shutil, "rmtree")], ids=["parts", "settings"])
+def test_interrupted_between_the_output_and_the_removal_of_its_parts(tmp_path, monkeypatch, place):
     output = tmp_path / "o.csv"
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
 
         def join(tables, path):
             join_table(tables, path)
-            patch.setattr(module.shutil, "rmtree", interrupt)
+            patch.setattr(*place, interrupt)
 
         write(output, join=join)
     before = output.read_bytes()
