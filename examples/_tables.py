@@ -25,6 +25,11 @@ def load(name: str, folder: str = RESULTS) -> Any:
     return json.loads((ROOT / folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def trivial(name: str) -> Any:
+    """The trivial baseline of a table, of `baselines.py`."""
+    return load("baselines")["baselines"][name]
+
+
 def names(pattern: str) -> list[str]:
     """Names of the stored results that match a pattern."""
     return sorted(path.stem for path in (ROOT / RESULTS).glob(f"{pattern}.json"))

@@ -8,7 +8,7 @@ import statistics
 from itertools import chain
 from typing import Any
 
-from _tables import console, grid, load, names, percent, pm, slope, span, table
+from _tables import console, grid, load, names, percent, pm, slope, span, table, trivial
 
 # Liu & Li 2024.
 
@@ -30,11 +30,32 @@ def gaussian_process() -> str:
                     relative = statistics.fmean(values) / paper[measure][place]
                     ratios[row].setdefault(f"{measure}, {seeds}", []).append(relative)
             rows.append([row, b, *cells])
+    guesses = trivial("gaussian_process")
+    for b in SCALES:
+        values = guesses[b]["test MSE"]
+        rows.append(["constant", b, "", pm(values[:3], 2), pm(values, 2), "", "", ""])
     header = ["", "b", "test error: paper", "3 seeds", "10 seeds", "ψ²/√n: paper", "3 seeds", "10 seeds"]
 
     relative = [[row, *(span(values, ".2f") for values in found.values())] for row, found in ratios.items()]
     names = ["ours / paper, over the b", *next(iter(ratios.values()))]
     return f"{grid(header, rows)}\n{grid(names, relative)}"
+
+
+@table
+def gaussian_process_training() -> str:
+    """Errors on the training sequences."""
+    few, many = load("gaussian_process"), load("gaussian_process_10_seeds")
+    guesses, rows = trivial("gaussian_process"), []
+    for row, paper in few["paper"]["table_1"].items():
+        cells = []
+        for place, b in enumerate(SCALES):
+            ours = (pm(found["table_1"][row][b]["train MSE"], 2) for found in (few, many))
+            cells += [f"{paper['train MSE'][place]:g}", *ours]
+        rows.append([row, *cells])
+    cells = [["", *(pm(guesses[b]["train MSE"][:count], 2) for count in (3, 10))] for b in SCALES]
+    rows.append(["constant", *chain(*cells)])
+    header = ["training error", *chain(*([f"b = {b}: paper", "3 seeds", "10 seeds"] for b in SCALES))]
+    return grid(header, rows)
 
 
 @table
@@ -57,6 +78,9 @@ def regularisers() -> str:
             for place, (b, values) in enumerate(zip(SCALES, errors[row], strict=True))
         ]
         rows.append([name, *chain(*cells)])
+    guesses = [trivial("gaussian_process")[b]["test MSE"][:3] for b in SCALES]
+    cells = [["", pm(values, 3 if b == "1" else 2)] for b, values in zip(SCALES, guesses, strict=True)]
+    rows.append(["constant predictor", *chain(*cells)])
     header = ["regulariser", *chain(*([f"b = {b}: paper", "ours"] for b in SCALES))]
     best = [min(names, key=lambda row: statistics.fmean(errors[row][place])) for place in range(len(SCALES))]
     note = ", ".join(f"{names[row]} at b = {b}" for row, b in zip(best, SCALES, strict=True))
@@ -92,6 +116,10 @@ def bimodal() -> str:
         flow = found["figure_3"][name]
         shares = [percent(flow["share"][end]) for end in ("large", "small", "neither")]
         rows.append([words, *shares, f"{flow['edge']:.1f}"])
+    for name, words in (("does not move", "a pole that does not move"), ("nearer mode", "always to the nearer mode")):
+        guess = trivial("poles")[name]
+        shares = [percent(guess[end]) for end in ("large", "small", "neither")]
+        rows.append([words, *shares, ""])
     return grid(
         ["flow", "end at the large mode", "at the small mode", "stuck between", "reaches the small mode from"],
         rows,
@@ -131,7 +159,9 @@ def denoising() -> str:
     ]
     steps = found["steps"]
     falls = [f"{steps[axis] - found['exceptions']['mean'][axis]} of {steps[axis]} steps in {axis}" for axis in steps]
-    return grid(["", *(f"β = {order}" for order in orders)], rows, f"Ours falls at {' and '.join(falls)}.")
+    guesses = " and ".join(f"{short(guess['ratio'])} for a {name}" for name, guess in trivial("denoising").items())
+    note = f"Ours falls at {' and '.join(falls)}. Without a model the ratio is {guesses}."
+    return grid(["", *(f"β = {order}" for order in orders)], rows, note)
 
 
 @table
@@ -152,6 +182,9 @@ def sequential_images() -> str:
         f"with {mean[best]:.3f}; all pairs with α up to 4 have "
         f"{span(value for (a, _), value in mean.items() if a <= 4)}, with a standard deviation over the seeds of "
         f"{noise:.4f} (root mean square).",
+        "Without a sequence model, on the same images: "
+        + ", ".join(f"{name} {pm(values)}" for name, values in trivial("sequential_images").items())
+        + " (`python examples/baselines.py sequential_images`).",
     )
 
 
@@ -195,6 +228,7 @@ def sequential_images_s5() -> str:
         command += f" --seeds {given['seeds']}" if given["seeds"] != 2 else ""
         commands.append(command)
         rows.append(["S5", f"{states} that {channels} channels share", pm(values)])
+    rows += [[name, "", pm(values)] for name, values in trivial("sequential_images").items()]
     return grid(["model", "states of a layer and direction", "test accuracy"], rows) + console(*commands)
 
 
@@ -221,6 +255,13 @@ def sparse_majority() -> str:
                 "The bound holds for a loss of at most 1. It would say something from "
                 f"10^{min(needed):.0f} to 10^{max(needed):.0f} training strings on, depending on the model."
             )
+    guesses = trivial("sparse_majority_gap")
+    for name in ("most frequent class", "counting the ones"):
+        train, test = ([100 * value for value in guesses[f"{name}, {split}"]] for split in ("train", "test"))
+        gaps = [a - b for a, b in zip(train, test, strict=True)]
+        # A sum with 0 has no minus sign at 0.
+        means = [round(statistics.fmean(gaps[place : place + 3]), 1) + 0 for place in range(0, len(gaps), 3)]
+        rows.append([name, 3, *(span(values, ".1f") for values in (train, test, gaps, means)), "", ""])
     header = [
         "state matrix",
         "seeds",
@@ -247,8 +288,19 @@ def imdb_length() -> str:
     gaps = {
         length: statistics.fmean(row["gap"] for row in found["results"] if row["T"] == length) for length in (100, 1000)
     }
-    note = " and ".join(f"{gap:.2f} at T = {length:,}" for length, gap in gaps.items())
-    return grid(["slope of the gap per 1,000 tokens (95 %)", "all T", "from T = 300"], rows, f"Our gap is {note}.")
+    guess = trivial("imdb_length")
+    rows.append(["words, T = 100 to 1,000", *(slope(guess["trends"][part]) for part in ("all T", "T >= 300"))])
+    of_words = {row["T"]: row for row in guess["words"]}
+    ends = " and ".join(
+        f"{gap:.2f} (words: {of_words[length]['gap']:.2f}) at T = {length:,}" for length, gap in gaps.items()
+    )
+    ours = [statistics.fmean(row["test"] for row in found["results"] if row["T"] == length) for length in of_words]
+    note = (
+        f"Our gap is {ends}. Test accuracy: ours {span(ours)}, words {span(row['test'] for row in of_words.values())}, "
+        f'the most frequent class {guess["most frequent class"]:.3f} (with a gap of 0). "Words" is logistic regression '
+        "on the words among the first T (`python examples/baselines.py imdb_length`)."
+    )
+    return grid(["slope of the gap per 1,000 tokens (95 %)", "all T", "from T = 300"], rows, note)
 
 
 # Attributions and the masking probe of Nishikawa & Suzuki 2025.
@@ -280,7 +332,8 @@ def attribution_scoreboard() -> str:
         accuracy = [run["training"]["accuracy"] for run in runs]
         note = (
             f"{len(seeds)} seeds, {span((run['sequences'] for run in runs), 'd')} sequences of each model; "
-            f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}."
+            f"test accuracy {span(accuracy)}, mean {statistics.fmean(accuracy):.3f}; the most frequent class has "
+            f"{span(trivial('attribution_scoreboard')[task])}."
         )
         shown = grid(["method", "passes", "deletion", "insertion", "precision"], rows, note)
         precision = grid(["method", *models], by_model)

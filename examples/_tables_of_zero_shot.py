@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from _tables import grid, load, table
+from _tables import grid, load, table, trivial
 
 MODELS = {"selective": "Mamba blocks", "hyena": "Hyena"}
 
@@ -49,7 +49,7 @@ def zero_shot_pairs() -> str:
         chains = [part["preferred"] for name, part in scorers.items() if name.startswith("Markov")]
         rows.append([kind, scorers["model"]["pairs"], *(measured(part) for part in [*own, *chains])])
     orders = [name for name in first["synonymous"] if name.startswith("Markov")]
-    return grid(["perturbation", "pairs", *found, *orders], rows)
+    return grid(["perturbation", "pairs", *found, *orders], rows, "A guess prefers half of the natural sequences.")
 
 
 @table
@@ -79,4 +79,12 @@ def zero_shot_variants() -> str:
         for own in load(f"zero_shot_variants_{key}")["metrics"]:
             cell = f"{own['value']:.3f} ± {own['standard_error']:.3f}"
             rows.append([name, f"`{own['score']}`", own["metric"].upper(), cell, own["variants"]])
-    return grid(["model", "score", "metric", "", "variants"], rows)
+            variants = own["variants"]
+    for order, areas in trivial("zero_shot_variants").items():
+        words = f"Markov chain, {order}" + (" (counts of bases)" if order == "order 0" else "")
+        rows += [[words, "`llr`", name.upper(), f"{area:.3f}", variants] for name, area in areas.items()]
+    note = (
+        "A guess has 0.5 in both. The chains count words of `runs/train.fa` "
+        "(`python examples/baselines.py zero_shot_variants`)."
+    )
+    return grid(["model", "score", "metric", "", "variants"], rows, note)

@@ -1,4 +1,4 @@
-"""Logistic regression on k-mer counts, for comparison with the models of DNA.
+"""Logistic regression on k-mer counts and the most frequent class, for comparison with the models of DNA.
 
 Each sequence is described by how often it contains each of the 4^k words of k letters (words with other letters than
 A, C, G, T are not counted), and scikit-learn's logistic regression, with its default penalty, is fitted to the rows
@@ -9,9 +9,11 @@ marked `train`.
 Needs scikit-learn (the extra `test`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from _experiment import experiment_parser, print_table, write_results
 from datasets import DatasetDict
@@ -31,10 +33,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path in args.datasets:
         data = load_sequences(path, validation_fraction=0.0)
         accuracy = fit(data, args.length)
-        found[Path(path).name] = {**accuracy, "rows": {name: split.num_rows for name, split in data.items()}}
-    rows = [[name, f"{row['train']:.4f}", f"{row['test']:.4f}"] for name, row in found.items()]
-    print_table(["data", "training accuracy", "test accuracy"], rows)
+        constant = most_frequent(data["train"]["label"], data["test"]["label"])
+        found[Path(path).name] = {
+            **accuracy,
+            "most frequent class": constant,
+            "rows": {name: split.num_rows for name, split in data.items()},
+        }
+    columns = ("train", "test", "most frequent class")
+    rows = [[name, *(f"{row[column]:.4f}" for column in columns)] for name, row in found.items()]
+    print_table(["data", "training accuracy", "test accuracy", "most frequent class"], rows)
     write_results(args, {"accuracy": found})
+
+
+def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:
+    """Accuracy on the test labels of the most frequent training label."""
+    answer = Counter(train).most_common(1)[0][0]
+    return sum(label == answer for label in test) / len(test)
 
 
 def fit(data: DatasetDict, length: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Important tokens of a DNA classifier: greedy masking of enhancers, and of planted motifs at known positions.
 
-Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 1 (Figure C.1 left): for a classifier fine-tuned on
+Nishikawa & Suzuki 2025, Appendices C and K, experiment 1 (Figure C.1 left): for a classifier fine-tuned on
 `human_enhancers_cohn`, 20 test sequences that are classified correctly with probability 0.95 or more are masked
 greedily: the token whose masking leaves the highest probability is masked, repeatedly. The figure shows the probability
 against the number of masked tokens, and that of *other* sequences masked at the same positions. The chosen sequence

@@ -1,6 +1,6 @@
 """Important tokens for the prediction of the next base: greedy masking of the preceding bases in human DNA.
 
-Nishikawa & Suzuki 2025, Section 5 and Appendix K, experiment 2 (Figure C.1 right): a causal model is fine-tuned on the
+Nishikawa & Suzuki 2025, Appendices C and K, experiment 2 (Figure C.1 right): a causal model is fine-tuned on the
 human half of `demo_human_or_worm`, and 20 sequences are selected in which more than 20 tokens are predicted with a
 probability above 0.35. One of these tokens is the target, and the tokens before it are masked greedily, each time the
 token whose masking leaves the highest probability of the target. The figure shows this probability against the number

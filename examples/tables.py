@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from _tables import ROOT, TABLES, code, console, grid, load, names, percent, pm, span, table
+from _tables import ROOT, TABLES, code, console, grid, load, names, percent, pm, span, table, trivial
 
 for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_zero_shot"):
     importlib.import_module(module)  # Registers its tables.
@@ -45,10 +45,10 @@ def real_dna() -> str:
     for run in runs:
         accuracy = run["test"]["accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / run["test_rows"])
-        words = f"{baseline[run['data']]['test']:.3f}"
-        rows.append([DATA[run["data"]], run["model"], f"{accuracy:.4f} ± {error:.4f}", words])
+        guesses = [f"{baseline[run['data']][name]:.3f}" for name in ("test", "most frequent class")]
+        rows.append([DATA[run["data"]], run["model"], f"{accuracy:.4f} ± {error:.4f}", *guesses])
     time = f"A run takes {span((run['minutes'] for run in runs), 'g')} minutes on one thread of a shared machine."
-    shown = grid(["data", "model", "test accuracy", "4-mer counts"], rows, time)
+    shown = grid(["data", "model", "test accuracy", "4-mer counts", "most frequent class"], rows, time)
     return shown + console(*(run["command"] for run in runs))
 
 
@@ -58,6 +58,9 @@ DATA = {
 }
 
 
+GUESSES = {"4-mers": "4-mer counts, same rows", "most frequent class": "most frequent class"}
+
+
 @table
 def rc_equivariance() -> str:
     runs = load("rc_equivariance")["runs"]
@@ -65,6 +68,8 @@ def rc_equivariance() -> str:
     for name in runs[0]:
         accuracy, inconsistent = ([run[name][what] for run in runs] for what in ("accuracy", "inconsistent"))
         rows.append([name, pm(accuracy, 4), f"{pm([100 * share for share in inconsistent], 1)} %"])
+    guesses = trivial("rc_equivariance")
+    rows += [[name, pm(guesses[key], 4), ""] for key, name in GUESSES.items()]
     size = runs[0]["plain"]["parameters"]
     wins = [
         f"the {other} one in {sum(run['equivariant']['accuracy'] > run[other]['accuracy'] for run in runs)}"
@@ -83,6 +88,10 @@ def rc_equivariance() -> str:
 def motif_variants() -> str:
     found = load("motif_variants")["auroc"]
     rows = [[name, pm(values, 4), len(values)] for name, values in found.items()]
+    for name, values in trivial("motif_variants").items():
+        words = f"Markov chain, {name}" + (" (counts of bases)" if name == "order 0" else "")
+        rows.append([words, pm(values, 4), len(values)])
+    rows.append(["the same score for all", f"{0.5:.4f}", ""])
     return grid(["model", "AUROC of the log-likelihood ratio", "seeds"], rows)
 
 
@@ -92,8 +101,10 @@ def planted_motifs() -> str:
     for family, name in FAMILIES.items():
         accuracy = load(f"planted_motifs_{family}")["accuracy"]
         rows.append([name, *(pm(values) for values in accuracy.values())])
+    guesses = trivial("planted_motifs")
+    rows += [[name, pm(guesses[key]), *[""] * (len(accuracy) - 1)] for key, name in GUESSES.items()]
     commands = (f"python examples/planted_motifs.py --family {family}" for family in FAMILIES)
-    return grid(["model", *accuracy], rows) + console(*commands)
+    return grid(["model", *accuracy], rows) + console(*commands, "python examples/baselines.py planted_motifs")
 
 
 # Sequence tasks.
@@ -117,13 +128,13 @@ def synthetic_tasks() -> str:
         "piecewise smooth function": "piecewise smooth function, 3 of 16 (R²)",
     }
     found = load("synthetic_tasks")["runs"]
-    models = list(found["smooth function"][0])
+    models, guesses = list(found["smooth function"][0]), trivial("synthetic_tasks")
     rows = [
-        [words, *(pm([run[model]["score"] for run in found[name]]) for model in models)]
+        [words, *(pm([run[model]["score"] for run in found[name]]) for model in models), f"{guesses[name]:.3f}"]
         for name, words in shown.items()
     ]
     sizes = [run["parameters"] for runs in found.values() for seed in runs for run in seed.values()]
-    return grid(["task", *models], rows, f"All models have {span(sizes, ',')} parameters.")
+    return grid(["task", *models, "constant"], rows, f"All models have {span(sizes, ',')} parameters.")
 
 
 # Nishikawa & Suzuki 2025: masking.
@@ -158,20 +169,28 @@ def masking_planted() -> str:
         precision.append([name, *(f"{statistics.fmean(values):.3f} ({len(values)})" for values in found.values())])
     rows, commands = masking_rows("planted")
     strategies = [f"precision, `{name}`" for name in found]
-    return f"{grid(['model', *strategies], precision)}\n{grid(['model', 'test accuracy', *MASKING], rows)}{commands}"
+    guesses = trivial("masking_planted")
+    note = (
+        f"Logistic regression on 4-mer counts has a test accuracy of {guesses['4-mers']:.3f}, the most frequent class "
+        f"{guesses['most frequent class']:.3f} (`python examples/baselines.py masking_planted`). Tokens in a random "
+        "order have a precision of 0.120, the share of the motif in the sequence."
+    )
+    shown = grid(["model", "test accuracy", *MASKING], rows, note)
+    return f"{grid(['model', *strategies], precision)}\n{shown}{commands}"
 
 
 @table
 def masking_enhancers() -> str:
     found = {family: load(f"masking_enhancers_{family}") for family in FAMILIES}
-    words = load("kmer_baseline")["accuracy"][Path(found["s4"]["arguments"]["path"]).name]["test"]
+    guesses = load("kmer_baseline")["accuracy"][Path(found["s4"]["arguments"]["path"]).name]
     best = max(one["test"]["accuracy"] for one in found.values())
     reached = ", ".join(f"{one['sequences_at_threshold']} ({FAMILIES[family]})" for family, one in found.items())
     rows, commands = masking_rows("enhancers")
     shown = grid(
         ["model", "test accuracy", *MASKING],
         rows,
-        f"Logistic regression on 4-mer counts has a test accuracy of {words:.3f}, the best of these models {best:.3f} "
+        f"Logistic regression on 4-mer counts has a test accuracy of {guesses['test']:.3f}, the most frequent class "
+        f"{guesses['most frequent class']:.3f}, the best of these models {best:.3f} "
         "(`python examples/kmer_baseline.py`).",
         f"Of the {found['s4']['sequences_of_class']} enhancers of the test split, these numbers reach the probability "
         f"0.95 that the paper asks for: {reached}; the others of the 20 start at "
@@ -184,7 +203,14 @@ def masking_enhancers() -> str:
 @table
 def masking_next_token() -> str:
     rows, commands = masking_rows("next_token")
-    return grid(["model", "perplexity", *MASKING], rows) + commands
+    guesses = trivial("masking_next_token")
+    order = min((name for name in guesses if name != "uniform"), key=lambda name: guesses[name])
+    note = (
+        f"Perplexity without a model: equally likely bases {guesses['uniform']:.2f}; their frequencies in training "
+        f"{guesses['order 0']:.2f}; best Markov chain of orders 0 to {len(guesses) - 2}, chosen on the test rows: "
+        f"{guesses[order]:.2f} ({order}; `python examples/baselines.py masking_next_token`)."
+    )
+    return grid(["model", "perplexity", *MASKING], rows, note) + commands
 
 
 @table
@@ -219,24 +245,33 @@ def arena(source: str) -> tuple[list[list[str]], str]:
         for by_row in load("papers", "examples/lra")[source].values():
             best = max(by_row, key=lambda row: by_row[row][task])
             cells += [f"{by_row['neither'][task]:.2f}", f"{by_row[best][task]:.2f} ({best})"]
-        rows.append([task, *cells])
+        rows.append([task, *cells, f"{100 / CLASSES[task]:.2f}"])
     return rows, console(*commands.values())
 
 
+CLASSES = {"ListOps": 10, "Text": 2, "Retrieval": 2, "Image": 10, "Pathfinder": 2, "Path-X": 2}
 ARENA = ["task", "S4 neither", "best", "S4D neither", "best"]
+GUESS = "equally likely classes"
+ARENA_NOTE = (
+    "S4 and S4D: Liu & Li, means of 3 runs, the best of four settings chosen afterwards. The last column is a guess "
+    "among equally likely classes; the share of the most frequent class is not computed, as the data are not on this "
+    "machine."
+)
 
 
 @table
 def lra() -> str:
     yu = load("papers", "examples/lra")["yu"]
     rows, commands = arena("liu_li")
-    return grid([*ARENA, "Yu et al."], [[*row, f"{yu[row[0]]:.2f}"] for row in rows]) + commands
+    shown = [[*row[:-1], f"{yu[row[0]]:.2f}", row[-1]] for row in rows]
+    note = ARENA_NOTE.replace("afterwards. ", "afterwards. Yu et al.: medians of 5 seeds. ")
+    return grid([*ARENA, "Yu et al. (medians)", GUESS], shown, note) + commands
 
 
 @table
 def lra_small() -> str:
     rows, commands = arena("liu_li_small")
-    return grid(ARENA, rows) + commands
+    return grid([*ARENA, GUESS], rows, ARENA_NOTE) + commands
 
 
 @table

@@ -221,9 +221,9 @@ def probe_words(example: Example) -> str:
         )
         truth = f"\n\nShare of the tokens masked last that are letters of the planted motif: {precision}."
     return (
-        "Greedy masking (Nishikawa & Suzuki 2025, Section 5): the token whose masking leaves the highest probability "
-        "of the answer is masked, repeatedly. The figure shows this probability for the sequences whose tokens were "
-        "selected, and for other sequences under the same masks (mean ± one standard deviation); search: "
+        "Greedy masking (Nishikawa & Suzuki 2025, Appendices C and K): the token whose masking leaves the highest "
+        "probability of the answer is masked, repeatedly. The figure shows this probability for the sequences whose "
+        "tokens were selected, and for other sequences under the same masks (mean ± one standard deviation); search: "
         f"{found['strategy_shown']}.\n\n"
         f"![Probability against the share of masked tokens](pictures/{example.name}.svg)\n\n{table}{truth}"
     )

@@ -397,7 +397,7 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("data.csv", b"seq,label\nACGT,0\n", [], "sequence_column='sequence'"),
+        ("data.csv", b"bases,label\nACGT,0\n", [], "sequence_column='sequence'"),
         ("data.csv", b"sequence,class\nACGT,0\n", [], "label_column='label'"),
         (
             "data.csv.gz",

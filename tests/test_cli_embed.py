@@ -149,7 +149,7 @@ def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, 
     assert computed == [2, 2, 2, 1]
     # Then while the parts are joined.
     with monkeypatch.context() as patch:
-        patch.setattr(parts.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(*command, output) == 130
     assert not output.exists()
     assert run(*command, output) == 0

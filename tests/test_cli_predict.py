@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.inference import windows as windows_module
 from hf_ssm.inference.predict import Predictor
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.tokenization import build_dna_tokenizer
+from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
 
 SEQUENCES = ["ACGTTGCAGG", "acgtnn", "TTGACGGGTA", "GG", "ACGTRYSWAAAAA", "ACGTTGCAGG"]
 NAMES = ["a", "b", "c", "d", "e", "a"]
@@ -125,6 +134,37 @@ def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):
     assert not (tmp_path / "q.csv").exists()
 
 
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_soft_masked_genomes(checkpoints, file, tmp_path, caplog, command):
+    """A case-sensitive tokenizer, as that of HyenaDNA, reads them as capitals; unknown windows do not end the run."""
+    pytest.importorskip("pysam")
+    shutil.copytree(checkpoints["own"], tmp_path / "cased")
+    backend = Tokenizer(BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path / "cased")
+    letters = "ACGTTGCAGGTTAACC" * 4
+    texts = {"upper": letters, "soft": letters[:20] + letters[20:].lower()}
+    found = {}
+    for name, text in texts.items():
+        inputs = [[file(f"{name}.fa", f">chr1\n{text}\n"), "--window", "10"]]
+        inputs.append([file("i.bed", "chr1\t10\t40\tx\t0\t-\n"), "--genome", tmp_path / f"{name}.fa"])
+        found[name] = []
+        for number, options in enumerate(inputs):
+            output = tmp_path / f"{name}{number}.parquet"
+            assert cli.main([command, *map(str, [tmp_path / "cased", *options, "--output", output])]) == 0
+            found[name].append(read(output))
+    assert caplog.text.count("read as capitals") == 1
+    for one, two in zip(*found.values(), strict=True):
+        pd.testing.assert_frame_equal(one, two)
+    kept = [tmp_path / "soft.fa", "--window", "10", "--keep-case", "--output", tmp_path / "kept.parquet"]
+    assert cli.main([command, *map(str, [tmp_path / "cased", *kept])]) == 0
+    assert len(read(tmp_path / "kept.parquet")) == 7
+    # A model that was trained on the case keeps it.
+    (tmp_path / "cased" / "train_config.yaml").write_text("data: {dataset: g.fa, keep_case: true}\n")
+    again = [tmp_path / "soft.fa", "--window", "10", "--output", tmp_path / "again.parquet"]
+    assert cli.main([command, *map(str, [tmp_path / "cased", *again])]) == 0
+    pd.testing.assert_frame_equal(read(tmp_path / "again.parquet"), read(tmp_path / "kept.parquet"))
+
+
 def test_options_reach_the_computation(checkpoints, file, tmp_path):
     table = file("i.csv", CSV.replace("sequence", "dna"))
     options = ["--sequence-column", "dna", "--window", "6", "--stride", "4", "--tokenizer", "dna"]
@@ -151,7 +191,7 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
             "6 of the 11 letters of 'hello world' are none of DNA (e, l, o)",
         ),
         ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
-        ("i.json", '[{"seq": "ACGT"}]', "sequence_column='sequence': i.json has no such column"),
+        ("i.json", '[{"dna": "ACGT"}]', "Try: hf-ssm predict "),
         ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 7 of the 10 letters of 'MKVLIEEFPQ'"),
         ("i.fa", ">a\nACGT\n>b\n", "i.fa' cannot be read: the record 'b' has no sequence"),
         ("i.fa", "", "i.fa' cannot be read: the file has no FASTA record"),
@@ -260,6 +300,7 @@ while True:
         os.kill(process, signal.SIGKILL)
     if os.waitpid(process, 0)[1] == 0:
         break
+    assert kills < 10
     kills += 1
     counts.add(len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0)
 print(kills, len(counts))
@@ -279,3 +320,36 @@ def test_killed_at_random_moments(checkpoints, file, tmp_path):
     assert kills >= 3 and counts >= 3
     assert output.read_bytes() == whole.read_bytes()
     assert sorted(found.name for found in tmp_path.iterdir()) == sorted(["i.fa", output.name, whole.name])
+
+
+def test_letters_that_name_no_base_are_marked(checkpoints, file, tmp_path, capsys):
+    output = tmp_path / "o.csv"
+    path = file("i.fa", f">gap\n{'N' * 60}\n>half\n{'NA' * 30}\n>known\n{'ACGT' * 15}\n")
+    assert run(checkpoints["own"], path, "--output", output) == 0
+    found = pd.read_csv(output)
+    assert found["unknown_letters"].tolist() == [1.0, 0.5, 0.0]
+    assert "1 of 3 sequences or windows consist of more than 50% letters that name no base" in capsys.readouterr().out
+    assert run(checkpoints["tokens"], file("t.fa", f">gap\n{'N' * 8}AC\n"), "--output", tmp_path / "t.csv") == 0
+    assert pd.read_csv(tmp_path / "t.csv")["unknown_letters"].tolist() == [1.0] * 8 + [0.0] * 2
+    assert run(checkpoints["own"], file("i.csv", CSV), "--output", tmp_path / "p.csv") == 0
+    assert "unknown_letters" not in pd.read_csv(tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_the_column_of_the_training_is_the_default(checkpoints, file, tmp_path, command):
+    folder = tmp_path / "run"
+    shutil.copytree(checkpoints["own"], folder)
+    (folder / "train_config.yaml").write_text("data: {dataset: other.csv, sequence_column: dna}\n")
+    output = tmp_path / "o.parquet"
+    for name, text in (("i.csv", "sequence,dna\nTTTT,ACGT\n"), ("j.csv", "seq,name\nACGT,a\n")):
+        assert cli.main([command, str(folder), str(file(name, text)), "--output", str(output)]) == 0
+        assert ("sequence" if name == "i.csv" else "name") in pd.read_parquet(output)
+        output.unlink()
+
+
+def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda args: pytest.fail("loaded"))
+    path = file("my data.csv", "dna,name\nACGT,a\nCCGT,b\n")
+    assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
+        f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"
+    )

@@ -8,13 +8,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hf_ssm
 from hf_ssm.cli import main
 from hf_ssm.data.genome import Genome
 from hf_ssm.inference import evaluate_scores
 from hf_ssm.inference.score import VariantScorer
+from hf_ssm.tokenization import DNA_TOKENS
 
 pytest.importorskip("pysam", reason="pysam is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -48,7 +50,7 @@ def arguments(model: str, output: str, *more: str) -> list[str]:
 def test_table_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     assert main(arguments(model, "out.csv", "--label-column", "label")) == 0
     found = pd.read_csv("out.csv")
-    assert list(found) == ["chrom", "pos", "ref", "alt", "label", "llr", "next_token", "reason"]
+    assert list(found) == ["chrom", "pos", "ref", "alt", "label", "llr", "next_token", "reason", "missing"]
     assert found["llr"].isna().tolist() == [number == 7 for number in range(61)]
     assert "no DNA sequence" in found["reason"][7]
     printed = capsys.readouterr().out
@@ -143,7 +145,65 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["score", *options]) == 2, options
         assert message in capsys.readouterr().err
     assert not list(folder.glob("*o.csv*"))
-    # Metrics that cannot be computed leave the table.
-    assert main(arguments("own", "out.csv", "--label-column", "alt", "--scores", "llr")) == 0
-    assert "no metrics: `label`='alt' has labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--label-column", "alt"], "`label`='alt' has labels such as"),
+        (["--label-column", "clas"], "v.csv has no column 'clas'; it has alt, chrom"),
+        (["--label-column", "label", "--by", "gene"], "v.csv has no column 'gene'"),
+        (["--label-column", "label", "--by", "pos"], "no group has variants of both classes"),
+        (["--label-column", "label", "--positive", "bad"], "`positive`='bad' is no label"),
+    ],
+)
+def test_metrics_are_checked_before_anything_is_scored(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.setattr(VariantScorer, "table", lambda *arguments: pytest.fail("variants are scored"))
+    assert main(arguments("own", "out.csv", *options)) == 2
+    assert message in capsys.readouterr().err
+    assert not list(folder.glob("*out.csv*"))
+
+
+def test_classes_that_no_scored_variant_has_leave_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pd.read_csv("v.csv")
+    # Only the variant that cannot be scored is of the other class.
+    table["label"] = [number == 7 for number in range(len(table))]
+    table.to_csv("v.csv", index=False)
+    assert main(arguments("own", "out.csv", "--label-column", "label", "--scores", "llr")) == 0
+    assert "no metrics: `label`='label'" in capsys.readouterr().err
     assert Path("out.csv").exists()
+
+
+def test_groups_and_floats_of_info_fields(folder: Path) -> None:
+    header = '##fileformat=VCFv4.2\n##contig=<ID=chr1>\n##INFO=<ID=GENE,Number=1,Type=String,Description="x">\n'
+    header += '##INFO=<ID=AF,Number=1,Type=Float,Description="x">\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n'
+    values = ["0.1", "0.123456789", "1", "2.5e-07"] * 5
+    lines = [
+        f"chr1\t{place + 1}\t.\t{GENOME[place]}\t{COMPLEMENT[GENOME[place]]}\t.\t.\tAF={value};GENE=g{place % 2}\n"
+        for place, value in enumerate(values, start=40)
+    ]
+    Path("v.vcf").write_text(header + "".join(lines))
+    options = ["--label-column", "AF", "--by", "GENE", "--output", "out.csv"]
+    assert main(["score", "own", "v.vcf", "--genome", "g.fa", "--window", "16", *options]) == 0
+    found = pd.read_csv("out.csv", dtype=str)
+    assert found["AF"].tolist() == ["0.1", "0.123456789", "1.0", "2.5e-07"] * 5
+    assert {row["groups"] for row in json.loads(Path("out.metrics.json").read_text())} == {2}
+
+
+def test_soft_masked_genome(folder: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A case-sensitive tokenizer, as that of HyenaDNA, reads both genomes alike, and the command says so once."""
+    backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained("own")
+    Path("soft.fa").write_text(f">chr1\n{GENOME[:30]}{GENOME[30:].lower()}\n")
+    for genome in ("g.fa", "soft.fa"):
+        assert main(["score", "own", "v.csv", "--genome", genome, "--window", "16", "--output", f"{genome}.csv"]) == 0
+        assert caplog.text.count("read as capitals") == (genome == "soft.fa")
+        region = ["--saturate", "chr1:25-35", "--genome", genome, "--window", "16", "--output", f"{genome}.tsv"]
+        assert main(["score", "own", *region]) == 0
+    for suffix in ("csv", "tsv"):
+        assert Path(f"soft.fa.{suffix}").read_text() == Path(f"g.fa.{suffix}").read_text()
+    kept = ["--window", "16", "--keep-case", "--output", "kept.csv"]
+    assert main(["score", "own", "v.csv", "--genome", "soft.fa", *kept]) == 0
+    assert "without: ...% of the window are N or unknown" in capfd.readouterr().out

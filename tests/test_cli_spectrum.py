@@ -1,7 +1,5 @@
 """`hf-ssm spectrum` on texts, numbers and checkpoints: output, files, and errors."""
 
-import argparse
-import dataclasses
 import json
 import math
 import random
@@ -13,7 +11,6 @@ import torch
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.analysis.frequency import alpha_recommendation
-from hf_ssm.cli import spectrum
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge
 from hf_ssm.tokenization import build_dna_tokenizer
@@ -46,12 +43,12 @@ def genes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def waves(tmp_path: Path) -> Path:
-    """Signals of two channels: cycles of 16 and of 4 samples, the second stronger, with a large mean."""
+    """Labelled signals of two channels: cycles of 16 and of 4 samples, the second stronger, with a large mean."""
     rows = []
     for i in range(30):
         t = torch.arange(512, dtype=torch.float64) + i
         both = torch.stack([5 + torch.cos(2 * math.pi * t / 16), -9 + 3 * torch.cos(2 * math.pi * t / 4)], dim=-1)
-        rows.append(json.dumps({"sequence": both.tolist()}))
+        rows.append(json.dumps({"sequence": both.tolist(), "label": i % 2}))
     path = tmp_path / "waves.jsonl"
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
@@ -94,21 +91,48 @@ def test_the_planned_model_is_given_by_options(genes, capsys):
     # The largest frequency of `lin` is (32 / 2 - 1) π.
     limits = [50.51 / (math.pi * (32 - 2) * dt) for dt in (0.05, 0.01)]
     assert f"without the data   {limits[0]:.3g} ... {limits[1]:.3g}" in printed
-
-
-def test_no_command_is_suggested_with_an_infinite_alpha(capsys):
-    """The bilinear transform reaches the highest frequency of sampled signals at infinity only."""
-    limits = {0.99: (math.inf, math.inf)}
-    alpha = dataclasses.replace(alpha_recommendation(hf_ssm.S4Config()), from_data=limits)
-    data = {"dataset": "genes.csv", "tokenizer": "byte", "max_length": 50, "assignments": ["data.seed=1"]}
-    args = argparse.Namespace(sequence_column="text", **data)
-    spectrum._suggest_training(args, {}, alpha)
-    assert not capsys.readouterr().err
-    spectrum._suggest_training(args, {}, dataclasses.replace(alpha, from_data={0.99: (2.0, 8.0)}))
     assert (
-        "--set model.alpha=4 --set data.sequence_column=text --set data.seed=1 --tokenizer byte --max-length 50"
-        in capsys.readouterr().err
+        "(n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, as Yu et al. print it, the limits are 0.9375"
+        in printed
     )
+
+
+@pytest.mark.parametrize("state_size", [4, 16, 64, 256])
+def test_a_flat_spectrum_is_no_reason_to_change_alpha(tmp_path, capsys, state_size):
+    """The limits follow from the state size; the advice and the command do not."""
+    draw = random.Random(1)
+    path = tmp_path / "noise.csv"
+    path.write_text("\n".join(["sequence", *("".join(draw.choices("ACGT", k=200)) for _ in range(40))]))
+    assert run(path, "--state-size", state_size, "--output", tmp_path / "out") == 0
+    printed, suggested = capsys.readouterr()
+    assert "The spectrum is nearly flat (distance from white noise 0.0" in printed
+    assert "no change of frequency_scale = 1 is recommended." in printed
+    assert "alpha" not in suggested
+    assert f"--set model.state_size={state_size} " in suggested
+    alpha = json.loads((tmp_path / "out" / "spectrum.json").read_text(encoding="utf-8"))["alpha"]
+    assert alpha["trial"] is None
+    assert alpha["flatness"] < 0.1
+    assert alpha["verdict"] in printed
+
+
+def test_power_beyond_all_poles_is_worth_a_trial(waves, capsys):
+    """Nine tenths of the power are at 4 samples a cycle; the fastest pole of 8 states turns by 0.3 radians a step."""
+    options = ["--state-size", 8, "--init", "lin", "--time-step-min", 0.01, "--time-step-max", 0.03]
+    words = ["--set", "data.seed=1", "--max-length", 512]
+    assert run(waves, *options, *words) == 0
+    printed, suggested = capsys.readouterr()
+    # The power at a point of the grid is spread half way to its neighbours: 8/9 of that at 128 of 256.
+    scale = (127.5 + 8 / 9) * math.pi / 256 / (3 * math.pi * 0.03)
+    assert f"frequency_scale = {scale:.3g} reaches it and is worth a trial against 1 on validation data." in printed
+    default, trial = (line for line in suggested.splitlines() if "hf-ssm train" in line)
+    assert "alpha=" not in default
+    assert f"--set model.alpha={scale:.3g} --set model.state_size=8 " in trial
+    assert all("--max-length 512 --set data.seed=1 " in line for line in (default, trial))
+    # The default model reaches these waves.
+    assert run(waves) == 0
+    printed, suggested = capsys.readouterr()
+    assert "no change of frequency_scale = 1 is recommended." in printed
+    assert "alpha=" not in suggested
 
 
 def test_signals_have_the_spectrum_of_their_values(waves, tmp_path):
@@ -131,7 +155,7 @@ def test_special_tokens_are_no_symbols(tmp_path, capsys):
     output = tmp_path / "out"
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     assert run(path, "--output", output, "--sequence-column", "dna", *fractions) == 0
-    assert "--set data.sequence_column=dna" in capsys.readouterr().err
+    assert "--sequence-column dna" in capsys.readouterr().err
     found = json.loads((output / "spectrum.json").read_text(encoding="utf-8"))
     assert found["positions"] == 8 * (4 + 4 + 4 + 4)
     texts, total = ["ACEAA", "CCAA", "AAAC", "CACA"], 0.0
@@ -224,7 +248,7 @@ def test_the_error_names_the_fix(genes, checkpoint, tmp_path, capsys):
     fractions = ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"]
     for arguments, message in (
         (["absent.csv"], "there is no such file"),
-        ([genes, "--sequence-column", "sequenz"], "did you mean 'sequence'"),
+        ([genes, "--sequence-column", "sequenz"], "Perhaps sequence_column='sequence'"),
         ([genes, "--split", "trian"], "the data have the splits train, validation, test"),
         ([genes, "--rows", 0], "--rows must be positive"),
         ([genes, "--svg"], "--svg is for the figures in --output DIR"),

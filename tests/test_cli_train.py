@@ -86,8 +86,9 @@ def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
     output = tmp_path / "my run"
     assert run("train", *PLANTED, *TINY, "--epochs", 2, "--output", output) == 0
     out, err = capsys.readouterr()
-    head, first, second = out.splitlines()[:3]
+    head, chance, first, second = out.splitlines()[:4]
     assert head.split() == ["epoch", "step", "train", "loss", "validation", "loss", "accuracy", "f1", "mcc"]
+    assert chance.split()[:2] == ["chance", "-"]
     assert first.split()[:2] == ["1.00", "2"] and second.split()[:2] == ["2.00", "4"]
     assert len(head) == len(first) == len(second)
     assert "{'" not in out + err and "Writing model shards" not in err
@@ -222,7 +223,11 @@ def test_the_strip_of_the_demo_is_legible_without_colours():
 
 def test_the_comparison_of_the_demo():
     runs = {
-        name: SimpleNamespace(results={"validation": {"accuracy": score}, "test": {"accuracy": score / 2}}, tau=tau)
+        name: SimpleNamespace(
+            results={"validation": {"accuracy": score}, "test": {"accuracy": score / 2}},
+            chance={"validation": {"accuracy": 0.25}, "test": {"accuracy": 0.125}},
+            tau=tau,
+        )
         for name, score, tau in (
             ("plain", 0.5, {"at initialisation": [3.0], "after training": [9.0]}),
             ("rescaled", 1.0, {"at initialisation": [3.0], "after rescaling": [1.0], "after training": [9.0]}),
@@ -230,4 +235,6 @@ def test_the_comparison_of_the_demo():
     }
     lines = [line.split() for line in comparison(runs)]
     assert lines[0] == ["plain", "rescaled"]
-    assert [line[-2:] for line in lines[1:]] == [["0.500", "1.000"], ["0.250", "0.500"], ["3", "1"]]
+    assert [line[-2:] for line in lines[1:]] == [
+        *(["0.500", "1.000"], ["0.250", "0.250"], ["0.250", "0.500"], ["0.125", "0.125"], ["3", "1"])
+    ]

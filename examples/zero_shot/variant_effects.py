@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError("the variants are missing: give --variants and --genome.")
         frame = read_table(args.variants, args.rename, args.label)
         scored = score(recipe_model(args), frame, args)
-    reasons = Counter(reason for reason in scored["reason"] if reason)
+    reasons = Counter(reason for name in ("reason", "missing") for reason in scored[name] if reason)
     for reason, count in reasons.most_common():
         print(f"{count} variants with a missing score: {reason}")
     found = metrics(scored, args)

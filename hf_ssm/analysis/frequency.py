@@ -19,7 +19,7 @@ from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.transfer import frequency_grid
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
-from hf_ssm.theory.spectrum import spectral_edge
+from hf_ssm.theory.spectrum import distance_from_flat, spectral_edge
 
 __all__ = [
     "AlphaRecommendation",
@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 _QUANTILES = (0.5, 0.9, 0.99)
+# The share of the power that the fastest poles should reach, and the distance below which a spectrum is nearly flat:
+# sequences of DNA have 0.02 to 0.06, slow signals 0.5 and more.
+_BAND, _FLAT = 0.9, 0.1
 # The coarsest and the finest even grid of a polygon; numbers held at a time.
 _COARSEST, _FINEST = 2**12, 2**20
 _AT_ONCE = 2**23
@@ -258,11 +261,11 @@ def _lengths_on_even_nodes(
 
 @dataclasses.dataclass(frozen=True)
 class AlphaRecommendation:
-    """Upper ends of the useful range of `frequency_scale` (α), each as a range over the step sizes Δ.
+    """Upper ends of the useful range of `frequency_scale` (α), and whether the data give a reason to change it.
 
-    The first number of a pair is for the largest Δ: up to it the fastest pole of every channel is useful. The second is
-    for the smallest Δ: above it the fastest pole of no channel is. Start at the limit, then bisect between it and 0 (Yu
-    et al.).
+    A limit is a range over the step sizes Δ. The first number of a pair is for the largest Δ: up to it the fastest pole
+    of every channel is useful. The second is for the smallest Δ: above it the fastest pole of no channel is. The limits
+    follow from the state size and the step sizes as much as from the data, and are not values to aim at.
 
     Attributes:
         state_size: N.
@@ -270,9 +273,12 @@ class AlphaRecommendation:
         discretization: "zoh" or "bilinear".
         time_steps: The smallest and the largest Δ.
         largest_frequency: max |Im a| at α = 1, in radians per unit of time.
+        frequency_scale: α of the configuration.
         data_free: α_max without the data.
         edges: Share q of the inputs' power to the frequency ω_q below which it lies, in radians per sample.
         from_data: Share q to the α_max that places the fastest pole at ω_q.
+        band: Frequency below which 90 % of the power lies, in radians per sample; `None` without data.
+        flatness: Distance of the power from that of white noise, as of `distance_from_flat`; `None` without data.
     """
 
     state_size: int
@@ -280,13 +286,68 @@ class AlphaRecommendation:
     discretization: str
     time_steps: tuple[float, float]
     largest_frequency: float
+    frequency_scale: float
     data_free: tuple[float, float]
     edges: dict[float, float]
     from_data: dict[float, tuple[float, float]]
+    band: float | None = None
+    flatness: float | None = None
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Frequencies of the fastest pole for the smallest and the largest Δ, in radians per sample, at most π."""
+        turns = [self.frequency_scale * self.largest_frequency * step for step in self.time_steps]
+        low, high = (2 * math.atan(turn / 2) if self.discretization == "bilinear" else turn for turn in turns)
+        return min(low, math.pi), min(high, math.pi)
+
+    @property
+    def trial(self) -> float | None:
+        """An α worth a trial: the one with which the largest Δ reaches 90 % of the power; `None` without a reason.
+
+        The data give a reason if the spectrum is not nearly flat, and more than a tenth of the power lies above the
+        fastest pole of every channel. A smaller α has no reason in the data: slow poles are part of each
+        initialisation, whatever its fastest pole.
+        """
+        if self.band is None or self.flatness is None or self.flatness < _FLAT or self.band <= self.reach[1]:
+            return None
+        step, size = self.time_steps[1], self.state_size
+        return alpha_max_from_spectrum(
+            self.band, size, step, discretization=self.discretization, largest_frequency=self.largest_frequency
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on whether the data give a reason to change α."""
+        kept = f"no change of frequency_scale = {self.frequency_scale:g} is recommended"
+        if self.band is None or self.flatness is None:
+            return f"Without data, {kept}."
+        if self.flatness < _FLAT:
+            return f"The spectrum is nearly flat (distance from white noise {self.flatness:.3f}): {kept}."
+        low, high, band = (omega / (2 * math.pi) for omega in (*self.reach, self.band))
+        poles = f"the fastest poles are at {low:.2g} to {high:.2g} cycles per sample"
+        share = f"{_BAND:.0%} of the power lies below {band:.4f}"
+        if self.trial is None:
+            return f"{share}, and {poles}: {kept}."
+        return (
+            f"{share}, but {poles}: frequency_scale = {self.trial:.3g} reaches it and is worth a trial against "
+            f"{self.frequency_scale:g} on validation data."
+        )
+
+    @property
+    def paper_note(self) -> str | None:
+        """How the limits of Yu et al. differ; `None` unless `init` is "lin", as in the paper."""
+        if self.init != "lin":
+            return None
+        factor = self.largest_frequency / (self.state_size * math.pi / 2)
+        return (
+            f"The fastest of n = {self.state_size} poles is (n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, "
+            f"as Yu et al. print it, the limits are {factor:.4g} times as large."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file; an infinite limit is `None`."""
         values = dataclasses.asdict(self)
+        values |= {"trial": self.trial, "verdict": self.verdict}
         values["edges"] = {f"{q:g}": edge for q, edge in self.edges.items()}
         values["from_data"] = {
             f"{q:g}": [value if math.isfinite(value) else None for value in pair] for q, pair in self.from_data.items()
@@ -297,16 +358,17 @@ class AlphaRecommendation:
 def alpha_recommendation(
     model_or_config: Any, power: Tensor | None = None, *, quantiles: Sequence[float] = _QUANTILES
 ) -> AlphaRecommendation:
-    """The upper ends of the useful range of `frequency_scale` for a configuration.
+    """The upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
 
-    They depend on the state size, the initialisation and the discretization, and on the range of step sizes
+    The upper ends depend on the state size, the initialisation and the discretization, and on the range of step sizes
     [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The limit on Im a is the same for all
-    initialisations, and α follows from the fastest pole of each: that of "lin" is (n/2 - 1)π (the paper's is nπ/2).
+    initialisations, and α follows from the fastest pole of each. That of "lin" is (n/2 - 1)π, where the paper prints
+    nπ/2: for n = 64 and Δ = 0.01 the bilinear limit is 25.93, with the paper's frequency 25.12.
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
         power: Power of the inputs, `(F,)` or `(..., F)` as of `power_spectrum` (summed over the other axes); default:
-            no recommendation from data.
+            limits without data only.
         quantiles: Shares q of the power.
 
     Raises:
@@ -330,9 +392,11 @@ def alpha_recommendation(
         )
     steps = float(config.time_step_max), float(config.time_step_min)
     edges: Mapping[float, float] = {}
+    band = flatness = None
     if power is not None:
         total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
         edges = {q: spectral_edge(total, q).item() for q in quantiles}
+        band, flatness = spectral_edge(total, _BAND).item(), distance_from_flat(total)
     size, rule = config.block_size, config.discretization
     free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
     limits = {
@@ -345,7 +409,10 @@ def alpha_recommendation(
         discretization=rule,
         time_steps=(steps[1], steps[0]),
         largest_frequency=fastest,
+        frequency_scale=float(config.frequency_scale),
         data_free=(free[0], free[1]),
         edges=dict(edges),
         from_data={q: (pair[0], pair[1]) for q, pair in limits.items()},
+        band=band,
+        flatness=flatness,
     )

@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import logging
 
 from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
+from hf_ssm.utils.processes import is_sharded
 
 __all__ = ["ParameterMovement", "changes_in_log", "relative_change"]
 
@@ -106,8 +107,8 @@ class ParameterMovement(TrainerCallback):
     (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without that file,
     changes are counted from the resumption, with a warning, and each entry has `relative_change_since_step`.
 
-    Works with `SSMTrainer` and with transformers' Trainer, if each process holds the whole model. It keeps a copy of
-    the parameters on the CPU.
+    Works with `SSMTrainer` and with transformers' Trainer. The first process keeps a copy of the parameters on the CPU;
+    parts of parameters that FSDP2 has sharded are gathered for each entry. FSDP1 and ZeRO-3 are not supported.
 
     Args:
         resumed_from: Checkpoint folder that the run resumes from; default: `checkpoint-STEP` in the output folder.
@@ -123,9 +124,10 @@ class ParameterMovement(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        parameters = _whole(_parameters(kwargs["model"]))
         if not state.is_world_process_zero:
             return
-        self.initial = {name: _copied(value) for name, value in _parameters(kwargs["model"]).items()}
+        self.initial = {name: _copied(value) for name, value in parameters.items()}
         self.since_step = 0
         if state.global_step == 0:
             return
@@ -142,7 +144,7 @@ class ParameterMovement(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Only the history gets the values: the printed line stays short.
-        if self.initial and "loss" in (kwargs.get("logs") or {}) and state.log_history:
+        if "loss" in (kwargs.get("logs") or {}) and state.log_history:
             state.log_history[-1].update(self._entry(kwargs["model"]))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -154,9 +156,9 @@ class ParameterMovement(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        entry: dict[str, Any] = dict(self._entry(kwargs["model"]))
         if self.initial:
             best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-            entry: dict[str, Any] = dict(self._entry(kwargs["model"]))
             entry[_STEP] = state.best_global_step if best else state.global_step
             state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
 
@@ -172,8 +174,14 @@ class ParameterMovement(TrainerCallback):
             _assign(present, kept)
 
     def changes(self, model: nn.Module) -> dict[str, float]:
-        """The relative change since the start of each quantity that was not zero at the start."""
-        found = relative_change(_roles(model), self.initial, _parameters(model))
+        """The relative change since the start of each quantity that was not zero at the start.
+
+        Empty where the start is unknown, as in all processes but the first; for a sharded model all have to call it.
+        """
+        parameters = _whole(_parameters(model))
+        if not self.initial:
+            return {}
+        found = relative_change(_roles(model), self.initial, parameters)
         return {group: value for group, value in found.items() if value is not None}
 
     def _entry(self, model: nn.Module) -> dict[str, float]:
@@ -193,6 +201,16 @@ def _bare_name(name: str) -> str:
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {_bare_name(name): value for name, value in model.named_parameters()}
+
+
+def _joined(value: Any) -> Tensor:
+    whole: Tensor = value.detach().full_tensor()
+    return whole.cpu()
+
+
+def _whole(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters whose parts in all processes are joined, on the CPU; those that are not sharded as they are."""
+    return {name: _joined(value) if is_sharded(value) else value for name, value in parameters.items()}
 
 
 def _roles(model: nn.Module) -> dict[str, ParameterRole]:

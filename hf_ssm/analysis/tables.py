@@ -13,7 +13,10 @@ from hf_ssm.modules.roles import QUANTITIES
 if TYPE_CHECKING:
     from hf_ssm.analysis.report import TheoryReport
 
-__all__ = ["Table", "markdown", "plain_text", "tables_of"]
+__all__ = ["FEWEST_SEQUENCES", "Table", "markdown", "plain_text", "tables_of"]
+
+FEWEST_SEQUENCES = 16
+"""Number of sequences whose variance, and so τ, is within a tenth of that of many sequences."""
 
 _NOTHING = "–"
 _LINE = 100
@@ -59,6 +62,11 @@ def _complexity(report: "TheoryReport") -> Table:
         f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
         "norms do not depend on the data."
     ]
+    if report.data["rows"] < FEWEST_SEQUENCES:
+        notes.append(
+            f"τ and ψ²/√n need the variance of the inputs over the sequences. Fewer than {FEWEST_SEQUENCES} sequences "
+            "give too small a variance, a single one gives none: do not compare these values with others."
+        )
     if not report.is_time_invariant:
         notes.append(
             "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "
@@ -95,8 +103,10 @@ def _alpha(report: "TheoryReport") -> list[Table]:
     notes = [
         f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit "
         f"from data puts the fastest pole at the frequency ω below which {_SHARE:.0%} of the power of a layer's "
-        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1). Step sizes Δ go from {low:g} to {high:g}."
+        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1); it is no value "
+        f"to aim at. Step sizes Δ go from {low:g} to {high:g}."
     ]
+    notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
     return [Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)]
 
 

@@ -176,7 +176,12 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
             if record.direction == "forward" and record.power is not None:
                 name = f"input of layer {record.layer}"
                 spectra[name] = spectra.get(name, torch.zeros(count)) + record.power.sum(0).cpu()
-    spectra = {name: power for name, power in spectra.items() if math.isfinite(power.sum()) and power.sum() > 0}
+    for name, power in spectra.items():
+        if not math.isfinite(power.sum()):
+            raise ValueError(
+                f"The power of the {name} is not finite: are the numbers on the scale of the training data?"
+            )
+    spectra = {name: power for name, power in spectra.items() if power.sum() > 0}
     if not spectra:
         raise ValueError("The input is constant or one position long, so that it has no spectrum.")
     rows = []
@@ -214,7 +219,7 @@ def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: i
 
 
 def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
-    """The useful range of α for the layers' inputs, in a sentence."""
+    """Whether the layers' inputs give a reason to train with another α, in a sentence."""
     layers = [power / power.sum() for name, power in spectra.items() if name != "input"]
     if not layers:
         return ""
@@ -222,8 +227,4 @@ def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
         found = alpha_recommendation(served.config, torch.stack(layers).mean(0), quantiles=(0.9,))
     except ValueError:
         return ""
-    low, high = found.from_data[0.9]
-    return (
-        f"<p>A useful α for this input is at most {low:.3g} for the largest and {high:.3g} for the smallest step size "
-        "of the model: above it, the fastest pole lies beyond 90 % of the power of the layers' inputs.</p>"
-    )
+    return f"<p>α (frequency_scale) acts before training. For the inputs of the layers: {found.verdict}</p>"

@@ -1,21 +1,28 @@
 """The page: the input field with its examples, and below it a tab for each thing that the model can do."""
 
-import logging
+from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import Any
 
 import gradio as gr
+from gradio.http_server import LOCALHOST_NAME
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from hf_ssm.app import bases, frequency, markup, predicting, theory, variants
-from hf_ssm.app.reading import MOST_LETTERS, MOST_SEQUENCES, UPLOADS, read_upload
+from hf_ssm.app.reading import MOST_BYTES, MOST_LETTERS, MOST_SEQUENCES, UPLOADS, read_upload
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 
 __all__ = ["build_page", "launch"]
 
-logger = logging.getLogger(__name__)
-
 _TABS: tuple[Any, ...] = (predicting, bases, variants, frequency, theory)
-_MOST_UPLOADED = "20mb"
+# Bytes of a request. JSON writes the end of a line as two bytes.
+_MOST_POSTED = 2 * MOST_BYTES + 100_000
+# Seconds between two looks at uploaded files, and the age at which they are deleted. They are read at once.
+_CACHE = (300, 300)
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 # No fonts of other hosts.
 _FONT, _MONO = ("system-ui", "sans-serif"), ("ui-monospace", "DejaVu Sans Mono", "monospace")
 
@@ -27,12 +34,13 @@ def build_page(served: ServedModel) -> gr.Blocks:
         served: The model.
 
     Returns:
-        Blocks of Gradio.
+        Blocks of Gradio. Uploaded files are deleted after some minutes.
     """
     jobs = Jobs()
-    with gr.Blocks(title=f"{served.name}: hf_ssm", analytics_enabled=False, fill_width=False) as page:
+    title = f"{served.name}: hf_ssm"
+    with gr.Blocks(title=title, analytics_enabled=False, fill_width=False, delete_cache=_CACHE) as page:
         gr.Markdown(f"# {_literal(served.name)}\n{_literal(' · '.join(served.facts()))}", elem_id="title")
-        text = _add_input(served) if served.reads != "videos" else gr.Textbox(visible=False)
+        text = _add_input(served, jobs) if served.reads != "videos" else gr.Textbox(visible=False)
         with gr.Tabs():
             for tab in _TABS:
                 with gr.Tab(tab.TITLE, id=tab.TITLE):
@@ -51,7 +59,7 @@ def _literal(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#" else letter for letter in text)
 
 
-def _add_input(served: ServedModel) -> gr.Textbox:
+def _add_input(served: ServedModel, jobs: Jobs) -> gr.Textbox:
     """The input field, an upload that fills it, and examples."""
     is_of_numbers = served.reads == "numbers"
     label, hint = {
@@ -81,22 +89,12 @@ def _add_input(served: ServedModel) -> gr.Textbox:
                     api_visibility="private",
                 )
         with gr.Column(scale=1, min_width=220):
-            upload = gr.UploadButton(
+            jobs.add_upload(
                 "Upload csv or text" if is_of_numbers else "Upload FASTA or csv",
-                file_types=[".csv", ".tsv", ".txt"] if is_of_numbers else [*UPLOADS],
-                file_count="single",
-                size="md",
+                lambda job, path: read_upload(path, is_of_numbers, job.check),
+                [".csv", ".tsv", ".txt"] if is_of_numbers else UPLOADS,
+                text,
             )
-    message = gr.HTML()
-
-    def take(path: str) -> tuple[Any, str]:
-        try:
-            found = read_upload(path, is_of_numbers)
-        except (ValueError, OSError) as error:
-            return gr.skip(), markup.error(str(error))
-        return found, markup.note("The file is in the field.")
-
-    upload.upload(take, upload, [text, message], show_progress="hidden", api_visibility="private")
     return text
 
 
@@ -134,8 +132,13 @@ def launch(
     port: int | None = 7860,
     share: bool = False,
     wait: bool = True,
+    allowed_hosts: Sequence[str] = (),
 ) -> gr.Blocks:
     """Serve the page of a model.
+
+    On the loopback address, requests are answered only if their Host header is a name of this machine: a site that lets
+    its own name point to 127.0.0.1 cannot read the page with the browser of the user (DNS rebinding). Inputs and
+    results are not recorded in the browser.
 
     Args:
         served: The model.
@@ -143,10 +146,18 @@ def launch(
         port: Port; `None` for a free one from 7860 on.
         share: Also open a tunnel with a public address, through servers of Gradio.
         wait: Serve until the process is interrupted; otherwise return at once.
+        allowed_hosts: Further names by which the page is reached, such as that of a proxy on this machine, or
+            "*.example.org". Without any, all names are allowed if `host` is not the loopback, or with `share`.
 
     Raises:
         OSError: The port is in use.
+        ValueError: A name in `allowed_hosts` has "*" elsewhere than in front.
     """
+    hosts = _checked_hosts(host or LOCALHOST_NAME, share, allowed_hosts)
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=_MOST_POSTED),
+    ]
     page = build_page(served)
     page.queue(default_concurrency_limit=4, max_size=64)
     try:
@@ -160,7 +171,9 @@ def launch(
             # As `css`, Gradio would prefix the selectors, and change what they mean in media queries.
             head=f"<style>{markup.CSS}</style>",
             footer_links=[],
-            max_file_size=_MOST_UPLOADED,
+            run_history=False,
+            max_file_size=MOST_BYTES,
+            app_kwargs={"middleware": middleware},
             enable_monitoring=False,
             ssr_mode=False,
         )
@@ -170,3 +183,20 @@ def launch(
     if wait:
         page.block_thread()
     return page
+
+
+def _checked_hosts(host: str, share: bool, names: Sequence[str]) -> list[str]:
+    """Names in the Host header that the page answers to; "*" for all."""
+    for name in names:
+        if "*" in name and name != "*" and ("*" in name[1:] or not name.startswith("*.")):
+            raise ValueError(f"allowed_hosts: {name!r} is neither a name nor a pattern such as '*.example.org'.")
+    if names:
+        return [*_LOOPBACK, *names]
+    return [*_LOOPBACK] if _is_loopback(host) and not share else ["*"]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -140,6 +140,10 @@ def _of_batch(served: ServedModel, text: str) -> str:
     (batch,) = served.batches(text, 2, _MOST_POSITIONS)
     with evaluating(served.model):
         logits = served.model(**batch).logits[0].double().cpu()
+    if not logits.isfinite().all():
+        raise ValueError(
+            "The model computes no finite number from this input: are its numbers on the scale of the training data?"
+        )
     if served.config.problem_type == "multi_label_classification" and logits.dim() == 1:
         names = served.class_names
         rows = [[name, share] for name, share in zip(names, logits.sigmoid().tolist(), strict=True)]

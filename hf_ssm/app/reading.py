@@ -1,30 +1,43 @@
 """From the input field and uploaded files to sequences and signals, with plain messages for what cannot be read."""
 
-import math
+import csv
+import gzip
+import io
 import re
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
-from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
 from hf_ssm.data.tables import read_table
 
-__all__ = ["MOST_LETTERS", "MOST_SEQUENCES", "UPLOADS", "read_numbers", "read_sequences", "read_upload"]
+__all__ = ["MOST_BYTES", "MOST_LETTERS", "MOST_SEQUENCES", "UPLOADS", "read_numbers", "read_sequences", "read_upload"]
 
 MOST_SEQUENCES, MOST_LETTERS = 100, 200_000
 """Limits of the input: number of sequences, and letters of all together."""
 
+MOST_BYTES = 2_000_000
+"""Limit of an uploaded file, decompressed, and of the letters of the input field."""
+
+_MOST_COLUMNS = 1000
+# Between two blocks, reading can be stopped.
+_BLOCK = 1 << 16
+_MOST_REASON = 300
+
 UPLOADS = (*FASTA_SUFFIXES, ".csv", ".tsv", ".txt", ".gz")
 """Suffixes of files that can be uploaded."""
 
-_COLUMNS = ("sequence", "seq", "text")
 _SEPARATORS = re.compile(r"[,;\s]+")
+# Models compute in single precision.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_sequences(text: str, is_of_bases: bool) -> list[Record]:
@@ -35,8 +48,9 @@ def read_sequences(text: str, is_of_bases: bool) -> list[Record]:
         is_of_bases: Whether the model reads DNA: white space is dropped then, and other letters are refused.
 
     Raises:
-        ValueError: The field is empty, the FASTA is malformed, or a letter is none of DNA.
+        ValueError: The field is empty or has too many letters, the FASTA is malformed, or a letter is none of DNA.
     """
+    _check_size(text)
     text = (text or "").strip()
     if not text:
         raise ValueError("There is no sequence: paste one, upload a file, or click an example.")
@@ -52,6 +66,11 @@ def read_sequences(text: str, is_of_bases: bool) -> list[Record]:
         for record in found:
             _check_letters(record)
     return found
+
+
+def _check_size(text: str) -> None:
+    if len(text or "") > MOST_BYTES:
+        raise ValueError(f"The input has more than {MOST_BYTES:,} letters: give a part of it.")
 
 
 def _fasta(text: str) -> list[tuple[str, str]]:
@@ -93,17 +112,23 @@ def read_numbers(text: str, channels: int) -> np.ndarray:
     With one channel the numbers may stand in one line. A first line of names is skipped.
 
     Raises:
-        ValueError: There is no number, a line has another count of numbers, or something is no finite number.
+        ValueError: There is no number, a line has another count of numbers, or something is no finite number of single
+            precision.
     """
-    lines = [_SEPARATORS.split(line.strip(" \t,;")) for line in (text or "").splitlines() if line.strip(" \t,;")]
+    _check_size(text)
+    texts = [stripped for line in (text or "").splitlines() if (stripped := line.strip(" \t,;"))]
+    _check_positions(len(texts))
+    lines = [_SEPARATORS.split(line) for line in texts]
     if len(lines) > 1 and not any(map(_is_number, lines[0])):
         lines = lines[1:]
     if not lines:
         raise ValueError("There are no numbers: paste some, upload a csv file, or click the example.")
+    if channels == 1:
+        _check_positions(sum(map(len, lines)))
     for number, line in enumerate(lines, start=1):
         wrong = next((cell for cell in line if not _is_number(cell)), None)
         if wrong is not None:
-            raise ValueError(f"Line {number}: {wrong[:40]!r} is no finite number.")
+            raise ValueError(f"Line {number}: {wrong[:40]!r} is no finite number of at most {_LARGEST:.1e}.")
     if channels == 1:
         return np.array([[float(cell)] for line in lines for cell in line])
     for number, line in enumerate(lines, start=1):
@@ -115,34 +140,50 @@ def read_numbers(text: str, channels: int) -> np.ndarray:
     return np.array([[float(cell) for cell in line] for line in lines])
 
 
+def _check_positions(number: int) -> None:
+    if number > MOST_LETTERS:
+        raise ValueError(f"The signal has more than {MOST_LETTERS:,} positions: give a part of it.")
+
+
 def _is_number(cell: str) -> bool:
     try:
-        return math.isfinite(float(cell))
+        # False for NaN.
+        return abs(float(cell)) <= _LARGEST
     except ValueError:
         return False
 
 
-def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
+def read_upload(path: str | Path, reads_numbers: bool = False, check: Callable[[], None] = lambda: None) -> str:
     """The contents of an uploaded file as the text of the input field: FASTA, or lines of numbers.
+
+    Args:
+        path: The file, at most `MOST_BYTES` once it is decompressed.
+        reads_numbers: Whether the field takes numbers: the text is returned as it is.
+        check: Called again and again while the file is read; it may raise an exception to stop.
 
     Raises:
         ValueError: The file has another format, is malformed, or is too large.
     """
     path = Path(path)
     suffix = bare_suffix(path)
-    if reads_numbers or suffix == ".txt":
-        return _text(path)
-    if suffix not in UPLOADS[:-1]:
+    is_text = reads_numbers or suffix == ".txt"
+    if not is_text and suffix not in UPLOADS[:-1]:
         raise ValueError(
             f"{path.name!r} cannot be read: upload a FASTA file ({', '.join(FASTA_SUFFIXES)}), csv or tsv."
         )
+    text = _text(path, check)
+    if is_text:
+        return io.StringIO(text, newline=None).read()
+    if suffix not in FASTA_SUFFIXES:
+        _check_table(text, "," if suffix == ".csv" else "\t", path.name, check)
     try:
-        records = list(islice(_records(path), MOST_SEQUENCES + 1))
+        records = _records(text, path, check)
     except (ValueError, OSError) as error:
         reason = str(error).partition("cannot be read: ")[2] or str(error)
-        raise ValueError(f"{path.name!r} cannot be read: {reason}") from error
+        # A reason may list all names of columns.
+        raise ValueError(f"{path.name!r} cannot be read: {shorten(reason, _MOST_REASON)}") from error
     if len(records) > MOST_SEQUENCES:
-        raise ValueError(f"{path.name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")
+        raise _too_many(path.name)
     if sum(len(record.sequence) for record in records) > MOST_LETTERS:
         raise ValueError(f"{path.name!r} has more than {MOST_LETTERS:,} letters: upload a part of it.")
     names = ("_".join(str(record.columns.get("name") or "").split()) for record in records)
@@ -152,21 +193,71 @@ def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
     )
 
 
-def _records(path: Path) -> Iterator[Record]:
-    """The sequences of a file; of a table, those of the first column of `_COLUMNS` that it has."""
+def _too_many(name: str) -> ValueError:
+    return ValueError(f"{name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")
+
+
+def _text(path: Path, check: Callable[[], None]) -> str:
+    """The text of a file, decompressed if its name ends in ".gz"."""
+    content = bytearray()
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            check()
+            while block := file.read(_BLOCK):
+                check()
+                content += block
+                if len(content) > MOST_BYTES:
+                    raise ValueError(
+                        f"{path.name!r} has more than {MOST_BYTES // 10**6} MB (once it is decompressed): upload a "
+                        "part of it."
+                    )
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path.name!r} cannot be read: {reason}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError(f"{path.name!r} is no text file in UTF-8: save it as text, with the encoding UTF-8.")
+    return text
+
+
+def _check_table(text: str, delimiter: str, name: str, check: Callable[[], None]) -> None:
+    """Refuse many columns or rows before the table is parsed, which makes several objects of each cell."""
+    # The limit of the module holds for the process; it is less than the longest sequence.
+    csv.field_size_limit(max(csv.field_size_limit(), MOST_BYTES))
+    rows = 0
+    for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
+        check()
+        if len(cells) > _MOST_COLUMNS:
+            raise ValueError(f"{name!r} has more than {_MOST_COLUMNS:,} columns: keep those of sequence and name.")
+        rows += bool(cells)
+        # The first row has the names of the columns.
+        if rows > MOST_SEQUENCES + 1:
+            raise _too_many(name)
+
+
+def _records(text: str, path: Path, check: Callable[[], None]) -> list[Record]:
+    """The sequences of a text, one more than allowed if there are more, by the readers of files."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.stem if path.suffix.lower() == ".gz" else path.name)
+        copy.write_bytes(text.encode("utf-8"))
+        found = []
+        for record in islice(_records_of_file(copy), MOST_SEQUENCES + 1):
+            check()
+            if re.search("^>", record.sequence, re.MULTILINE):
+                raise ValueError(f"{record.where} has a line that begins with '>', as names do in FASTA: remove it.")
+            found.append(record)
+        return found
+
+
+def _records_of_file(path: Path) -> Iterator[Record]:
+    """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    columns = list(read_table(path, []))
-    column = next((name for name in _COLUMNS if name in columns), None)
+    columns = read_table(path, [])
+    column = usual_column("sequence_column", columns)
     if column is None:
-        check_column("sequence_column", _COLUMNS[0], columns, path.name)
-    return read_records(path, column or _COLUMNS[0])
-
-
-def _text(path: Path) -> str:
-    if path.stat().st_size > 10 * MOST_LETTERS:
-        raise ValueError(f"{path.name!r} is larger than {10 * MOST_LETTERS // 10**6} MB: upload a part of it.")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name!r} is no text file.") from error
+        check_columns({"sequence_column": "sequence"}, columns, path.name)
+    return read_records(path, column or "sequence")

@@ -190,7 +190,11 @@ class ServedModel:
         if self.reads == "numbers":
             values = read_numbers(text, len(self.processor.mean))
             self._check_length(len(values), "The signal", most_positions)
-            return [{"input_values": self.processor([values])["input_values"].to(self.device)}]
+            with np.errstate(over="ignore", invalid="ignore"):
+                scaled = self.processor([values])["input_values"]
+            if not scaled.isfinite().all():
+                raise ValueError("The numbers are too large once they are scaled as those of the training data.")
+            return [{"input_values": scaled.to(self.device)}]
         records = self.pair(text) if self.reads == "pairs" else self.records(text, most)
         encoded = self.encoded(records)
         for record, own in zip(records, encoded, strict=True):

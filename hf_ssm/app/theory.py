@@ -1,12 +1,13 @@
 """The tab of theory: the report of the model on the given sequences, with a sentence for each number."""
 
+import math
 from html import escape
 
 import gradio as gr
 
 from hf_ssm import plotting
 from hf_ssm.analysis.report import TheoryReport, theory_report
-from hf_ssm.analysis.tables import Table, tables_of
+from hf_ssm.analysis.tables import FEWEST_SEQUENCES, Table, tables_of
 from hf_ssm.app import markup
 from hf_ssm.app.figures import figure_html, resized, row
 from hf_ssm.app.jobs import Job
@@ -22,8 +23,8 @@ _MOST_SEQUENCES, _MOST_POSITIONS = 32, 5000
 # What each number means, by the beginning of the title of its table.
 _MEANINGS: dict[str, dict[str, str]] = {
     "Complexity": {
-        "τ": "How far the output of a layer can reach for inputs like these. A smaller τ means a simpler layer, which "
-        "generalises better; rescaling the initialisation sets it to 1.",
+        "τ": "How far the output of a layer can reach for inputs like these; rescaling the initialisation sets it "
+        "to 1.",
         "ψ²/√n": "The complexity of the layer that enters its generalisation bound: it shrinks with the number n of "
         "training sequences.",
         "‖k‖₁²": "The squared sum of the magnitudes of the kernel: the largest output for inputs of at most 1.",
@@ -35,8 +36,8 @@ _MEANINGS: dict[str, dict[str, str]] = {
     },
     "Useful range": {
         "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
-        "α up to": "The largest frequency scale with which such inputs still drive the fastest state; beyond it, "
-        "states are wasted.",
+        "α up to": "The largest frequency scale with which such inputs still drive the fastest state. It is a "
+        "limit, which depends on the state size, and no value to aim at.",
     },
     "Generalisation bound": {
         "bound": "An upper limit for the difference of the losses on new and on training sequences. Above 1 it says "
@@ -51,6 +52,10 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "decides."
     },
 }
+
+_COMPARABLE = (
+    "Of two models that read the same sequences, the one with the smaller τ is simpler, and generalises better."
+)
 
 
 def missing(served: ServedModel) -> str | None:
@@ -73,7 +78,17 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
     """Tables and figures of the theory report."""
     batches = served.batches(text, _MOST_SEQUENCES, _MOST_POSITIONS)
     report = theory_report(served.model, batches, num_sequences=served.num_training, movement=served.movement)
-    return row_of_figures(report) + "".join(map(_section, tables_of(report)))
+    if not all(math.isfinite(layer.tau) for layer in report.complexity):
+        raise ValueError("τ is not finite: are the numbers of the input on the scale of the training data?")
+    about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
+    return markup.note(about_tau) + row_of_figures(report) + "".join(map(_section, tables_of(report)))
+
+
+def _remedy(served: ServedModel) -> str:
+    return (
+        f"Too few sequences for τ and ψ²/√n: give {FEWEST_SEQUENCES} to {_MOST_SEQUENCES} that are like the training "
+        f"data. The command hf-ssm report {served.name} reads 256 of these."
+    )
 
 
 def row_of_figures(report: TheoryReport) -> str:

@@ -98,7 +98,7 @@ def variants_html(served: ServedModel, job: Job, text: str, first: float, last: 
     else:
         cells, name = mutagenesis(served, job, record, start, stop, target)
         unit, lead = "", f"{name} with the substitution minus that without."
-    return _shown(letters[start:stop], cells, start, name, unit, lead)
+    return _shown(letters, start, stop, cells, name, unit, lead)
 
 
 def _likelihoods(served: ServedModel, job: Job, letters: str, start: int, stop: int) -> tuple[Cells, str, str, str]:
@@ -120,7 +120,8 @@ def _likelihoods(served: ServedModel, job: Job, letters: str, start: int, stop: 
     finally:
         del reader.forward
     rows = zip(table["position"], table["alt"], table[score], strict=True)
-    return {(place - start, base): value for place, base, value in rows}, *_SCORES[score]
+    # Windows of mostly N have no score.
+    return {(place - start, base): value for place, base, value in rows if value is not None}, *_SCORES[score]
 
 
 def mutagenesis(
@@ -182,20 +183,18 @@ def _substituted(letters: str, place: int, base: str) -> str:
     return letters[:place] + base + letters[place + 1 :]
 
 
-def _shown(letters: str, cells: Cells, start: int, name: str, unit: str, lead: str) -> str:
+def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: str, lead: str) -> str:
     if not cells:
         raise ValueError("The region has no A, C, G or T that could be replaced.")
+    letters = sequence[start:stop]
     sizes = np.abs(list(cells.values()))
     # A few extreme cells do not make all others pale.
     limit = float(np.quantile(sizes, 0.99)) or 1.0
     best = sorted(cells, key=lambda change: -abs(cells[change]))[:10]
     rows = [[start + place + 1, letters[place], base, cells[place, base]] for place, base in sorted(best)]
-    certain = (
-        f'<p class="message">No substitution changes it by more than {sizes.max():.2g}: the prediction does not depend '
-        "on a single base.</p>"
-        if not unit and sizes.max() < _SMALL
-        else ""
-    )
+    certain = ""
+    if not unit and sizes.max() < _SMALL:
+        certain = f'<p class="message">{_no_effect(start, stop, len(sequence), float(sizes.max()))}</p>'
     low, high = (f"{sign}{limit:.2g}{' ' if unit else ''}{unit}" for sign in ("−", "+"))
     return markup.section(
         certain,
@@ -203,5 +202,16 @@ def _shown(letters: str, cells: Cells, start: int, name: str, unit: str, lead: s
         markup.heat_map(letters, cells, BASES, start + 1, limit, unit),
         '<p class="quiet">A dot marks the base of the sequence. Touch or point at a cell for its number.</p>',
         title=f"Change of the {name[4:] if name.startswith('The ') else name}",
-        lead=lead,
+        lead=f"{lead} Positions {start + 1:,} to {stop:,} of {len(sequence):,}.",
     ) + markup.section(markup.table(["position", "from", "to", "change"], rows, "The largest changes"))
+
+
+def _no_effect(start: int, stop: int, length: int, largest: float) -> str:
+    """A sentence for a region in which no substitution changes the prediction, and which positions it is about."""
+    sentence = (
+        f"No substitution at the positions {start + 1:,} to {stop:,} changes it by more than {largest:.2g}: the "
+        "prediction does not depend on a single base "
+    )
+    if stop - start == length:
+        return f"{sentence}of the sequence."
+    return f"{sentence}there. The other {length - (stop - start):,} of the {length:,} positions were not tried."

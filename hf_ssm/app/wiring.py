@@ -18,20 +18,20 @@ logger = logging.getLogger(__name__)
 _EXPECTED = (ValueError, OSError, ImportError, MemoryError, OutOfMemoryError)
 
 Work = Callable[..., str]
-"""A computation: from a `Job` and the values of the inputs to HTML."""
+"""A computation: from a `Job` and the values of the inputs to HTML, or to the text of the input field."""
 
 
 class Jobs:
-    """The running computations of all visitors. One runs at a time, the others wait in a queue."""
+    """The running computations and reads of files of all visitors. One computation runs at a time, others wait."""
 
     def __init__(self) -> None:
-        self._of_sessions: dict[str | None, Job] = {}
+        self._running: dict[tuple[str | None, str], Job] = {}
 
     def stop(self, request: gr.Request) -> None:
-        """Stop the computation of a visitor, if one runs."""
-        job = self._of_sessions.get(request.session_hash)
-        if job is not None:
-            job.stop()
+        """Stop everything that runs for a visitor."""
+        for (session, _), job in list(self._running.items()):
+            if session == request.session_hash:
+                job.stop()
 
     def add_button(self, label: str, work: Work, inputs: Sequence[Any], unit: str = "steps") -> None:
         """Add a button that runs `work`, one that cancels it, a line for progress and messages, and the result.
@@ -44,7 +44,7 @@ class Jobs:
         """
         with gr.Row():
             start = gr.Button(label, variant="primary", min_width=120, scale=0)
-            cancel = gr.Button("Cancel", variant="stop", visible=False, min_width=120, scale=0)
+            cancel = self._cancel_button(label)
         message, result = gr.HTML(), gr.HTML()
 
         def run(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -59,23 +59,64 @@ class Jobs:
             show_progress="hidden",
             api_visibility="private",
         )
-        cancel.click(self.stop, queue=False, show_progress="hidden", api_visibility="private")
+
+    def add_upload(self, label: str, work: Work, file_types: Sequence[str], text: gr.Textbox) -> None:
+        """Add a button that uploads a file, and one that cancels its reading, and a line for messages.
+
+        Args:
+            label: Of the button.
+            work: From a `Job` and the path of the file to the value of `text`.
+            file_types: Suffixes of the files.
+            text: The input field.
+        """
+        upload = gr.UploadButton(label, file_types=[*file_types], file_count="single", size="md")
+        cancel = self._cancel_button(label)
+        message = gr.HTML()
+
+        def run(request: gr.Request, path: str) -> Iterator[tuple[Any, ...]]:
+            done = markup.note("The file is in the field.")
+            yield from self._run(label, work, "bytes", request, [path], at_start=gr.skip(), at_end=done)
+
+        outputs = [upload, cancel, message, text]
+        upload.upload(run, upload, outputs, show_progress="hidden", api_visibility="private")
+
+    def _cancel_button(self, label: str) -> gr.Button:
+        """A hidden button that stops the work of that label."""
+        cancel = gr.Button("Cancel", variant="stop", visible=False, min_width=120, scale=0)
+
+        def stop(request: gr.Request) -> None:
+            job = self._running.get((request.session_hash, label))
+            if job is not None:
+                job.stop()
+
+        cancel.click(stop, queue=False, show_progress="hidden", api_visibility="private")
+        return cancel
 
     def _run(
-        self, label: str, work: Work, unit: str, request: gr.Request, values: Sequence[Any]
+        self,
+        label: str,
+        work: Work,
+        unit: str,
+        request: gr.Request,
+        values: Sequence[Any],
+        at_start: Any = "",
+        at_end: str = "",
     ) -> Iterator[tuple[Any, ...]]:
-        """Updates of start button, cancel button, message and result while `work` runs."""
-        job = self._of_sessions[request.session_hash] = Job(unit)
-        busy = gr.Button(interactive=False), gr.Button(visible=True)
-        idle = gr.Button(interactive=True), gr.Button(visible=False)
-        yield *busy, markup.progress(job), ""
+        """Updates of start button, cancel button, message and result while `work` runs.
+
+        `at_start` is the result while it runs, and `at_end` the message afterwards.
+        """
+        job = self._running[request.session_hash, label] = Job(unit)
+        busy = gr.update(interactive=False), gr.update(visible=True)
+        idle = gr.update(interactive=True), gr.update(visible=False)
+        yield *busy, markup.progress(job), at_start
         try:
             running = job.run(lambda: work(job, *values))
             while True:
                 try:
                     next(running)
                 except StopIteration as finished:
-                    yield *idle, "", finished.value
+                    yield *idle, at_end, finished.value
                     return
                 yield gr.skip(), gr.skip(), markup.progress(job), gr.skip()
         except Stopped:
@@ -88,7 +129,7 @@ class Jobs:
             yield *idle, markup.error(sentence), gr.skip()
         finally:
             job.stop()
-            self._of_sessions.pop(request.session_hash, None)
+            self._running.pop((request.session_hash, label), None)
 
 
 def _stopped(job: Job) -> str:

@@ -7,13 +7,27 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hf_ssm import __version__
 from hf_ssm.cli.commands import COMMANDS
 from hf_ssm.cli.parser import build_parser, parse
+from hf_ssm.cli.summary import command, with_options
 
 __all__ = ["build_parser", "main"]
+
+# Options and arguments of all commands that name what is read.
+_MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
+_FILES = (
+    *("config", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
+    "variants",
+)
+# Commands that write, beside a model too, files of names that no model has.
+_WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
+
+# Commands that share their work among the processes of a launcher.
+_WORK_IN_PROCESSES = ("demo", "probe", "train")
 
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
@@ -21,13 +35,18 @@ _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0, 1 for a defect, 2 for bad input, 130 if interrupted."""
+    if argv is None:
+        # Processes that libraries start, such as workers of a data loader, import nothing from the working directory.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     args = parse(sys.argv[1:] if argv is None else argv)
-    command = COMMANDS[args.command]
+    entry = COMMANDS[args.command]
     try:
-        module = importlib.import_module(f"hf_ssm.cli.{command.module}")
+        _check_processes(args.command)
+        _check_output(args)
+        module = importlib.import_module(f"hf_ssm.cli.{entry.module}")
         getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
-        continuation = command.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
+        continuation = entry.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -52,6 +71,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _check_processes(name: str) -> None:
+    """Raise `ValueError` for several processes, each of which would do all of the work and write the same files."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if name not in _WORK_IN_PROCESSES and started.isdecimal() and int(started) > 1:
+        raise ValueError(
+            f"hf-ssm {name} runs in one process, but a launcher has started WORLD_SIZE={started}: call it without "
+            "torchrun or accelerate launch"
+        )
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where the output of a command would replace what the command reads."""
+    name = "--output" if hasattr(args, "output") else "TARGET"
+    output = getattr(args, "output", None) or getattr(args, "target", None)
+    # A resumed run replaces nothing.
+    if isinstance(output, Path) and not getattr(args, "resume", False):
+        from hf_ssm.utils.files import check_not_input
+
+        places = _FILES if args.command in _WRITE_BESIDE_MODELS else _FILES + _MODELS
+        check_not_input(output, *(getattr(args, place, None) for place in places), name=name)
+
+
 def _is_expected(error: Exception) -> bool:
     """Whether one line is enough: bad input, files, missing packages, diverged training.
 
@@ -67,6 +108,8 @@ def _is_expected(error: Exception) -> bool:
 
 def _message(error: Exception, args: argparse.Namespace) -> str:
     """One line, with the folder where an error of the disk names no file."""
+    from hf_ssm.data.columns import MissingColumns
+
     text = " ".join(str(error).split()) or type(error).__name__
     target = getattr(args, "output", None) or getattr(args, "target", None)
     nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
@@ -75,6 +118,28 @@ def _message(error: Exception, args: argparse.Namespace) -> str:
     # torch's class of this name is a RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
         return f"out of memory: {text}; use smaller batches, shorter sequences or a smaller model"
+    if isinstance(error, MissingColumns):
+        return f"{text}{_corrected(error.likely, args)}"
     if isinstance(error, RuntimeError):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text
+
+
+def _corrected(likely: Mapping[str, str | None], args: argparse.Namespace) -> str:
+    """The command with the likely column for each missing one (see `MissingColumns`); "" if one of them is unknown."""
+    options: dict[str, str] = {}
+    settings: list[str] = []
+    for argument, column in likely.items():
+        if argument == "label_column" and column is None and args.command == "train":
+            options["--task"] = "causal-lm"
+        elif column is None:
+            return ""
+        elif argument in ("sequence_column", "label_column"):
+            options[f"--{argument.replace('_', '-')}"] = column
+        elif argument in ("pair_column", "split_column"):
+            settings += ["--set", f"data.{argument}={column}"]
+        else:  # one of several labels
+            return ""
+    unlabelled = " (for data without labels: --task causal-lm)"
+    is_trained = args.command == "train" and "label_column" in likely and "--task" not in options
+    return f" Try: {command(*with_options(args.words, options), *settings)}{unlabelled if is_trained else ''}"

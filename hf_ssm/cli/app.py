@@ -30,7 +30,8 @@ def run_app(args: argparse.Namespace) -> None:
             raise ImportError(f"{_INSTALL_HINT} ({name} is missing)")
     from hf_ssm.app import launch
 
-    launch(load_served(args), host=args.host, port=args.port, share=args.share)
+    served = load_served(args)
+    launch(served, host=args.host, port=args.port, share=args.share, allowed_hosts=args.allowed_host)
 
 
 def load_served(args: argparse.Namespace) -> Any:

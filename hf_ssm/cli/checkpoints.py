@@ -1,7 +1,10 @@
 """Options and loading shared by the commands that read a checkpoint and data."""
 
 import argparse
+import json
 import random
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,30 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
 
 import hf_ssm
+from hf_ssm.data.records import table_columns
 from hf_ssm.models.registry import HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
-from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.metrics import beats_chance
+from hf_ssm.training.run import chance_key
+from hf_ssm.training.settings import DATA_PATHS, RunSettings, parse_assignments, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.utils.files import check_not_input
 
 SEED = 0
 """Seed of the choice of rows, so that a command can be repeated."""
 
 OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwrite-output)"
 
-# Data settings of a run that also apply to other data.
+# Metrics by which a model is compared with chance; the first of the former are shown.
+_DECISIVE = ("perplexity", "accuracy", "mse")
+_METRICS = (*_DECISIVE, "mcc", "pearson")
+# Data settings of a run that also apply to other data, the latter where these have the columns.
 _GENERAL_SETTINGS = ("max_length",)
+_COLUMN_SETTINGS = ("sequence_column", "label_column", "pair_column")
+# Settings that options of the commands set; a command may lack some.
+_DATA_OPTIONS = ("dataset", "sequence_column", "label_column", "tokenizer", "max_length")
 
 
 def unit_of(tokenizer: Any) -> str:
@@ -87,6 +100,40 @@ def file_of(checkpoint: str, name: str) -> Path | None:
         return None
 
 
+def chance_note(split: str, values: Mapping[str, float], chance: Mapping[str, float]) -> str:
+    """A sentence if no metric of a split is better than that of a constant prediction, otherwise ""."""
+    name = next((name for name in _DECISIVE if name in values and name in chance), None)
+    if name is None or beats_chance(values, chance):
+        return ""
+    return (
+        f"On the {split} split the model is no better than a constant prediction ({name} {values[name]:.4g}, chance "
+        f"{chance[name]:.4g}): it has learnt nothing."
+    )
+
+
+def warn_of_chance(checkpoint: str, tokenizer: Any) -> None:
+    """Print on stderr if the metrics in the log of the run that made a checkpoint are no better than chance.
+
+    Logs of earlier versions hold no chance: that of bases is then the perplexity of four equally likely ones.
+    """
+    try:
+        path = file_of(checkpoint, folder.LOG_NAME)
+        logged: dict[str, Any] = {}
+        for entry in [] if path is None else json.loads(path.read_text(encoding="utf-8")):
+            logged |= {key: value for key, value in entry.items() if isinstance(value, int | float)}
+    except (ValueError, TypeError, AttributeError, RecursionError):  # `report` names a damaged log
+        return
+    for split in ("test", "validation"):
+        values = {name: logged[f"{split}_{name}"] for name in _METRICS if f"{split}_{name}" in logged}
+        chance = {name: logged[key] for name in values if (key := chance_key(split, name)) in logged}
+        if "perplexity" in values and not chance and reads_only_dna(tokenizer):
+            chance = {"perplexity": 4.0}
+        if values:
+            if note := chance_note(split, values, chance):
+                print(f"{checkpoint}: {note}", file=sys.stderr)
+            return
+
+
 def check_tokenizer(checkpoint: str, config: Any, settings: RunSettings) -> None:
     """Raise a ValueError if a tokenizer is needed and missing; transformers would construct one of its own."""
     if config.num_input_channels is not None or settings.data["tokenizer"]:
@@ -128,26 +175,23 @@ def public_name(source: str) -> str:
     return path.resolve().name if path.exists() else source
 
 
+def stored_settings(checkpoint: str) -> dict[str, dict[str, Any]]:
+    """The settings of the run that made a checkpoint; empty if there are none."""
+    path = file_of(checkpoint, folder.SETTINGS_NAME)
+    return {} if path is None else read_settings_file(path)
+
+
 def data_settings(
-    args: argparse.Namespace,
-    checkpoint: str | None,
-    config: Any,
-    what: str,
-    task: str | None = None,
-    *,
-    of_run: bool = True,
-    **options: Any,
+    args: argparse.Namespace, checkpoint: str | None, config: Any, what: str, task: str | None = None
 ) -> RunSettings:
     """Settings of the data from the run that made the checkpoint, the options and --set, later ones winning.
 
     Args:
-        args: Parsed options of `add_data_options`, and `dataset`.
+        args: Parsed options of `add_data_options`, `dataset`, and `output`, which must not contain the data.
         checkpoint: Folder or Hub id of the model; None without a model.
         config: Configuration of the model.
         what: The command with its article, for messages.
         task: How the data are read; default: as in the run, or by the head of the model.
-        of_run: Whether the data of the run that made the checkpoint are the default.
-        **options: Further settings of the section `data`; None for the default.
     """
     if config is not None and config.frame_shape is not None:
         raise ValueError(f"{checkpoint!r} reads videos, and {what} needs a model of sequences")
@@ -155,22 +199,46 @@ def data_settings(
     for section in assignments:
         if section != "data":
             raise ValueError(f"--set {section}.KEY=VALUE: {what} has settings of the section data only")
-    path = file_of(checkpoint, folder.SETTINGS_NAME) if checkpoint is not None and of_run else None
-    run = {} if path is None else read_settings_file(path)
+    run = {} if checkpoint is None else stored_settings(checkpoint)
     stored = run.get("data", {})
     if args.dataset is not None and args.dataset != stored.get("dataset"):
-        stored = {key: value for key, value in stored.items() if key in _GENERAL_SETTINGS}
+        stored = _settings_for_other_data(stored, args.dataset)
     if not args.dataset and not stored.get("dataset"):
         raise ValueError(f"{checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
     # The files of the checkpoint define these.
     stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
-    options |= {name: getattr(args, name) for name in ("dataset", "tokenizer", "max_length")}
+    options = {name: getattr(args, name, None) for name in _DATA_OPTIONS}
     data = stored | {key: value for key, value in options.items() if value is not None}
     task = task or run.get("model", {}).get("task") or _task_of_head(config)
     settings = resolve({"data": data, "model": {"checkpoint": checkpoint, "task": task}}, assignments)
+    if args.output is not None:
+        # Files of the output have other names than those of the checkpoint.
+        check_not_input(args.output, *map(settings.data.get, DATA_PATHS))
     if checkpoint is not None:
         check_tokenizer(checkpoint, config, settings)
     return settings
+
+
+def data_words(args: argparse.Namespace, *, labelled: bool) -> list[object]:
+    """The given options of `add_data_options` but dataset, split and rows, for another command on the same data."""
+    words: list[object] = []
+    for name in _DATA_OPTIONS[1:]:
+        value = getattr(args, name, None)
+        if value is not None and (labelled or name != "label_column"):
+            words += [f"--{name.replace('_', '-')}", value]
+    return [*words, *(word for setting in args.assignments for word in ("--set", setting))]
+
+
+def _settings_for_other_data(stored: dict[str, Any], dataset: str) -> dict[str, Any]:
+    """Those settings of the data of a run that apply to other data."""
+    general = {key: value for key, value in stored.items() if key in _GENERAL_SETTINGS}
+    path = Path(dataset).expanduser()
+    columns = table_columns(path) if path.is_file() else []
+    for key in _COLUMN_SETTINGS:
+        names = stored.get(key)
+        if names and set([names] if isinstance(names, str) else names).issubset(columns):
+            general[key] = names
+    return general
 
 
 def _task_of_head(config: Any) -> str:

@@ -153,9 +153,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "spectrum": Command(
         "understand",
-        "frequencies of a data set, and the α that suits them",
+        "frequencies of a data set, and whether they ask for another α",
         "Power spectrum of a data set: the frequencies of its sequences (and of the inputs of a checkpoint's layers), "
-        "and the range of frequency_scale (α) that they recommend.",
+        "the upper limits of frequency_scale (α), and whether the data give a reason to change it.",
         ("hf-ssm spectrum my.csv", "hf-ssm spectrum my.csv --model runs/mine --output spectrum"),
         "analysis",
         "spectrum",

@@ -141,7 +141,9 @@ def comparison(results: dict[str, RunResult]) -> list[str]:
     """Lines of a table with a column for each run."""
     rows: list[tuple[str, list[str]]] = []
     for split in ("validation", "test"):
-        rows.append((f"accuracy, {split}", [f"{found.results[split]['accuracy']:.3f}" for found in results.values()]))
+        for name, metrics in (("accuracy", "results"), ("accuracy of chance", "chance")):
+            cells = [f"{getattr(found, metrics)[split]['accuracy']:.3f}" for found in results.values()]
+            rows.append((f"{name}, {split}", cells))
     started = [found.tau.get("after rescaling", found.tau["at initialisation"]) for found in results.values()]
     for layer in range(len(started[0])):
         rows.append((f"τ of layer {layer}, before the first step", [f"{tau[layer]:.3g}" for tau in started]))

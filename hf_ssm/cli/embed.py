@@ -12,19 +12,24 @@ from datasets import Dataset
 from hf_ssm.cli.checkpoints import check_positive
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
+    keeps_case,
     load_sequence_model,
+    sequence_column,
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import usual_column
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.records import read_records
+from hf_ssm.data.records import read_records, table_columns
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
+from hf_ssm.inference.model import UnknownLetters
 from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.tokenization import reads_only_dna
+from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _OUTPUTS = (".parquet", ".safetensors")
 
@@ -33,22 +38,28 @@ def run_embed(args: argparse.Namespace) -> None:
     """`hf-ssm embed`: write the hidden states of each sequence, and the scores of a linear probe."""
     if args.output.suffix not in _OUTPUTS:
         raise ValueError(f"--output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}")
-    labels = None if args.linear_probe is None else _read_labels(args)
+    column = sequence_column(args)
+    labels = None if args.linear_probe is None else _read_labels(args, column)
     given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
     model = load_sequence_model(args)
     embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
+    # A tokenizer for which the case makes no difference needs no line about it.
+    keep_case = keeps_case(args) or not model.needs_capitals
     settings = given | {
+        "keep_case": keep_case,
         "checkpoint": checkpoint_facts(args, model),
         "input": file_facts(args.input),
         "genome": args.genome and file_facts(args.genome),
-        "sequence_column": args.sequence_column,
+        "sequence_column": column,
         "max_tokens_per_batch": args.max_tokens_per_batch,
     }
     scores = args.output.with_suffix(".linear_probe.json")
-    if args.overwrite_output:
-        scores.unlink(missing_ok=True)
-    total = sum(1 for _ in read_records(args.input, args.sequence_column, args.genome))
-    records = with_progress(read_records(args.input, args.sequence_column, args.genome), "sequences", total)
+    check_not_input(scores, args.input, args.genome, args.linear_probe)
+    unknown, total = UnknownLetters(reads_only_dna(model.tokenizer)), 0
+    for record in read_records(args.input, column, args.genome, keep_case):
+        unknown.add(record.sequence)
+        total += 1
+    records = with_progress(read_records(args.input, column, args.genome, keep_case), "sequences", total)
     write_in_parts(
         args.output,
         embedder.groups(records),
@@ -56,18 +67,24 @@ def run_embed(args: argparse.Namespace) -> None:
         settings,
         part_size=1,
         overwrite=args.overwrite_output,
-        join=_join(embedder.names, labels, args.folds, scores),
+        join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),
     )
+    if note := unknown.note("hidden states"):
+        print(note)
     if labels is not None:
         print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
     print(f"{args.output} holds the hidden states" + (f", {scores} the scores" if labels is not None else ""))
     if labels is None and args.pooling != "token":
-        what = command("embed", *args.words[1:], "--overwrite-output", "--linear-probe", "LABELS")
-        suggest((what, "how well a linear classifier reads LABELS, a column of the input"))
+        columns = table_columns(args.input)
+        label = usual_column("label_column", columns) or "LABELS"
+        words = [word for word in args.words[1:] if word != "--overwrite-output"]
+        what = command("embed", *words, "--overwrite-output", "--linear-probe", label)
+        kind = "a column of the input" if columns else "a table with the columns name and label"
+        suggest((what, f"how well a linear classifier reads {label}, {kind}"))
 
 
 def _join(
-    names: list[str], labels: list[Any] | None, folds: int, scores: Path
+    names: list[str], labels: list[Any] | None, folds: int, scores: Path, overwrite: bool
 ) -> Callable[[Iterator[pa.Table], Path], None]:
     """Writes the output, and before it the scores: they exist whenever the output does."""
 
@@ -79,6 +96,9 @@ def _join(
             own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
             write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
             tables = iter(found)
+        elif overwrite:
+            # Scores of the earlier embeddings.
+            scores.unlink(missing_ok=True)
         if path.suffix == ".parquet":
             join_table(tables, path)
         else:
@@ -87,12 +107,13 @@ def _join(
     return join
 
 
-def _read_labels(args: argparse.Namespace) -> list[Any]:
+def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
     """The label of each sequence of the input, before anything is computed."""
     check_positive(args, "folds")
     if args.pooling == "token":
         raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
-    records = read_records(args.input, args.sequence_column, args.genome)
+    # Labels do not depend on the case of the letters.
+    records = read_records(args.input, column, args.genome, keep_case=True)
     if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
         found = []
         for record in records:

@@ -1,9 +1,10 @@
 """`hf-ssm export`."""
 
 import argparse
+import shlex
 
 from hf_ssm.cli.checkpoints import load_config, load_model
-from hf_ssm.cli.summary import command, suggest
+from hf_ssm.cli.summary import suggest
 from hf_ssm.hub.programs import export_program
 
 
@@ -12,4 +13,5 @@ def run_export(args: argparse.Namespace) -> None:
     model = load_model(args.checkpoint, load_config(args.checkpoint))
     exported = export_program(model.cpu(), args.target, format=args.format, with_cache=args.with_cache)
     print(f"{args.target} holds {', '.join(exported.components)} of a {type(model).__name__} ({args.format})")
-    suggest((command("push", args.target, f"USER/{args.target.resolve().name}"), "share it"))
+    # `hf-ssm push` is for checkpoints.
+    suggest((shlex.join(["hf", "upload", f"USER/{args.target.resolve().name}", str(args.target)]), "share it"))

@@ -25,7 +25,7 @@ def draw_run(result: RunResult, output: Path) -> set[str]:
         metrics = sorted({name for values in result.results.values() for name in values} - {"loss"})
         title = f"Training of {output.name}"
         figures[PICTURE_NAME] = lambda path: plotting.plot_training_log(
-            result.log_history, path, metrics, title, chance=result.chance, tau=result.tau
+            result.log_history, path, metrics, title, chance=result.chance.get("validation"), tau=result.tau
         )
     if result.responses[1]:
         about, unit = f"Frequency response of each convolution of {output.name}", unit_of(result.data.tokenizer)

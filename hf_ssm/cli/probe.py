@@ -16,9 +16,11 @@ from hf_ssm.cli.checkpoints import (
     SEED,
     check_positive,
     data_settings,
+    data_words,
     load_config,
     load_model,
     public_name,
+    warn_of_chance,
 )
 from hf_ssm.cli.options.analysis import LABEL
 from hf_ssm.cli.probe_rows import (
@@ -92,6 +94,7 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
     data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
     examples, left_out = chosen_examples(args, probe, data)
     if launch.is_main():
+        warn_of_chance(args.checkpoint, tokenizer)
         print(mask_note(probe, data), _cost(probe, examples), sep="\n", flush=True)
     if args.overwrite_output:
         launch.on_main(lambda: [path.unlink() for path in args.output.glob(f"{RESULTS_NAME}*")])
@@ -230,8 +233,11 @@ def _write(
         _draw(folder, args, probe, data, examples, results, source, names)
         written = sorted(path.name for path in folder.iterdir())
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
-    what = command("report", args.checkpoint, "--output", args.output.parent / "report")
-    suggest((what, "theory report of the model"))
+    report = args.output.parent / "report"
+    dataset = [] if args.dataset is None else ["--dataset", args.dataset]
+    words = [*dataset, *data_words(args, labelled=True), "--output", report]
+    words += ["--overwrite-output"] if report.is_dir() else []
+    suggest((command("report", args.checkpoint, *words), "theory report of the model"))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

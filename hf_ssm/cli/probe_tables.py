@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hf_ssm.cli.probe_rows import Example, Rows
+from hf_ssm.data.records import Place
 from hf_ssm.plotting import describe_target
 from hf_ssm.probes import MaskingResult
 
@@ -13,19 +14,6 @@ TOKENS_NAME, BEDGRAPH_NAME = "tokens.tsv", "effect.bedgraph"
 # The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it.
 _REGION = re.compile(r"(?P<chrom>[^\s:]+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(\((?P<strand>[+-])\))?")
 _NAMES = ("name", "id", "sequence_name")
-
-
-class Place(NamedTuple):
-    """Contig, first base (0-based) and end of a sequence, and whether it is the reverse complement of that region."""
-
-    chrom: str
-    start: int
-    end: int
-    is_reversed: bool = False
-
-    def interval(self, first: int, last: int) -> tuple[int, int]:
-        """The region of the letters from `first` to before `last`."""
-        return (self.end - last, self.end - first) if self.is_reversed else (self.start + first, self.start + last)
 
 
 def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:

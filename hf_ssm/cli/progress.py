@@ -1,20 +1,23 @@
 """Progress of a training run: a bar with the loss and the time left, and a line for each evaluation."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
+
+from hf_ssm.training.run import RunProgress
 
 # Parts of the names of measurements of time.
 _TIMINGS = ("runtime", "per_second", "preparation_time")
 
 
-class TrainingProgress(TrainerCallback):
-    """A line for each evaluation during training, and in a terminal a bar; a context manager that ends the bar.
+class TrainingProgress(RunProgress):
+    """A line for each evaluation during training, below one of chance, and in a terminal a bar, which the end of the
+    context closes.
 
     Without a validation split there is a line for each epoch.
     """
@@ -135,6 +138,9 @@ class TrainingProgress(TrainerCallback):
         if names != self.columns:
             self._print("".join(f"{name:>{_width(name)}}" for name in ("epoch", "step", "train loss", *names)))
             self.columns = names
+            if self.chance and values:
+                shown = (f"{self.chance[name]:.4f}" if name in self.chance else "-" for name in values)
+                self._row(names, ["chance", "-", "-", *shown])
         loss = "-" if self.loss is None else f"{self.loss:.4f}"
         cells = [
             f"{state.epoch or 0:.2f}",
@@ -142,6 +148,9 @@ class TrainingProgress(TrainerCallback):
             loss,
             *(f"{value:.4f}" for value in values.values()),
         ]
+        self._row(names, cells)
+
+    def _row(self, names: Sequence[str], cells: Sequence[str]) -> None:
         row = zip(("epoch", "step", "train loss", *names), cells, strict=True)
         self._print("".join(f"{cell:>{_width(name)}}" for name, cell in row))
 

@@ -18,6 +18,7 @@ from hf_ssm.cli.checkpoints import (
     check_positive,
     chosen_rows,
     data_settings,
+    data_words,
     file_of,
     load_config,
     load_model,
@@ -70,8 +71,9 @@ def _run_report(args: argparse.Namespace) -> None:
         suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
     elif args.update_card:
         suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
-    else:
-        suggest((command("spectrum", settings.data["dataset"], "--model", args.checkpoint), "frequencies of its data"))
+    elif not data.has_pairs:
+        words = ["--model", args.checkpoint, *data_words(args, labelled=False)]
+        suggest((command("spectrum", settings.data["dataset"], *words), "frequencies of its data"))
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -5,33 +5,42 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm import plotting
-from hf_ssm.cli.options.sequences import SATURATION_HORIZON
+from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
+    keeps_case,
     load_sequence_model,
+    model_words,
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.variants import read_variants
-from hf_ssm.inference.evaluation import evaluate_scores
+from hf_ssm.data.variants import Variant, read_variants
+from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.saturation import Saturation
-from hf_ssm.inference.score import VariantScorer
+from hf_ssm.inference.score import REASONS, VariantScorer
 from hf_ssm.utils.evaluation import evaluating
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
+_SETTINGS = ("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by")
+# Columns of each record of a VCF file.
+_VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
+# Suffix of the metrics beside the scores.
+_METRICS = ".metrics.json"
 # Variants of a part of the output.
 _PART = 64
 
@@ -49,13 +58,16 @@ def run_score(args: argparse.Namespace) -> None:
     if args.svg and args.saturate is None:
         raise ValueError("--svg is for the figures of --saturate: leave it out")
     check_table_output(args.output)
+    check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         regions = None if args.saturate is None else _regions(args.saturate, genome)
+        args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
+        warn_of_chance(args.checkpoint, model.tokenizer)
         settings = {
-            **{name: getattr(args, name) for name in ("scores", "window", "horizon", "one_strand", "label_column")},
+            **{name: getattr(args, name) for name in _SETTINGS},
             "regions": regions,
             "checkpoint": checkpoint_facts(args, model),
             "files": [file_facts(path) for path in (args.variants, args.genome) if path is not None],
@@ -67,15 +79,25 @@ def run_score(args: argparse.Namespace) -> None:
             _score(args, model, genome, settings)
             if args.genome is not None:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                suggest((command("score", args.checkpoint, *region), "every substitution of a region, with a figure"))
+                # The model reads half a window, the region and the horizon at once.
+                horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
+                window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
+                line = command("score", args.checkpoint, *region, *window, *model_words(args))
+                suggest((line, "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
     scorer = VariantScorer(
-        model, genome, args.scores, window=args.window, horizon=args.horizon, both_strands=not args.one_strand
+        model,
+        genome,
+        args.scores,
+        window=args.window,
+        horizon=args.horizon,
+        both_strands=not args.one_strand,
+        keep_case=args.keep_case,
     )
-    info = [args.label_column] if args.label_column is not None else []
-    total = sum(1 for _ in read_variants(args.variants, info))
+    info = [name for name in (args.label_column, args.by) if name not in (None, *_VCF_COLUMNS)]
+    total = _checked(args, scorer, read_variants(args.variants, info))
     variants = with_progress(read_variants(args.variants, info), "variants", total)
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
@@ -89,12 +111,34 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
     )
 
 
+def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:
+    """Number of variants, after a check of all that the table and the metrics need besides the scores."""
+    names = [name for name in (args.label_column, args.by) if name is not None]
+    read: dict[str, list[Any]] = {name: [] for name in names}
+    count, columns = 0, set[str]()
+    for variant in variants:
+        count += 1
+        if not columns.issuperset(variant.columns):
+            columns.update(variant.columns)
+            scorer.check_columns(variant.columns)
+        for name in names:
+            read[name].append(variant.columns.get(name))
+    if names and count:
+        missing = [name for name in names if name not in columns]
+        if missing:
+            raise ValueError(f"{args.variants.name} has no column {missing[0]!r}; it has {', '.join(sorted(columns))}")
+        check_evaluation(pd.DataFrame(read, dtype=object), args.label_column, args.positive, args.by)
+    return count
+
+
 def _summarise(args: argparse.Namespace, table: Dataset) -> None:
-    reasons = Counter(re.sub(r"'.*?'|\d+", "...", why) for why in table["reason"] if why)
-    usable = len(table) - sum(reasons.values())
+    reasons, missing = (Counter(re.sub(r"'.*?'|\d+", "...", why) for why in table[name] if why) for name in REASONS)
+    usable = len(table) - reasons.total() - missing.total()
     print(f"{args.output} holds {len(table)} alleles, {usable} of them with all scores.")
     for reason, count in reasons.most_common():
         print(f"  {count} without: {reason}")
+    for reason, count in missing.most_common():
+        print(f"  {count} without {reason}")
     if args.label_column is not None:
         _print_metrics(args, table)
 
@@ -106,11 +150,12 @@ def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
         # The scores themselves are complete.
         print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
         return
-    print(f"| score | metric | value | standard error | variants |\n| {' | '.join(['---'] * 5)} |")
+    print(f"| score | metric | value | standard error | chance | variants |\n| {' | '.join(['---'] * 6)} |")
     for row in rows:
         spread = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
-        print(f"| {row['score']} | {row['metric']} | {row['value']:.4f} | {spread} | {row['variants']} |")
-    path = args.output.with_suffix(".metrics.json")
+        cells = row["score"], row["metric"], f"{row['value']:.4f}", spread, f"{row['chance']:.4f}", row["variants"]
+        print(f"| {' | '.join(map(str, cells))} |")
+    path = args.output.with_suffix(_METRICS)
     write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
     print(f"{path} holds these metrics.")
 
@@ -120,7 +165,12 @@ def _saturate(
 ) -> None:
     horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
     saturation = Saturation(
-        model, scores=args.scores, window=args.window, horizon=horizon, both_strands=not args.one_strand
+        model,
+        scores=args.scores,
+        window=args.window,
+        horizon=horizon,
+        both_strands=not args.one_strand,
+        keep_case=args.keep_case,
     )
 
     def compute(part: list[Region]) -> pa.Table:

@@ -1,6 +1,7 @@
 """What the commands that turn sequences into tables share: options, the model, progress."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,9 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model
+from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model, stored_settings
+from hf_ssm.data.columns import usual_column
+from hf_ssm.data.records import read_records, table_columns
 from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
@@ -82,6 +85,37 @@ def load_tokenizer(args: argparse.Namespace) -> Any:
     if args.trust_remote_code:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     return read_tokenizer(name)
+
+
+def sequence_column(args: argparse.Namespace) -> str:
+    """The column of the sequences in INPUT: that of the option, of the training, or one of a usual name."""
+    if args.sequence_column is not None:
+        return str(args.sequence_column)
+    columns = table_columns(args.input)
+    # Files of this name in other repositories have another content.
+    run = stored_settings(args.checkpoint) if columns and is_own_model(args.checkpoint) else {}
+    stored = run.get("data", {}).get("sequence_column")
+    chosen = stored if stored in columns else usual_column("sequence_column", columns)
+    if chosen is not None and chosen != "sequence":
+        print(f"Sequences are read from the column {chosen!r} of {args.input.name}.", file=sys.stderr)
+    column = str(chosen or stored or "sequence")
+    if columns and column not in columns:
+        next(read_records(args.input, column))  # raises the error before the model is loaded
+    return column
+
+
+def keeps_case(args: argparse.Namespace) -> bool:
+    """Whether lower-case bases stay so: by the option, or because the model was trained on them."""
+    run = {} if args.keep_case or not is_own_model(args.checkpoint) else stored_settings(args.checkpoint)
+    return args.keep_case or bool(run.get("data", {}).get("keep_case"))
+
+
+def model_words(args: argparse.Namespace) -> list[object]:
+    """The options of `add_model_options` that were given, for another command with the same model."""
+    words: list[object] = []
+    if args.tokenizer is not None:
+        words += ["--tokenizer", args.tokenizer]
+    return [*words, "--trust-remote-code"] if args.trust_remote_code else words
 
 
 def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any]:

@@ -113,7 +113,7 @@ def run_settings(args: argparse.Namespace) -> None:
                 console.print(textwrap.indent(textwrap.fill(meaning, _WIDTH), " " * 6), markup=False)
             console.print()
     console.print("Training also takes every field of transformers' TrainingArguments.")
-    options = "--family", args.family, "--set", "model.alpha=2", "--output", "runs/mine"
+    options = "--family", args.family, "--set", "model.rescale_init=true", "--output", "runs/mine"
     line = command("train", "--dataset", "my.csv", *options)
     suggest((line, "train with a setting"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import List
 from torch import Tensor
 
 from hf_ssm import S4Config, plotting
@@ -22,6 +23,7 @@ from hf_ssm.cli.checkpoints import (
     check_positive,
     chosen_rows,
     data_settings,
+    data_words,
     load_config,
     load_model,
     public_name,
@@ -30,10 +32,14 @@ from hf_ssm.cli.checkpoints import (
 from hf_ssm.cli.options.analysis import CONFIG_OPTIONS
 from hf_ssm.cli.sequences import with_progress
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.data.columns import usual_column
+from hf_ssm.data.labels import read_labels
+from hf_ssm.data.signals import is_signal
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 from hf_ssm.training.folder import check_output, locked
-from hf_ssm.training.inputs import RunData, load_data
+from hf_ssm.training.inputs import RunData, load_data, load_rows
+from hf_ssm.training.settings import RunSettings
 from hf_ssm.utils.files import staged_files
 
 SPECTRUM_NAME, PICTURE_NAME = "spectrum.json", "spectrum.png"
@@ -44,7 +50,7 @@ _INPUTS, _ALL_LAYERS = "inputs", "all layers"
 
 
 def run_spectrum(args: argparse.Namespace) -> None:
-    """`hf-ssm spectrum`: band edges of the spectrum of the data, and the α that they recommend."""
+    """`hf-ssm spectrum`: band edges of the spectrum of the data, and whether they give a reason to change α."""
     with nullcontext() if args.output is None else locked(args.output):
         _run_spectrum(args)
 
@@ -59,8 +65,6 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         config,
         "a spectrum",
         "sequence-classification",  # reads both texts and numbers
-        of_run=False,
-        sequence_column=args.sequence_column,
     )
     data = load_data(settings, labelled=False)
     rows = chosen_rows(data.splits, args.split, args.rows)
@@ -90,23 +94,47 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         with plotting.also_svg(args.svg):
             _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
     # α acts at initialisation: a checkpoint has no use for it.
-    if args.model is None and isinstance(alpha, AlphaRecommendation):
-        _suggest_training(args, planned, alpha)
+    if args.model is None:
+        trial = None if isinstance(alpha, str) else alpha.trial
+        _suggest_training(args, planned, trial, _fitting_task(settings))
 
 
-def _suggest_training(args: argparse.Namespace, planned: Mapping[str, Any], alpha: AlphaRecommendation) -> None:
-    """Print the command that trains the planned model on these data, with the geometric mean of the limits as α."""
-    scale = math.sqrt(math.prod(alpha.from_data[max(alpha.from_data)]))
-    if not math.isfinite(scale):
+def _fitting_task(settings: RunSettings) -> str | None:
+    """The task of `hf-ssm train` for the labels of the data; `None` without labels that a model of numbers needs."""
+    rows = load_rows(settings, labelled=False)["train"]
+    numbers = is_signal(rows.features[settings.sequence_column])
+    column = usual_column("label_column", rows.column_names)
+    if column is not None:
+        for targets in (False, True):
+            try:
+                _, feature = read_labels(column, list(rows[column]), "the data", str, targets)
+            except ValueError:
+                continue
+            if targets:
+                return "signal-regression" if numbers else "sequence-regression"
+            return "token-classification" if isinstance(feature, List) else "sequence-classification"
+    return None if numbers else "causal-lm"
+
+
+def _suggest_training(
+    args: argparse.Namespace, planned: Mapping[str, Any], trial: float | None, task: str | None
+) -> None:
+    """Print the command that trains the planned model on these data, and that with an α that is worth a trial."""
+    if task is None:
         return
-    settings = [f"model.alpha={scale:.3g}", *(f"model.{name}={value}" for name, value in planned.items())]
-    if args.sequence_column is not None:
-        settings.append(f"data.sequence_column={args.sequence_column}")
-    words = [word for setting in [*settings, *args.assignments] for word in ("--set", setting)]
-    for option, value in (("--tokenizer", args.tokenizer), ("--max-length", args.max_length)):
-        words += [] if value is None else [option, value]
-    what = command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", "runs/alpha")
-    suggest((what, "train with an α of the recommended range"))
+    kind: list[object] = [] if task == "sequence-classification" else ["--task", task]
+    settings = [f"model.{name}={value}" for name, value in planned.items()]
+
+    def training(output: str, *more: str) -> str:
+        words = kind + [word for setting in [*more, *settings] for word in ("--set", setting)]
+        words += data_words(args, labelled=True)
+        return command("train", "--dataset", args.dataset, "--family", "s4", *words, "--output", output)
+
+    steps = [(training("runs/default"), "train with the default α")]
+    if trial is not None:
+        what = "the same with the α of the trial: keep the better one on validation data"
+        steps.append((training("runs/alpha", f"model.alpha={trial:.3g}"), what))
+    suggest(*steps)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -209,8 +237,8 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
         return alpha
     low, high = alpha.time_steps
     lines = [
-        f"Largest useful frequency_scale (α), for Δ = {high:g} ... {low:g} (state size {alpha.state_size}, init "
-        f"{alpha.init!r}, {alpha.discretization}):",
+        f"Upper limits of frequency_scale (α), no values to aim at, for Δ = {high:g} ... {low:g} "
+        f"(state size {alpha.state_size}, init {alpha.init!r}, {alpha.discretization}):",
         f"  without the data   {_range(alpha.data_free)}",
     ]
     for share, limits in alpha.from_data.items():
@@ -219,7 +247,9 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
             f"  {share:.0%} of the power   {_range(limits)}   (below {edge:.4f} radians = {edge / (2 * math.pi):.4f} "
             "cycles per sample)"
         )
-    return "\n".join(lines)
+    if alpha.paper_note is not None:
+        lines.append(f"  {alpha.paper_note}")
+    return "\n".join([*lines, alpha.verdict])
 
 
 def _range(limits: tuple[float, float]) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 
@@ -15,3 +16,18 @@ def suggest(*steps: tuple[str, str], file: TextIO | None = None) -> None:
 def command(*words: object) -> str:
     """A command line of `hf-ssm` that a shell reads as these words."""
     return shlex.join(["hf-ssm", *map(str, words)])
+
+
+def with_options(words: Sequence[str], options: Mapping[str, str]) -> list[str]:
+    """The words of a command with other values of options, and without --set of the settings of the same name."""
+    settings = tuple(f"data.{option.removeprefix('--').replace('-', '_')}=" for option in options)
+    forms = tuple(f"{option}=" for option in options) + tuple(f"--set={setting}" for setting in settings)
+    kept: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in options or (word == "--set" and rest and rest[0].startswith(settings)):
+            rest = rest[1:]
+        elif not word.startswith(forms):
+            kept.append(word)
+    return [*kept, *(word for option in options.items() for word in option)]

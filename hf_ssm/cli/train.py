@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from hf_ssm import __version__, plotting
+from hf_ssm.cli.checkpoints import chance_note
 from hf_ssm.cli.figures import draw_run
+from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
@@ -23,14 +25,11 @@ from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, RunSettings, family_of
+from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
-
-# Settings of the section `data` that may be local paths, which do not belong on a public card.
-_PATHS = ("dataset", "validation_file", "test_file", "tokenizer")
 
 _COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
@@ -92,10 +91,14 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
             what = "values" if task == "sequence-regression" else "classes"
             steps.append((predict, f"{what} of other sequences"))
         if task == "sequence-classification":
-            probe = command("probe", output, "--rows", "4", "--output", output / "probe")
+            splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
+            chosen = [] if splits[0] == "test" else ["--split", splits[0]]
+            probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
             steps.append((probe, "which tokens a prediction needs"))
         if task in ("causal-lm", "masked-lm"):
-            score = command("score", output, "variants.vcf", "--genome", "genome.fa", "--output", "scores.csv")
+            limit, added = result.model.config.longest_input, result.data.tokenizer.num_special_tokens_to_add()
+            window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
+            score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
             steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
@@ -150,9 +153,13 @@ def _check_field(name: str) -> None:
 def finish(
     settings: RunSettings, result: RunResult, output: Path, repo_id: str | None, licence: str | None = None
 ) -> None:
-    """Print the results, write the card, and then the figures, without which the run is complete."""
+    """Print the results beside chance, write the card, and then the figures, without which the run is complete."""
     for split, values in result.results.items():
-        print(f"{split:>10}: " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+        chance = result.chance[split]
+        for name, numbers in ((split, values), ("chance", chance)):
+            print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
+        if note := chance_note(split, values, chance):
+            print(f"{'':>10}  {note}")
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, facts)
@@ -187,7 +194,8 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
             **{
                 f"data.{name}": value
                 for name, value in settings.data.items()
-                if name not in _PATHS and value != DATA_DEFAULTS.get(name)
+                # Local paths do not belong on a public card.
+                if name not in (*DATA_PATHS, "tokenizer") and value != DATA_DEFAULTS.get(name)
             },
             **{f"training.{name}": value for name, value in training.items()},
         },

@@ -1,7 +1,6 @@
 """Checks of arguments and columns; every message names the argument, its value and the rows."""
 
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hf_ssm.utils.hints import closest_name
@@ -25,35 +24,13 @@ def check_integer(argument: str, value: Any, least: int, most: int | None = None
         raise ValueError(f"{argument}={value!r}: give a whole number {bounds}.")
 
 
-def check_column(argument: str, column: str, columns: Sequence[str], source: str, remedy: str = "") -> None:
-    """Raise a `ValueError`, which ends with the remedy, if a column does not exist."""
+def check_column(argument: str, column: str, columns: Sequence[str], source: str) -> None:
+    """Raise a `ValueError` if a column does not exist."""
     if column not in columns:
         raise ValueError(
             f"{argument}={column!r}: {source} has no such column{did_you_mean(column, columns)}; its columns are "
-            f"{list(columns)}.{remedy and ' '}{remedy}"
+            f"{list(columns)}."
         )
-
-
-def column_remedy(argument: str, columns: Mapping[str, Sequence[Any]], option: str = "--set data.{}=") -> str:
-    """What to give for a missing column: the most likely one of `columns` (name to values), as argument and option."""
-    name = _likely_column(argument, columns)
-    unlabelled = "for data without labels: label_column=None (command: --task causal-lm)"
-    if name is None:
-        return f"{unlabelled[0].upper()}{unlabelled[1:]}." if argument == "label_column" else ""
-    remedy = f"If it is {name!r}: {argument}={name!r} (command: {option.format(argument)}{shlex.quote(name)})"
-    return f"{remedy}; {unlabelled}." if argument == "label_column" else f"{remedy}."
-
-
-def _likely_column(argument: str, columns: Mapping[str, Sequence[Any]]) -> str | None:
-    """For sequences the column of the longest texts, for labels the other column with the fewest different values."""
-    lengths = {
-        name: sum(map(len, values)) for name, values in columns.items() if all(isinstance(v, str) for v in values)
-    }
-    longest = max(lengths, key=lambda name: lengths[name], default=None)
-    if argument == "sequence_column":
-        return longest
-    counts = {name: len(set(map(str, values))) for name, values in columns.items() if name != longest}
-    return min(counts, key=lambda name: counts[name]) if counts and argument == "label_column" else None
 
 
 def check_sequences(

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from hf_ssm.data.files import opened
@@ -51,18 +52,37 @@ def _joined(name: str, parts: list[str]) -> str:
     return sequence
 
 
-def fasta_windows(path: Path, window: int, min_window: int) -> Columns:
+def in_capitals(sequence: str, path: Path) -> str:
+    """A sequence of a file in capitals; if that changes a letter, one line of the log says so."""
+    capitals = sequence.upper()
+    if capitals != sequence:
+        _note_capitals(path)
+    return capitals
+
+
+@lru_cache
+def _note_capitals(path: Path) -> None:
+    # Files are read several times.
+    logger.warning(
+        "%s: lower-case (soft-masked) letters are read as capitals; keep_case=True (--keep-case, or --set "
+        "data.keep_case=true for hf-ssm train) keeps them.",
+        path.name,
+    )
+
+
+def fasta_windows(path: Path, window: int, min_window: int, keep_case: bool = False) -> Columns:
     """Cut every record into consecutive windows of `window` bases, the last of at least `min_window` bases.
 
     Returns the columns `sequence`, `name` (of the record) and `start` (0-based). Windows of more than half N are
-    skipped, and their number is logged.
+    skipped, and their number is logged. Lower-case letters are read as capitals unless `keep_case`.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file is malformed, or no window is left.
     """
     windows, longest = [], 0
-    for name, sequence in read_fasta(path):
+    for name, letters in read_fasta(path):
+        sequence = letters if keep_case else in_capitals(letters, path)
         longest = max(longest, len(sequence))
         places = range(0, len(sequence) - min_window + 1, window)
         windows += [(sequence[place : place + window], name, place) for place in places]

@@ -3,8 +3,6 @@
 import gzip
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 
 from hf_ssm.data.checks import did_you_mean
 from hf_ssm.data.files import compression, decompress, opened
+from hf_ssm.utils.isolation import run_python
 
 __all__ = ["Genome", "Interval", "import_pysam", "quiet", "read_bed"]
 
@@ -79,7 +78,7 @@ class Genome:
         file, indices = _prepared(self.path, Path(self._folder.name))
         try:
             with quiet():
-                self._file: Any = pysam.FastaFile(str(file), **indices)
+                self._file: Any = pysam.FastaFile(str(file.absolute()), **indices)
         except (OSError, ValueError) as error:
             index = indices["filepath_index"]
             raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
@@ -180,6 +179,8 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
             if not text.strip() or text.startswith(b"#") or text.split()[0] in (b"track", b"browser"):
                 continue
             try:
+                if b"\0" in text:
+                    raise ValueError("it has a character NUL, as text in UTF-16: convert the file to UTF-8.")
                 fields = parse(text, len(text))
                 interval = _interval(fields)
                 genome.check(interval.chrom, interval.start, interval.stop)
@@ -260,9 +261,8 @@ def _check_letters(missing: bool, path: Path, name: str) -> None:
 
 def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:
     options = [part for pair in zip(("--fai-idx", "--gzi-idx"), indices, strict=False) for part in pair]
-    done = subprocess.run(
-        [sys.executable, "-c", _INDEX, str(file), *options], capture_output=True, text=True, errors="replace"
-    )
+    # An absolute path is neither an option nor, as "data:" is, a protocol of htslib.
+    done = run_python(_INDEX, str(file.absolute()), *options)
     if done.returncode:
         # The first line of the log is the cause, as in "[E::fai_build_core] Different line length in ...".
         cause = next((line for line in done.stderr.splitlines() if line.startswith("[E::")), done.stderr[-200:])

@@ -48,6 +48,7 @@ def load_sequences(
     seed: int = 0,
     window: int = 1024,
     min_window: int | None = None,
+    keep_case: bool = False,
     config_name: str | None = None,
     revision: str | None = None,
     pair_column: str | None = None,
@@ -80,6 +81,9 @@ def load_sequences(
     0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
     split with hidden labels (all -1) is dropped with a warning.
 
+    **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data
+    without "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
+
     **FASTA** records have no labels; they are cut into windows for language modelling.
 
     Local files are never cached.
@@ -97,6 +101,7 @@ def load_sequences(
         seed: Seed of the random split and of a generator.
         window: FASTA: bases per window.
         min_window: FASTA: least number of bases of the last window of a record; None (the default) means `window // 2`.
+        keep_case: FASTA: keep lower-case letters (soft-masked repeats), which are read as capitals by default.
         config_name: Hub: the configuration of a data set with several.
         revision: Hub: branch, tag or commit.
         pair_column: Column of a second text per row, for the classification of pairs.
@@ -115,7 +120,8 @@ def load_sequences(
     Raises:
         FileNotFoundError: A file or a Hub data set does not exist.
         ConnectionError: The Hub cannot be reached.
-        ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows.
+        ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows
+            (`MissingColumns` names all missing columns).
     """
     name = os.fspath(source)
     if isinstance(label_column, list) and not (targets and label_column):
@@ -143,7 +149,7 @@ def load_sequences(
         _refuse_table_options(name, files, column_names, quoted)
     if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
-        splits = {"train": _load_fasta(path, window, min_window)}
+        splits = {"train": _load_fasta(path, window, min_window, keep_case)}
     elif suffix in TABLE_SUFFIXES:
         needed = {**texts, **label_columns(label_column)}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
@@ -190,11 +196,11 @@ def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
     return generator(seed=seed, **options)
 
 
-def _load_fasta(path: Path, window: int, min_window: int | None) -> Dataset:
+def _load_fasta(path: Path, window: int, min_window: int | None, keep_case: bool) -> Dataset:
     check_integer("window", window, 1)
     least = max(1, window // 2) if min_window is None else min_window
     check_integer("min_window", least, 1, window)
-    return Dataset.from_dict(fasta_windows(path, window, least))
+    return Dataset.from_dict(fasta_windows(path, window, least, keep_case))
 
 
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Image, List
 
-from hf_ssm.data.checks import RowName, check_column, check_sequences, column_remedy
+from hf_ssm.data.checks import RowName, check_sequences
+from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.images import ImageOptions, images_to_pixels
 from hf_ssm.data.labels import check_no_missing, classes_in, label_columns, label_kind, merged_name, read_labels
 from hf_ssm.data.signals import check_signals, is_signal
@@ -45,12 +46,15 @@ def prepare(
     """
     splits = _named_splits(source, loaded)
     needed = {**text_columns, **label_columns(label_column)}
-    for argument, column in needed.items():
-        train = splits["train"]
-        if column not in train.column_names:
-            # Images would be decoded.
-            shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
-            check_column(argument, column, train.column_names, source, column_remedy(argument, shown[:_SHOWN]))
+    train = splits["train"]
+    for column, name in usual_columns(needed, train.column_names).items():
+        logger.warning("%s: the column %r is read as %r.", source, column, name)
+        splits = {key: split.rename_column(column, name) for key, split in splits.items()}
+    train = splits["train"]
+    if not set(needed.values()).issubset(train.column_names):
+        # Images would be decoded.
+        shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
+        check_columns(needed, {name: [] for name in train.column_names} | shown[:_SHOWN], source)
     if label_column is not None:
         if isinstance(label_column, str) and not targets:
             splits = _without_hidden_labels(source, splits, label_column)

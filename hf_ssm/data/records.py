@@ -4,20 +4,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet
 
-from hf_ssm.data.checks import check_column, column_remedy
-from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
+from hf_ssm.data.checks import check_column
+from hf_ssm.data.columns import check_columns
+from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
     "INPUT_FORMATS",
+    "Place",
     "Record",
     "as_records",
     "check_dna",
@@ -25,6 +26,8 @@ __all__ = [
     "is_dna",
     "read_records",
     "reverse_complement",
+    "table_columns",
+    "unknown_share",
 ]
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
@@ -37,6 +40,19 @@ _MOST_FOREIGN = 0.2
 _DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
 
 
+class Place(NamedTuple):
+    """Contig, first base (0-based) and end of a sequence, and whether it is the reverse complement of that region."""
+
+    chrom: str
+    start: int
+    end: int
+    is_reversed: bool = False
+
+    def interval(self, first: int, last: int) -> tuple[int, int]:
+        """The region of the letters from `first` to before `last`."""
+        return (self.end - last, self.end - first) if self.is_reversed else (self.start + first, self.start + last)
+
+
 @dataclass(frozen=True)
 class Record:
     """A sequence.
@@ -45,11 +61,15 @@ class Record:
         sequence: The letters.
         where: File and record, for messages.
         columns: What identifies the sequence in a table of results, such as its name; other columns of its row.
+        place: Where the sequence lies in a genome; `None` if that is unknown.
+        is_window: Whether the sequence is a part of a longer one.
     """
 
     sequence: str
     where: str
     columns: dict[str, Any] = field(default_factory=dict)
+    place: Place | None = None
+    is_window: bool = False
 
 
 def reverse_complement(sequence: str) -> str:
@@ -60,6 +80,11 @@ def reverse_complement(sequence: str) -> str:
 def is_dna(sequence: str) -> bool:
     """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
     return _DNA.issuperset(sequence)
+
+
+def unknown_share(sequence: str) -> float:
+    """Share of the letters of a sequence of DNA or RNA that name no single base, such as N; 0 without letters."""
+    return 1 - sum(map(sequence.count, "ACGTUacgtu")) / len(sequence) if sequence else 0.0
 
 
 def check_letters(sequence: str, where: str, remedy: str) -> None:
@@ -82,7 +107,9 @@ def check_dna(record: Record) -> None:
         )
 
 
-def read_records(path: Path, sequence_column: str = "sequence", genome: Path | None = None) -> Iterator[Record]:
+def read_records(
+    path: Path, sequence_column: str = "sequence", genome: Path | None = None, keep_case: bool = False
+) -> Iterator[Record]:
     """The sequences of a file: FASTA, a table (csv, tsv, json, jsonl, parquet), or intervals (BED) of a genome.
 
     All but parquet may be gzipped. FASTA and parquet are read bit by bit, other files at once.
@@ -91,6 +118,8 @@ def read_records(path: Path, sequence_column: str = "sequence", genome: Path | N
         path: The file; the suffix determines the format.
         sequence_column: The column of the sequences in a table. All other columns are kept.
         genome: FASTA file in which BED intervals are looked up; on strand "-" the reverse complement is taken.
+        keep_case: Whether lower-case letters of FASTA records and of BED intervals stay so. By default they are read as
+            capitals, and a line of the log says so. Those of tables always stay.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -102,10 +131,11 @@ def read_records(path: Path, sequence_column: str = "sequence", genome: Path | N
         need = "a BED file needs a genome: give its FASTA file" if genome is None else "only a BED file takes a genome"
         raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
     if genome is not None:
-        yield from _bed_records(path, genome)
+        yield from _bed_records(path, genome, keep_case)
     elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path):
-            yield Record(sequence, f"{path.name}, record {name!r}", {"name": name})
+            letters = sequence if keep_case else in_capitals(sequence, path)
+            yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):
         for row, cells in enumerate(_rows(path, suffix, sequence_column), start=1):
             yield _checked(Record(cells.pop(sequence_column), f"{path.name}, row {row}", cells))
@@ -114,35 +144,40 @@ def read_records(path: Path, sequence_column: str = "sequence", genome: Path | N
         raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
 
 
+def table_columns(path: Path) -> list[str]:
+    """Names of the columns of a table; empty for files of other formats.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It cannot be read.
+    """
+    suffix = bare_suffix(path)
+    if suffix == ".parquet":
+        with opened(path, "rb") as file:
+            return list(pyarrow.parquet.ParquetFile(file).schema_arrow.names)
+    return list(read_table(path, [])) if suffix in TABLE_SUFFIXES else []
+
+
 def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     if suffix == ".parquet":
-        with opened(path, "rb") as file:
-            table = pyarrow.parquet.ParquetFile(file)
-            check_column("sequence_column", sequence_column, table.schema_arrow.names, path.name)
-            for batch in table.iter_batches(1024):
-                yield from batch.to_pylist()
+        check_columns({"sequence_column": sequence_column}, {name: [] for name in table_columns(path)}, path.name)
+        yield from parquet_rows(path)
         return
     columns = read_table(path, [sequence_column])
-    if sequence_column not in columns:
-        remedy = column_remedy("sequence_column", columns, "--sequence-column ")
-        check_column("sequence_column", sequence_column, list(columns), path.name, remedy)
-    for name, values in columns.items():
-        try:
-            pa.array(values)
-        except pa.ArrowException as error:
-            raise ValueError(f"{path.name}: the values of the column {name!r} differ in type: {error}.") from error
-    for row in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, row, strict=True))
+    check_columns({"sequence_column": sequence_column}, columns, path.name)
+    yield from table_rows(columns, path.name)
 
 
-def _bed_records(path: Path, fasta: Path) -> Iterator[Record]:
+def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:
     with Genome(fasta) as genome:
         for line, interval in read_bed(path, genome):
             sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
-            if interval.strand == "-":
+            sequence = sequence if keep_case else in_capitals(sequence, fasta)
+            place = Place(interval.chrom, interval.start, interval.stop, interval.strand == "-")
+            if place.is_reversed:
                 sequence = reverse_complement(sequence)
-            yield Record(sequence, f"{path.name}, line {line}", interval.columns)
+            yield Record(sequence, f"{path.name}, line {line}", interval.columns, place)
 
 
 def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iterator[Record]:

@@ -38,7 +38,7 @@ def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarra
     if "train" not in rows:
         raise ValueError(
             f"split_column: {source} has no rows of split 'train' (found "
-            f"{sorted({str(v) for v in values})[:10]}); mark the training rows, or pass split_column=None "
+            f"{sorted({str(v)[:40] for v in values})[:10]}); mark the training rows, or pass split_column=None "
             "for a random split."
         )
     return rows

@@ -6,24 +6,32 @@ the table.
 
 import csv
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 from datasets import Dataset
 
-from hf_ssm.data.checks import check_column, column_remedy
+from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.splits import rows_of_splits
+
+logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 """Column name to its values, all of one length."""
 
 SPLIT_COLUMN = "split"
 """The default split column, which a table may lack; a split column of any other name is required."""
+
+# Cells of a table in memory; rows of json with names of their own have mostly empty ones.
+_MOST_CELLS = 10**8
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
 
@@ -129,13 +137,88 @@ def read_table(
     return columns
 
 
+def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table, one after the other.
+
+    Raises:
+        ValueError: The values of a column differ in type, or have none in Arrow, such as integers beyond 64 bits; the
+            table of results could not hold them.
+    """
+    for name, values in columns.items():
+        _check_values(name, values, f"{source}: ")
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file, read bit by bit.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read, has two columns of one name, maps, or a value that Python has no type for.
+    """
+    with opened(path, "rb") as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        schema = table.schema_arrow
+        if len(set(schema.names)) < len(schema.names):
+            raise ValueError(f"the column names {schema.names} are not unique.")
+        for field in schema:
+            if _has_map(field.type):
+                raise ValueError(
+                    f"the column {field.name!r} is of the type {field.type}, which a table of results cannot hold: "
+                    "remove or convert it."
+                )
+        for batch in table.iter_batches(1024):
+            columns = [_python_values(name, column) for name, column in zip(schema.names, batch.columns, strict=True)]
+            for row in zip(*columns, strict=True):
+                yield dict(zip(schema.names, row, strict=True))
+
+
+def _check_values(name: str, values: list[Any], where: str = "") -> None:
+    """Raise `ValueError` unless Arrow has one type for all values of a column, as a table of results has to."""
+    try:
+        pa.array(values)
+    except (pa.ArrowException, OverflowError, RecursionError, UnicodeError) as error:
+        cause = "are integers beyond 64 bits" if isinstance(error, OverflowError) else "differ in type"
+        cause = "are no text in UTF-8" if isinstance(error, UnicodeError) else cause
+        raise ValueError(
+            f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or "
+            "remove the column."
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    """Whether a type is, or contains, a map, whose entries pyarrow makes tuples of."""
+    return pa.types.is_map(kind) or any(_has_map(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _python_values(name: str, column: pa.Array) -> list[Any]:
+    try:
+        values = list(column.to_pylist())
+    # Dates beyond the year 9999, and unknown time zones, for example.
+    except (pa.ArrowException, ArithmeticError, LookupError, ValueError) as error:
+        raise ValueError(f"the column {name!r} has a value that cannot be read ({_line(error)}): remove it.") from error
+    _check_values(name, values)
+    return values
+
+
 def _read(
     path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
 ) -> Columns:
+    """The columns of a table; those of a usual name get the default name that is missing."""
     columns = read_table(path, texts, column_names, quoted)
-    for argument, column in needed.items():
-        if column not in columns:
-            check_column(argument, column, list(columns), path.name, column_remedy(argument, columns))
+    renamed = usual_columns(needed, columns)
+    for column, name in renamed.items():
+        logger.warning("%s: the column %r is read as %r.", path.name, column, name)
+    renamed_texts = {column for column, name in renamed.items() if name in texts}
+    if renamed_texts:  # texts such as "0110" were read as numbers
+        columns = read_table(path, texts | renamed_texts, column_names, quoted)
+    columns = {renamed.get(column, column): values for column, values in columns.items()}
+    check_columns(needed, columns, path.name)
     return columns
 
 
@@ -209,6 +292,11 @@ def _read_json(text: str, by_line: bool) -> Columns:
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
     names = dict.fromkeys(name for row in content for name in row)
+    if len(names) * len(content) > _MOST_CELLS:
+        raise ValueError(
+            f"{len(content)} rows with {len(names)} different names make a table of more than {_MOST_CELLS} cells: "
+            "give all rows the same names."
+        )
     return {name: [row.get(name) for row in content] for name in names}
 
 
@@ -219,6 +307,6 @@ def _dataset(columns: Columns, source: str) -> Dataset:
         except (ValueError, TypeError, OverflowError, RecursionError) as error:  # Arrow's conversion errors
             raise ValueError(
                 f"source={source!r}: the column {name!r} has values of different types, or lists that are nested too "
-                f"deeply ({error}); give all of its values one type, or remove it."
+                f"deeply ({_line(error)}); give all of its values one type, or remove it."
             ) from error
     return Dataset.from_dict(columns)

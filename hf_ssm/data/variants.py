@@ -1,23 +1,25 @@
 """Variants, from VCF files and tables, and the windows of sequence around their alleles."""
 
+import gzip
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet
+from typing import Any, TextIO
 
 from hf_ssm.data.files import bare_suffix, compression, decompress
 from hf_ssm.data.genome import Genome, import_pysam, quiet
-from hf_ssm.data.records import reverse_complement
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
+from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
 __all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
 
 _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
+# The first base, by the alphabet, of those that each letter but N stands for (VCF 4.3, section 1.6.1, REF).
+_FIRST_BASES = str.maketrans("RYSWKMBDHVryswkmbdhv", "ACCAGACAAAaccagacaaa")
 # Columns that are never read as numbers, such as the contig "1".
 _TEXTS = tuple(form for name in (*_PLACE, *_PAIR, "#chrom") if name != "pos" for form in (name, name.upper()))
 
@@ -76,12 +78,9 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
     if suffix == ".vcf":
         yield from _read_vcf(path, tuple(info))
     elif suffix == ".parquet":
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        yield from as_variants((row for batch in batches for row in batch.to_pylist()), path.name)
+        yield from as_variants(parquet_rows(path), path.name)
     elif suffix in TABLE_SUFFIXES:
-        columns = read_table(path, _TEXTS)
-        rows = zip(*columns.values(), strict=True)
-        yield from as_variants((dict(zip(columns, row, strict=True)) for row in rows), path.name)
+        yield from as_variants(table_rows(read_table(path, _TEXTS), path.name), path.name)
     else:
         known = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
         raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, all but .parquet also with .gz.")
@@ -101,27 +100,55 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
     """The variants of a file that pysam can read; `path` is its name in messages."""
     count = 0
     try:
-        with quiet(), import_pysam().VariantFile(str(file)) as found:
+        with quiet(), import_pysam().VariantFile(str(file)) as found, _opened(file) as lines:
             if unknown := [name for name in info if name not in found.header.info]:
                 known = ", ".join(found.header.info) or "none"
                 raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {known}.")
-            for record in found:
-                yield from _alleles(record, info)
+            floats = {name for name in info if found.header.info[name].type == "Float"}
+            texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
+            for record, line in zip(found, texts, strict=False):
+                yield from _alleles(record, info, _texts(line, floats))
                 count += 1
-    except OSError as error:
+    except (OSError, EOFError) as error:
         raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r}: the record after number {count} is no text in UTF-8.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
             raise
         raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
 
 
-def _alleles(record: Any, info: tuple[str, ...]) -> Iterator[Variant]:
+def _opened(file: Path) -> TextIO:
+    """The lines of a VCF file, plain or of bgzip."""
+    text: Any = gzip.open if compression(file) else open
+    lines: TextIO = text(file, "rt", encoding="utf-8", errors="replace")
+    return lines
+
+
+def _texts(line: str, names: set[str]) -> dict[str, str]:
+    """INFO fields of a line as they stand in the file: htslib rounds numbers to single precision."""
+    # A line has eight columns or more.
+    pairs = (field.partition("=") for field in "".join(line.rstrip("\r\n").split("\t")[7:8]).split(";"))
+    return {name: value for name, _, value in pairs if name in names}
+
+
+def _alleles(record: Any, info: tuple[str, ...], floats: dict[str, str]) -> Iterator[Variant]:
     shared = {"chrom": record.chrom, "pos": record.pos, "id": record.id, "ref": record.ref}
     alts = record.alts or (None,)
+    values = {name: _floats(name, floats[name]) if name in floats else record.info.get(name) for name in info}
     for number, alt in enumerate(alts):
-        own = {name: _info(record.info.get(name), number, len(alts)) for name in info}
+        own = {name: _info(values[name], number, len(alts)) for name in info}
         yield _placed({**shared, "alt": alt, **own}, record.chrom, record.pos, record.ref or "", alt or "")
+
+
+def _floats(name: str, text: str) -> Any:
+    """The number, or the numbers, of an INFO field; `None` for a missing one."""
+    try:
+        numbers = tuple(None if part in ("", ".") else float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"the INFO field {name}={text[:40]} is no number, as its header declares.") from error
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _info(value: Any, number: int, count: int) -> Any:
@@ -164,7 +191,15 @@ def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`vari
 
 
 def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
-    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt))
+    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt) or _ambiguity(ref, alt))
+
+
+def _ambiguity(ref: str, alt: str) -> str:
+    """Which letter of the alleles stands for several bases; "" if none does. In a reference allele, N only."""
+    for allele, letters in ((ref, "N"), (alt, AMBIGUOUS_LETTERS)):
+        if found := [letter for letter in allele.upper() if letter in letters]:
+            return f"allele {allele[:20]!r} has the ambiguous letter {found[0]!r}"
+    return ""
 
 
 def _fault(ref: str, alt: str) -> str:
@@ -190,7 +225,8 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
 
     The windows of a strand begin with the same `left` bases. The alleles and the bases behind them fill `right` more,
     so that both windows have equal lengths, also for insertions and deletions. At the end of a contig both are shorter
-    by the same number.
+    by the same number. An ambiguous base of the genome at the reference allele is the first base, by the alphabet, of
+    those that it stands for.
 
     Args:
         variant: The variant; sequences without a place are cut to the length of the shorter one.
@@ -214,12 +250,13 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     if variant.start < 0 or stop > size:
         return f"position is outside of the contig, which has {size} bases"
     found = genome.fetch(chrom, variant.start, stop)
-    if found.upper() != variant.ref.upper():
+    # In the case of the genome, which marks repeats.
+    ref = found.translate(_FIRST_BASES)
+    if variant.ref.upper() not in (found.upper(), ref.upper()):
         return f"reference is {found[:20]!r} in {genome.path.name}"
     if max(len(variant.ref), len(variant.alt)) > right:
         return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
-    # In the case of the genome, which marks repeats.
-    ref, alt = found, variant.alt.lower() if found.islower() else variant.alt.upper()
+    alt = variant.alt.lower() if found.islower() else variant.alt.upper()
     reach = max(left, right)
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""

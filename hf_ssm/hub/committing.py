@@ -1,11 +1,12 @@
 """One commit per push: which files of a folder are uploaded, and which stale files the same commit deletes."""
 
+import logging
 import mmap
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -13,10 +14,32 @@ from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.hub.client import redact, retry
 from hf_ssm.hub.eval_results import is_eval_result
+from hf_ssm.hub.scanning import header_size, printable, scan
 from hf_ssm.models.bundle import HEADER
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
 
+logger = logging.getLogger(__name__)
+
+# Suffixes of the files that are uploaded, in small letters: neither code, pickles nor archives.
+_TEXTS = (
+    ".json",
+    ".md",
+    ".txt",
+    ".yaml",
+    ".yml",
+    ".jinja",
+    ".csv",
+    ".tsv",
+    ".svg",
+    ".html",
+    ".bedgraph",
+    ".bib",
+    ".cff",
+)
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_BINARIES = (".safetensors", ".model", ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".parquet", *_PICTURES)
+_NAMES = ("license", "notice", ".gitattributes", ".gitignore")
 IGNORED = (
     *("checkpoint-*", "checkpoint-*/**", "last-checkpoint/**", "_*", "**/__pycache__/**", "*.tmp"),
     # The arguments of a run may contain a token.
@@ -25,7 +48,7 @@ IGNORED = (
     "*events.out.tfevents.*",
     *(".git/**", "**/.git/**", ".cache/**", "**/.cache/**"),
 )
-"""Patterns of files that belong to a run or to a tool rather than to the model; never uploaded."""
+"""Patterns, in small letters, of files that belong to a run or to a tool rather than to the model; never uploaded."""
 
 # Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
 _HUB_FILES = frozenset({".gitattributes", ".gitignore"})
@@ -39,7 +62,22 @@ _SECRETS = re.compile(
     rb"|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"  # GitHub
     rb"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY"
 )
-_HEAD_BYTES, _LARGE_BYTES = 8192, 10 * 2**20
+# Each secret contains one of these, for which a search is a hundred times faster.
+_MARKS = (
+    b"hf_",
+    b"api_org_",
+    b"sk-",
+    b"AKIA",
+    b"ASIA",
+    *(b"gh%c_" % c for c in b"opsur"),
+    b"github_pat_",
+    b"PRIVATE KEY",
+)
+# Bytes of a large binary file that are searched at either end; bytes that are searched at once, and the overlap, which
+# is longer than any token.
+_END_BYTES, _PIECE, _OVERLAP = 10 << 20, 16 << 20, 4096
+# What a commit or other systems cannot have in a name: control characters, bytes that are not UTF-8.
+_ODD_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
 # Conflict, precondition failed: the branch has moved since it was listed.
 _BRANCH_MOVED = (409, 412)
 
@@ -49,43 +87,69 @@ def is_weights(path: str) -> bool:
     return _WEIGHTS.fullmatch(path) is not None
 
 
-def folder_files(folder: Path) -> dict[str, Path]:
+def folder_files(folder: Path, also: Sequence[str] = ()) -> dict[str, Path]:
     """The files of a folder to upload, as path in the repository -> local path.
 
+    Only files with a suffix of data, texts or pictures are uploaded; others are named in a warning. Pickled weights
+    are uploaded only from a folder without safetensors.
+
+    Args:
+        folder: The folder.
+        also: Patterns of other files to upload, such as code that was just written.
+
     Raises:
-        ValueError: A file is hidden (its name or a folder begins with a dot), or is a symbolic link out of the folder.
+        ValueError: A file is hidden (its name or a folder begins with a dot), is a symbolic link out of the folder or
+            a broken one, is not a regular file, or has a name that a repository cannot have.
     """
-    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
-    files: dict[str, Path] = {}
-    refused = []
-    for name in filter_repo_objects(paths, ignore_patterns=list(IGNORED)):
-        path = paths[name]
-        if _leads_out(path, folder):
-            refused.append(f"{name} (a symbolic link out of the folder)")
-        elif not path.is_file():
-            continue
+    files, irregular = scan(folder)
+    wanted = set(filter_repo_objects([*files, *irregular], ignore_patterns=list(IGNORED), key=str.lower))
+    named = wanted & set(filter_repo_objects(files, allow_patterns=list(also)))
+    refused = {name: what for name, what in irregular.items() if name in wanted}
+    for name in wanted & files.keys() - named:
+        if _ODD_NAME.search(name):
+            refused[name] = "a name with a control character, a backslash or bytes that are not UTF-8"
         elif name not in _HUB_FILES and not is_eval_result(name) and any(p.startswith(".") for p in name.split("/")):
-            refused.append(f"{name} (a hidden file)")
-        else:
-            files[name] = path
+            refused[name] = "a hidden file"
     if refused:
+        listed = ", ".join(f"{_redacted(name)} ({what.removeprefix('is ')})" for name, what in sorted(refused.items()))
         raise ValueError(
-            f"{str(folder)!r} contains files that a push does not upload: {redact(', '.join(refused))}. Move them "
-            "out of the folder, and replace a link by the file itself if it belongs to the model"
+            f"{str(folder)!r} contains files that a push does not upload: {redact(listed)}. Move them out of the folder"
         )
-    return files
+    unsuitable = _unsuitable(wanted - named)
+    if unsuitable:
+        listed = ", ".join(f"{_redacted(name)}{what}" for name, what in sorted(unsuitable.items()))
+        logger.warning(
+            "Files of %r that are not uploaded: %s. Upload those that belong to the model with `hf upload`",
+            *(str(folder), redact(listed)),
+        )
+    return {name: path for name, path in files.items() if name in wanted and name not in unsuitable}
+
+
+def _unsuitable(names: Set[str]) -> dict[str, str]:
+    """Names that are not on the list of suffixes, and pickled weights beside others; with a remark in parentheses."""
+    has_safetensors = any(is_weights(name) and ".safetensors" in name for name in names)
+    unsuitable = {}
+    for name in names:
+        if is_weights(name) and ".bin" in name:
+            if has_safetensors:
+                unsuitable[name] = " (pickled weights beside safetensors)"
+        elif not name.lower().endswith((*_TEXTS, *_BINARIES)) and name.lower().rpartition("/")[2] not in _NAMES:
+            unsuitable[name] = ""
+    return unsuitable
 
 
 def check_secrets(files: Mapping[str, Path], token: str | bool | None = None) -> None:
     """Raise a `ValueError` that names the files with an access token (also `token` itself) or a private key.
 
-    Weights and large binary files are not searched.
+    Searched are names and contents, also those of 16 or 32 bits per character; of safetensors their headers, and of
+    other large binary files both ends.
     """
     own = [secret.strip().encode() for secret in (token, get_token()) if isinstance(secret, str) and secret.strip()]
-    found = [name for name, path in files.items() if not is_weights(name) and _has_secret(path, own)]
+    found = [f"the name of {_redacted(name, own)}" for name in files if _redacted(name, own) != printable(name)]
+    found += [_redacted(name, own) for name, path in files.items() if _has_secret(path, own)]
     if found:
         raise ValueError(
-            f"access token or private key found in {redact(', '.join(found))}: remove it from the file, and revoke it "
+            f"access token or private key found in {', '.join(found)}: remove it from the file, and revoke it "
             "if anybody else may have seen it"
         )
 
@@ -159,22 +223,45 @@ def stage(files: Mapping[str, Path], folder: Path, linked: Callable[[str], bool]
     return staged
 
 
-def _leads_out(path: Path, folder: Path) -> bool:
-    """Whether a path is a symbolic link to a file elsewhere; a snapshot in the Hub's cache links to the blobs there."""
-    home, target = folder.resolve(), path.resolve()
-    is_snapshot = home.parent.name == "snapshots"
-    allowed = [home, home.parents[1] / "blobs"] if is_snapshot else [home]
-    return path.is_symlink() and not any(target.is_relative_to(place) for place in allowed)
+def _redacted(name: str, own: Sequence[bytes] = ()) -> str:
+    """The name of a file for a message, with "[token]" in place of secrets."""
+    content = _SECRETS.sub(b"[token]", os.fsencode(name))
+    for secret in own:
+        content = content.replace(secret, b"[token]")
+    return printable(os.fsdecode(content))
 
 
 def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
-    size = path.stat().st_size
-    if size == 0:
+    if path.stat().st_size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if size > _LARGE_BYTES and b"\0" in content[:_HEAD_BYTES]:
-            return False
-        return any(content.find(secret) >= 0 for secret in own) or _SECRETS.search(content) is not None
+        return any(
+            any(secret in piece for secret in own)
+            or (any(mark in piece for mark in _MARKS) and _SECRETS.search(piece) is not None)
+            for start, stop in _searched(path, len(content))
+            for piece in _pieces(content, start, stop)
+        )
+
+
+def _searched(path: Path, size: int) -> list[tuple[int, int]]:
+    """The parts of a file in which text may be."""
+    name = path.name.lower()
+    header = header_size(path) if name.endswith(".safetensors") else None
+    if header is not None:
+        return [(0, header)]
+    if name.endswith(_TEXTS) or size <= 2 * _END_BYTES:
+        return [(0, size)]
+    return [(0, _END_BYTES), (size - _END_BYTES, size)]
+
+
+def _pieces(content: mmap.mmap, start: int, stop: int) -> Iterator[bytes]:
+    """Overlapping pieces of a file; again without zeros, which makes ASCII of text of 16 or 32 bits per character."""
+    for first in range(start, stop, _PIECE):
+        # With the byte before it, because a token is the start of a word.
+        piece = content[max(first - 1, start) : min(first + _PIECE + _OVERLAP, stop)]
+        yield piece
+        if b"\0" in piece:
+            yield piece.replace(b"\0", b"")
 
 
 def _own_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:

@@ -2,13 +2,14 @@
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, parse_eval_result_entries
 
 from hf_ssm.hub.card import CardFacts
+from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["EVAL_RESULTS", "eval_result_problems", "is_eval_result", "write_eval_results"]
@@ -18,6 +19,7 @@ EVAL_RESULTS = ".eval_results/hf_ssm.yaml"
 
 # An entry has one value: the first of these metrics that was measured.
 _METRICS = ("accuracy", "perplexity", "mse", "token_accuracy")
+_FOLDER = ".eval_results/"
 _NAME = re.compile(r"\.eval_results/[^/.][^/]*\.yaml")
 
 
@@ -56,15 +58,18 @@ def write_eval_results(folder: str | Path, facts: CardFacts, revision: str | Non
     return path
 
 
-def eval_result_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """Path and description of the files of evaluation results that the Hub would reject."""
-    for path in sorted(folder.glob(".eval_results/*")):
-        name = path.relative_to(folder).as_posix()
+def eval_result_problems(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Path and description of those files of a folder that the Hub would reject as evaluation results."""
+    for name, path in files.items():
+        if not name.startswith(_FOLDER):
+            continue
         if not is_eval_result(name):
             yield name, "is not a .yaml file of evaluation results"
             continue
         try:
-            entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+            check_yaml(text)
+            entries = parse_eval_result_entries(yaml.safe_load(text))
             if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
                 raise ValueError("`value` must be a number")
         except Exception as error:  # of the YAML library, or of a wrong structure

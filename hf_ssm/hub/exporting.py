@@ -10,7 +10,6 @@ creates the folder completely or not at all.
 
 import copy
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ssm.hub.card import write_default_card
 from hf_ssm.models.registry import FAMILIES, HEADS
+from hf_ssm.utils.files import scratch_folder
 
 __all__ = ["auto_class_of", "export"]
 
@@ -76,8 +76,8 @@ def export(
     if target.is_dir() and any(target.iterdir()):
         raise FileExistsError(f"{str(target)!r} is not empty: choose the name of a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        whole = Path(scratch, "whole")
+    with scratch_folder(target.parent) as scratch:
+        whole = scratch / "whole"
         model.save_pretrained(whole)
         if tokenizer is not None:
             saved = copy.deepcopy(tokenizer)

@@ -9,11 +9,11 @@ build/torch-cuda/ torch-rocm/ torch-cpu/
 import ast
 import hashlib
 import json
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 from hf_ssm.ops import backends
+from hf_ssm.utils.files import scratch_folder
 
 __all__ = ["save_kernels"]
 
@@ -132,8 +132,8 @@ def save_kernels(folder: str | Path) -> Path:
     files = _package_files()
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        made = Path(scratch) / "repository"
+    with scratch_folder(target.parent) as scratch:
+        made = scratch / "repository"
         _write(
             made,
             {

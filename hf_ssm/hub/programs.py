@@ -5,7 +5,6 @@ neither hf_ssm nor (for ONNX) torch is needed to run it.
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, 
 from hf_ssm.hub.exporting import auto_class_of
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.registry import HEADS
+from hf_ssm.utils.files import scratch_folder
 
 __all__ = ["FORMATS", "export_program"]
 
@@ -80,8 +80,8 @@ def export_program(
     finally:
         model.train(was_training)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        whole = Path(scratch, "whole")
+    with scratch_folder(target.parent) as scratch:
+        whole = scratch / "whole"
         exported.save_pretrained(whole)
         # Replaces an empty folder.
         whole.rename(target)

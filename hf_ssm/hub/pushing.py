@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import AutoTokenizer
 
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
-from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, retry, user_errors
+from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, redact, retry, user_errors
 from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
 from hf_ssm.hub.exporting import auto_class_of, export
+from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.hub.sources import suggestion
 from hf_ssm.hub.verifying import Problem, check_folder, family_of
 from hf_ssm.models.registry import Family
@@ -71,7 +73,7 @@ def push(
         folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]), license=license)
         _address_card(folder, repo_id)
         done = push_files(
-            folder_files(folder),
+            folder_files(folder, also=["*.py"]),
             repo_id,
             keep={CARD_NAME},
             private=private,
@@ -95,7 +97,8 @@ def push_folder(
     """Push the folder of a model (of `export`, `save_pretrained` or a run) as one commit, proved as by `push`.
 
     The code in the commit is written anew by the installed package, for a folder without code, too. Checkpoints and
-    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded.
+    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded. Neither are files other than weights,
+    settings, texts, tables and pictures, such as pickles; a warning names them.
 
     Args:
         folder: With `config.json` and weights; it is not changed.
@@ -119,8 +122,9 @@ def push_folder(
     family, outdated = check_model(folder)
     if outdated:
         logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, outdated)))
-    # The code of the folder is left out.
-    files = {name: path for name, path in folder_files(folder).items() if not name.endswith(".py")}
+    # The code of the folder is left out without a warning: it is replaced.
+    listed = folder_files(folder, also=["*.py"])
+    files = {name: path for name, path in listed.items() if not name.endswith(".py")}
     _check_contents(files, token)
     check_can_push(repo_id, HfApi(token=token))
     options = [*(("--revision", revision) if revision else ()), *(("--private",) if private else ())]
@@ -131,7 +135,7 @@ def push_folder(
         _prove(staged, family)
         _address_card(staged, repo_id)
         done = push_files(
-            folder_files(staged),
+            folder_files(staged, also=["*.py"]),
             repo_id,
             private=private,
             revision=revision,
@@ -218,7 +222,9 @@ def check_model(folder: Path) -> tuple[Family, list[Problem]]:
     problems = check_folder(folder)
     refused = [problem for problem in problems if not problem.is_own_code]
     if refused:
-        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {'; '.join(map(str, refused))}")
+        # The name of a file may contain a token.
+        listed = redact("; ".join(map(str, refused)))
+        raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {listed}")
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
@@ -252,6 +258,9 @@ def _check_contents(files: Mapping[str, Path], token: str | None) -> None:
     check_secrets(files, token)
     if CARD_NAME in files:
         try:
-            ModelCard(files[CARD_NAME].read_text(encoding="utf-8"), ignore_metadata_errors=False)
+            card = files[CARD_NAME].read_text(encoding="utf-8")
+            if (metadata := REGEX_YAML_BLOCK.search(card)) is not None:
+                check_yaml(metadata[2], with_aliases=True)
+            ModelCard(card, ignore_metadata_errors=False)
         except Exception as error:  # of the YAML library, or about the metadata
             raise ValueError(f"{CARD_NAME} has invalid metadata: {error}") from error

@@ -5,11 +5,7 @@ No Python file found in a folder is run, and the process has no access to tokens
 
 import copy
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +20,7 @@ from hf_ssm.hub.clean_process import training_step
 from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.isolation import run_python
 
 __all__ = ["probe_inputs", "prove_export"]
 
@@ -32,7 +29,6 @@ _ROWS, _LONGEST = 2, 48
 _TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
 # What loading a model reads from a folder; code is not among it.
 _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
-_SECRET = re.compile("CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN", re.IGNORECASE)
 
 
 def prove_export(
@@ -144,13 +140,10 @@ def _run(
         "threads": torch.get_num_threads(),
         "results": str(scratch / "results.safetensors"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", Path(__file__).with_name("clean_process.py").read_text(encoding="utf-8")],
+    done = run_python(
+        Path(__file__).with_name("clean_process.py").read_text(encoding="utf-8"),
         input=json.dumps(job),
-        text=True,
-        capture_output=True,
-        check=False,
-        env=_environment(scratch) | {"HF_SSM_KERNELS": "torch"},
+        environment=_environment(scratch) | {"HF_SSM_KERNELS": "torch"},
         cwd=scratch,
     )
     if done.returncode != 0:
@@ -161,10 +154,9 @@ def _run(
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """The environment without secrets, in which nothing can be downloaded and all caches are empty."""
-    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    """Variables with which nothing can be downloaded and all caches are empty."""
     places = {"HF_HOME": "home", "HF_HUB_CACHE": "hub", "HF_MODULES_CACHE": "modules", "HF_TOKEN_PATH": "token"}
-    return kept | {name: str(scratch / place) for name, place in places.items()} | {"HF_HUB_OFFLINE": "1"}
+    return {name: str(scratch / place) for name, place in places.items()} | {"HF_HUB_OFFLINE": "1"}
 
 
 _STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}

@@ -115,7 +115,7 @@ def save_space(
     # The page runs the code of the package; dot files of a repository (evaluation results) are not those of a Space.
     own = {
         path: file
-        for path, file in (folder_files(Path(checkpoint)) if is_local else {}).items()
+        for path, file in (folder_files(Path(checkpoint), also=["*.py"]) if is_local else {}).items()
         if not path.endswith(".py") and not path.startswith(".")
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def push_space(
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_space(checkpoint, Path(scratch, "space"), title=title, package=package)
         done = push_files(
-            folder_files(folder),
+            folder_files(folder, also=["app.py", f"{_PACKAGE}/*.py"]),
             repo_id,
             repo_type="space",
             private=private,
@@ -175,8 +175,12 @@ def push_space(
 
 def _code(package: Path) -> dict[str, Path]:
     """The files of the installed package."""
-    found = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*")) if path.is_file()}
-    return {name: path for name, path in found.items() if "__pycache__" not in name}
+    suffixes = {".py", ".md"}
+    return {
+        path.relative_to(package).as_posix(): path
+        for path in sorted(package.rglob("*"))
+        if path.suffix in suffixes and path.is_file()
+    }
 
 
 def _dependencies() -> list[str]:

@@ -1,13 +1,15 @@
 """Verification of a checkpoint: consistency of a folder, checksums of a repository on the Hub, and foreign code.
 
-The client checks the size of a download only; `verify` compares the cached copy with the checksums of the Hub.
+The client checks the size of a download only; `verify` compares the cached copy with the checksums of the Hub. A folder
+may come from anybody: `hf_ssm.hub.scanning` lists it, and nothing is read if it has links to the outside, devices or
+files too large to parse.
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.eval_results import eval_result_problems
+from hf_ssm.hub.scanning import Problem, header_size, oversized, scan
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
@@ -30,26 +33,11 @@ __all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Numbers that are read at once.
 _PIECE = 1 << 22
+# Bytes. A tensor has about 100 in the header of its file, and takes a few kilobytes of memory when names are compared.
+_LARGEST_HEADER = 16 << 20
+_MOST_PROBLEMS = 1000
 # Keys of JSON files whose values name Python classes to load with `trust_remote_code=True`.
 _CODE_KEYS = ("auto_map", "custom_pipelines")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem with one file.
-
-    Attributes:
-        path: Path in the folder or repository.
-        what: Description.
-        is_own_code: Whether the file is marked as code of hf_ssm, which a push writes anew.
-    """
-
-    path: str
-    what: str
-    is_own_code: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +67,9 @@ def verify(
     code is what the installed version of hf_ssm writes. Evaluation results must have the form of the Hub. For a
     repository on the Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
 
+    Links out of the folder, broken links, devices, FIFOs, sockets, and JSON files of more than 16 MiB together (40 MiB
+    for a tokenizer) are problems, with which nothing is read. Links from the cache of the Hub to its blobs are none.
+
     Args:
         source: A folder, or USER/NAME.
         revision: Branch, tag or commit of a repository; by default the cached state of main.
@@ -94,7 +85,7 @@ def verify(
     if folder.is_dir():
         if revision is not None:
             raise ValueError(f"revision={revision!r} is for a repository on the Hub, but {str(source)!r} is a folder")
-        checked = sum(path.is_file() for path in folder.iterdir())
+        checked = sum("/" not in name for name in scan(folder)[0])
         return Verification(None, checked, (), tuple(check_folder(folder)))
     try:
         check_source(source, cache_dir=cache_dir, token=token)
@@ -112,12 +103,18 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
         elsewhere: Names of files that may be absent, for a cache that has only part of a repository.
     """
     folder = Path(folder)
-    found = [problem for check in (_check_weights, _check_config) for problem in check(folder, elsewhere)]
+    files, refused = scan(folder)
+    unread = [Problem(name, what) for name, what in refused.items()] or list(oversized(files))
+    if unread:
+        return unread
+    found = [*_check_weights(folder, files, elsewhere), *_check_config(folder, elsewhere)]
     # The content of files is of interest only if they can be read.
-    checks = [_check_json, _check_eval_results, _check_code]
-    if not found:
-        checks.insert(0, _check_model)
-    return found + [problem for check in checks for problem in check(folder, elsewhere)]
+    found += [] if found else _check_model(folder)
+    results = (Problem(path, what) for path, what in eval_result_problems(files))
+    others = chain(_check_json(files), results, _check_code(folder, files, elsewhere))
+    # A file may name any amount of foreign code.
+    found += islice(others, _MOST_PROBLEMS + 1)
+    return found if len(found) <= _MOST_PROBLEMS else [*found[:_MOST_PROBLEMS], Problem(".", "has more problems")]
 
 
 def family_of(folder: Path) -> Family | None:
@@ -129,14 +126,20 @@ def family_of(folder: Path) -> Family | None:
     return next((family for family in FAMILIES.values() if family.config_class.model_type == model_type), None)
 
 
-def _check_weights(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+def _at_top(files: Mapping[str, Path], suffix: str) -> Iterator[Path]:
+    """The files of a suffix, in capitals or not, that are not in folders below."""
+    yield from (path for name, path in files.items() if "/" not in name and name.lower().endswith(suffix))
+
+
+def _check_weights(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) -> Iterator[Problem]:
     """Check the headers of safetensors files, and an index against its shards."""
     tensors: dict[str, set[str] | None] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _at_top(files, ".safetensors"):
         tensors[path.name] = None
         try:
-            if not path.is_file():
-                raise OSError("not a regular file")
+            if (header_size(path) or 0) > _LARGEST_HEADER:
+                yield Problem(path.name, f"has a header of more than {_LARGEST_HEADER} bytes, which is not read")
+                continue
             with safe_open(path, framework="pt") as file:
                 tensors[path.name] = set(file.keys())
         except (OSError, SafetensorError) as error:
@@ -188,7 +191,7 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         yield Problem(_CONFIG, _reason(error, path))
 
 
-def _check_model(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+def _check_model(folder: Path) -> Iterator[Problem]:
     """Compare the weights with those that the configuration asks for, and look for numbers that are not finite."""
     family = family_of(folder)
     if family is None:
@@ -203,7 +206,11 @@ def _check_model(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         except Exception as error:  # a wrong value may raise anything
             yield Problem(_CONFIG, _reason(error, folder / _CONFIG))
     for path in files:
-        spoiled = list(_not_finite(path))
+        try:
+            spoiled = list(_not_finite(path))
+        except Exception as error:  # torch lacks operations for some types
+            yield Problem(path.name, f"cannot be read: {_reason(error, path)}")
+            continue
         if spoiled:
             yield Problem(path.name, f"has NaN or infinite numbers in {_listed(spoiled)}")
 
@@ -240,20 +247,9 @@ def _not_finite(path: Path) -> Iterator[str]:
     """Names of the tensors of a safetensors file with NaN or infinite numbers."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - the file is not iterable
-            if not all(_is_finite(piece) for piece in _pieces(file, name)):
+            # A view of the mapped file, whatever its shape: memory is needed for one piece.
+            if not all(map(_is_finite, file.get_tensor(name).flatten().split(_PIECE))):
                 yield name
-
-
-def _pieces(file: Any, name: str) -> Iterator[Tensor]:
-    """A tensor of a safetensors file, read piece by piece."""
-    tensor = file.get_slice(name)
-    shape = tensor.get_shape()
-    if not shape:
-        yield file.get_tensor(name)
-        return
-    rows = max(1, _PIECE // max(1, math.prod(shape[1:])))
-    for start in range(0, shape[0], rows):
-        yield tensor[start : start + rows]
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -268,8 +264,8 @@ def _listed(names: Iterable[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    for path in sorted(folder.glob("*.json")):
+def _check_json(files: Mapping[str, Path]) -> Iterator[Problem]:
+    for path in _at_top(files, ".json"):
         if path.name not in (_CONFIG, _INDEX):
             try:
                 json.loads(path.read_bytes())
@@ -277,25 +273,23 @@ def _check_json(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
                 yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
 
 
-def _check_eval_results(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
-    yield from (Problem(path, what) for path, what in eval_result_problems(folder))
-
-
-def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+def _check_code(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) -> Iterator[Problem]:
     """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
     family, installed = family_of(folder), f"hf_ssm {sys.modules['hf_ssm'].__version__}"
     config_class: Any = None if family is None else family.config_class
     expected = {} if family is None else bundle(config_class)
     own = set() if family is None else set(auto_map(family).values())
-    for path in sorted(folder.rglob("*.py")):
-        name, content = path.relative_to(folder).as_posix(), path.read_bytes() if path.is_file() else b""
-        if not content.startswith(f"{HEADER} ".encode()):
+    # Some file systems ignore the case of names.
+    for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
+        code = expected.get(path.name, "").encode()
+        start = _start(path, max(len(code), len(HEADER.encode())) + 1)
+        if not start.startswith(f"{HEADER} ".encode()):
             yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
         # Checkpoints of a training run, in folders below, have the same code.
-        elif content != expected.get(path.name, "").encode():
+        elif start != code:
             what = f"has been changed, or is of another version: it is not what {installed} writes"
             yield Problem(name, what, is_own_code=True)
-    for path in sorted(folder.glob("*.json")):
+    for path in _at_top(files, ".json"):
         for key, reference in _code_references(path):
             if not isinstance(reference, str):
                 yield Problem(path.name, f"`{key}` must map Auto classes to names of classes, got {reference!r}")
@@ -303,26 +297,27 @@ def _check_code(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
-            elif path.name == _CONFIG and key == "auto_map" and _is_older_code(folder, reference, own):
+            elif path.name == _CONFIG and key == "auto_map" and _is_older_code(files, reference, own):
                 what = f"`{key}` refers to code of another version of hf_ssm: {reference!r}"
                 yield Problem(path.name, what, is_own_code=True)
             elif path.name != _CONFIG or key != "auto_map" or reference not in own:
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
-            elif f"{module}.py" not in elsewhere and not (folder / f"{module}.py").is_file():
+            elif f"{module}.py" not in elsewhere and f"{module}.py" not in files:
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
 
 
-def _is_older_code(folder: Path, reference: str, own: Set[str]) -> bool:
+def _is_older_code(files: Mapping[str, Path], reference: str, own: Set[str]) -> bool:
     """Whether `file.Class` names a class of the family in a file with the header of another version's code."""
     module, _, name = reference.partition(".")
-    path = folder / f"{module}.py"
+    path, header = files.get(f"{module}.py"), f"{HEADER} ".encode()
     is_class_of_family = name in {other.partition(".")[2] for other in own}
-    return (
-        reference not in own
-        and is_class_of_family
-        and path.is_file()
-        and path.read_bytes().startswith(f"{HEADER} ".encode())
-    )
+    return reference not in own and is_class_of_family and path is not None and _start(path, len(header)) == header
+
+
+def _start(path: Path, size: int) -> bytes:
+    """The first bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(size)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

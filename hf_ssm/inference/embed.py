@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
 from hf_ssm.inference.model import Batch, Encoded, SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Windows, groups_of
+from hf_ssm.inference.windows import GENOME_SPAN, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
@@ -62,7 +62,8 @@ def embed(
         The columns of the inputs without the sequences, and `embedding`, a list of D numbers (float32; float64 for a
         model in float64), or `embedding_<layer>` for each of several layers. Where one sequence gives several rows:
         also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one after
-        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence.
+        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence. Windows and
+        tokens of intervals of a genome also have `genome_start` and `genome_end`, the same letters in the contig.
 
     Raises:
         TypeError: `inputs` is no iterable of sequences.
@@ -150,7 +151,10 @@ class Embedder:
                 yield _extended(record, {"record": number}) if self._of_tokens else record
                 continue
             for window in self._windows.of(number, record):
-                yield _extended(window.cut(), {"record": number, "start": window.start, "end": window.stop})
+                columns = {"record": number, "start": window.start, "end": window.stop}
+                if record.place is not None and not self._of_tokens:
+                    columns |= dict(zip(GENOME_SPAN, record.place.interval(window.start, window.stop), strict=True))
+                yield _extended(window.cut(), columns)
 
     def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
         """The table of the sequences of several groups."""
@@ -165,6 +169,11 @@ class Embedder:
             rows = [row for row, found in zip(rows, vectors, strict=True) for _ in found]
             letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
             own |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
+            places = [record.place for record, found in zip(records, vectors, strict=True) for _ in found]
+            if None not in places:
+                pairs = zip(places, letters.tolist(), strict=True)
+                spans = torch.tensor([place.interval(*span) for place, span in pairs if place is not None])
+                own |= dict(zip(GENOME_SPAN, spans.unbind(1), strict=True))
         own |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
         names = dict.fromkeys(name for record in records for name in record.columns)
         if taken := sorted(names.keys() & own.keys()):

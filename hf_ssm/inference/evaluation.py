@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from hf_ssm.inference.score import SCORES
 
-__all__ = ["evaluate_scores"]
+__all__ = ["check_evaluation", "evaluate_scores"]
 
 # Samples of variants, and of groups, for the standard error.
 _BOOTSTRAPS, _GROUP_BOOTSTRAPS = 200, 1000
@@ -31,30 +31,52 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
 
     Returns:
         A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
-        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `variants`, and `groups`.
+        `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `chance` (the value
+        expected of a score that knows nothing of the label), `variants`, and `groups`.
 
     Raises:
         ValueError: A column is missing, or there are not two classes.
         ImportError: scikit-learn is not installed, and the label has two classes.
     """
-    for name, column in (("label", label), ("by", by)):
-        if column is not None and column not in scored.column_names:
-            raise ValueError(f"`{name}`={column!r} is no column; the table has {', '.join(scored.column_names)}.")
     frame = scored.to_pandas()
-    labels = _labels(frame[label], positive, label)
-    is_binary = labels.dropna().isin((0, 1)).all()
-    if is_binary and find_spec("sklearn") is None:
-        raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"')
-    if is_binary and labels.nunique() < 2:
-        raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
+    labels, is_binary = check_evaluation(frame, label, positive, by)
     rows = []
     for score in (name for name in SCORES if name in frame):
         known = frame[score].notna() & labels.notna()
+        if labels[known].nunique() < (2 if is_binary else 1):
+            raise ValueError(
+                f"`label`={label!r}: of the variants with the score {score!r}, none has a label or all have the same."
+            )
         values, own = frame[score][known].to_numpy(), labels[known].to_numpy(dtype=float)
         groups = np.zeros(len(own), dtype=int) if by is None else frame[by][known].astype(str).to_numpy()
         for metric in ("auroc", "auprc", "spearman") if is_binary else ("spearman",):
             rows.append({"score": score, "metric": metric} | _metric(metric, score, own, values, groups, by, seed))
     return Dataset.from_list(rows)
+
+
+def check_evaluation(
+    frame: pd.DataFrame, label: str, positive: Any = None, by: str | None = None
+) -> tuple[pd.Series, bool]:
+    """Check the arguments of `evaluate_scores` against the columns of a table, also before it has scores.
+
+    Returns:
+        The labels as numbers, and whether they are two classes, 0 and 1.
+
+    Raises:
+        ValueError, ImportError: As for `evaluate_scores`.
+    """
+    for name, column in (("label", label), ("by", by)):
+        if column is not None and column not in frame:
+            raise ValueError(f"`{name}`={column!r} is no column; the table has {', '.join(frame)}.")
+    labels = _labels(frame[label], positive, label)
+    is_binary = bool(labels.dropna().isin((0, 1)).all())
+    if is_binary and find_spec("sklearn") is None:
+        raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"')
+    if is_binary and labels.nunique() < 2:
+        raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
+    if by is not None and labels.groupby(frame[by].astype(str)).nunique().max() < 2:
+        raise ValueError(f"`by`={by!r}: no group has variants of both classes.")
+    return labels, is_binary
 
 
 def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
@@ -83,7 +105,11 @@ def _metric(
         value = _value(metric, score, labels, values)
         draws = (rng.integers(0, len(labels), len(labels)) for _ in range(_BOOTSTRAPS))
         samples = [_value(metric, score, labels[draw], values[draw]) for draw in draws if np.ptp(labels[draw]) > 0]
-        return {"value": value, "standard_error": _deviation(samples), "variants": len(labels), "groups": None}
+        chance = _chance(metric, labels)
+        return {
+            **{"value": value, "standard_error": _deviation(samples), "chance": chance},
+            **{"variants": len(labels), "groups": None},
+        }
     parts = [groups == name for name in np.unique(groups)]
     parts = [part for part in parts if np.ptp(labels[part]) > 0]
     if not parts:
@@ -95,9 +121,15 @@ def _metric(
     return {
         "value": float(np.average(found, weights=counts)),
         "standard_error": _deviation(samples),
+        "chance": float(np.average([_chance(metric, labels[part]) for part in parts], weights=counts)),
         "variants": int(counts.sum()),
         "groups": len(parts),
     }
+
+
+def _chance(metric: str, labels: np.ndarray) -> float:
+    """The expected value of a metric for random scores; the average precision is then the share of positive labels."""
+    return {"auroc": 0.5, "auprc": float(labels.mean()), "spearman": 0.0}[metric]
 
 
 def _deviation(samples: list[Any]) -> float | None:

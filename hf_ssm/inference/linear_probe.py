@@ -123,18 +123,24 @@ def check_labels(labels: Sequence[Any], folds: int = 5) -> np.ndarray:
 def probe_table(result: dict[str, Any]) -> str:
     """The result of `linear_probe` as text."""
     layers = {name: metrics for name, metrics in result.items() if name.startswith("embedding")}
-    share = max(result["classes"].values()) / result["rows"]
+    chance = _chance(result["classes"])
     lines = [f"linear probe, {result['folds']} folds of {result['rows']} rows, {len(result['classes'])} classes"]
-    lines.append(f"{'':<14}{'metric':<10}{'mean':>8}{'error':>8}{'deviation':>11}")
+    lines.append(f"{'':<14}{'metric':<10}{'mean':>8}{'error':>8}{'deviation':>11}{'chance':>8}")
     for name, metrics in layers.items():
         for metric, values in metrics.items():
-            numbers = f"{values['mean']:>8.4f}{values['error']:>8.4f}{values['deviation']:>11.4f}"
+            numbers = f"{values['mean']:>8.4f}{values['error']:>8.4f}{values['deviation']:>11.4f}{chance[metric]:>8.4f}"
             lines.append(f"{name:<14}{metric:<10}{numbers}")
     lines.append(
-        f"error: standard error of the mean, corrected for overlapping training sets; deviation: over the folds; the "
-        f"most frequent class has {share:.1%} of the rows"
+        "error: standard error of the mean, corrected for overlapping training sets; deviation: over the folds; "
+        "chance: of always predicting the most frequent class"
     )
     return "\n".join(lines)
+
+
+def _chance(counts: dict[str, int]) -> dict[str, float]:
+    """The metrics of always predicting the most frequent class, given the number of rows of each."""
+    share = max(counts.values()) / sum(counts.values())
+    return {"accuracy": share, "f1": 2 * share / (1 + share) / len(counts), "mcc": 0.0, "auroc": 0.5}
 
 
 def _values(embeddings: Dataset, values: str | Sequence[Any], argument: str) -> list[Any]:

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna, unknown_share
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
-from hf_ssm.tokenization import reads_only_dna
+from hf_ssm.tokenization import needs_capitals, reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
-__all__ = ["Batch", "Encoded", "SequenceModel"]
+__all__ = ["MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"]
 
-# A text with a larger share of unknown tokens is of another alphabet.
-_MOST_UNKNOWN = 0.5
+MOST_UNKNOWN = 0.5
+"""A text with a larger share of unknown tokens is of another alphabet; a window of DNA tells a model too little."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,41 @@ class Batch:
     outputs: Any
 
 
+class UnknownLetters:
+    """Counts the sequences of DNA that consist mostly of letters such as N, of which a model knows little.
+
+    Args:
+        of_dna: Whether all sequences are of DNA; otherwise those are of DNA in which all letters are.
+
+    Attributes:
+        is_dna: Whether all sequences so far are of DNA.
+        total: Number of sequences so far.
+        mostly: Number of those with more unknown letters than `MOST_UNKNOWN`.
+    """
+
+    def __init__(self, of_dna: bool):
+        self._of_dna, self.is_dna, self.total, self.mostly = of_dna, True, 0, 0
+
+    def add(self, sequence: str) -> None:
+        self.total += 1
+        self.is_dna = self._of_dna or (self.is_dna and is_dna(sequence))
+        self.mostly += self.is_dna and unknown_share(sequence) > MOST_UNKNOWN
+
+    @property
+    def any_mostly(self) -> bool:
+        """Whether a sequence of DNA has mostly unknown letters."""
+        return self.is_dna and self.mostly > 0
+
+    def note(self, result: str) -> str:
+        """A sentence about these sequences, "" without any; `result` names what is computed of them."""
+        if not self.any_mostly:
+            return ""
+        return (
+            f"{self.mostly} of {self.total} sequences or windows consist of more than {MOST_UNKNOWN:.0%} letters that "
+            f"name no base, such as N: their {result} say little."
+        )
+
+
 class SequenceModel:
     """Reads texts in batches of similar length.
 
@@ -69,6 +104,8 @@ class SequenceModel:
         head: Kind of prediction: "class", "tokens", "causal", "masked", or `None` for a model without a head.
         longest: Longest input in tokens; `None` without a limit.
         tokens: Number of tokens that the model has read so far, padding included.
+        reads_only_dna: Whether the tokens are made of bases.
+        needs_capitals: Whether the tokenizer reads lower-case (soft-masked) bases otherwise than capitals.
 
     Raises:
         ValueError: The tokenizer is not a fast one, `max_tokens_per_batch` is not positive, or the model has an encoder
@@ -94,17 +131,22 @@ class SequenceModel:
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
-        self._reads_only_dna = reads_only_dna(tokenizer)
+        self.reads_only_dna = reads_only_dna(tokenizer)
+        self.needs_capitals = needs_capitals(tokenizer)
         self._known = inspect.signature(self.model.forward).parameters
 
     def check_letters(self, record: Record) -> None:
         """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
-        if self._reads_only_dna:
+        if self.reads_only_dna:
             remedy = "remove the row, or train a model of such letters (hf-ssm train --tokenizer byte)"
             check_letters(record.sequence, record.where, remedy)
 
-    def encode(self, records: Sequence[Record]) -> list[Encoded]:
+    def encode(self, records: Sequence[Record], *, refuse_unknown: bool = True) -> list[Encoded]:
         """The tokens of each sequence, special tokens included.
+
+        Args:
+            records: The sequences.
+            refuse_unknown: Whether mostly unknown tokens are an error, unless the sequence is a window of a longer one.
 
         Raises:
             ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
@@ -120,6 +162,8 @@ class SequenceModel:
         encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
         for record, own in zip(records, encoded, strict=True):
             self._check(record, own)
+            if refuse_unknown and not record.is_window:
+                self._check_unknown(record, own)
         return encoded
 
     @staticmethod
@@ -140,18 +184,34 @@ class SequenceModel:
                 "most as many (`window`, --window)."
             )
         self.check_letters(record)
-        unknown = self.tokenizer.unk_token_id
-        if unknown is None:
+
+    def _check_unknown(self, record: Record, encoded: Encoded) -> None:
+        unknown = encoded.letters[self._is_unknown(encoded)].tolist()
+        count = int((~encoded.special).sum())
+        if len(unknown) <= MOST_UNKNOWN * count:
             return
-        share = float((encoded.ids[~encoded.special] == unknown).double().mean())
-        # Regions of DNA may consist of ambiguous letters; proteins hold most of these, too.
-        letters = AMBIGUOUS_LETTERS if is_dna(record.sequence) else "N"
-        ambiguous = sum(map(record.sequence.upper().count, letters)) / len(record.sequence)
-        if share - ambiguous > _MOST_UNKNOWN:
+        # Regions of DNA may consist of ambiguous letters; proteins hold most of these, too. A token of several letters
+        # is unknown if one of them is.
+        letters = set(AMBIGUOUS_LETTERS if is_dna(record.sequence) else "N")
+        unexplained = sum(letters.isdisjoint(record.sequence[start:stop].upper()) for start, stop in unknown)
+        if unexplained > MOST_UNKNOWN * count:
             raise ValueError(
-                f"{record.where}: {share:.0%} of {record.sequence[:40]!r}... is unknown to the tokenizer: is it of "
-                "another alphabet (a protein, RNA) or in the other case?"
+                f"{record.where}: {len(unknown) / count:.0%} of {record.sequence[:40]!r}... is unknown to the "
+                "tokenizer: is it of another alphabet (a protein, RNA) or in the other case?"
             )
+
+    def _is_unknown(self, encoded: Encoded) -> Tensor:
+        """Whether each token `(L,)` is the unknown token in the place of letters."""
+        unknown = self.tokenizer.unk_token_id
+        return (encoded.ids == (-1 if unknown is None else unknown)) & ~encoded.special
+
+    def unknown_letters(self, record: Record, encoded: Encoded) -> np.ndarray:
+        """Whether each letter of a DNA sequence is ambiguous, such as N, or part of an unknown token; `(letters,)`."""
+        letters = np.frombuffer(record.sequence.upper().encode("ascii", "replace"), dtype=np.uint8)
+        is_unknown = np.isin(letters, np.frombuffer(AMBIGUOUS_LETTERS.encode(), dtype=np.uint8))
+        for start, stop in encoded.letters[self._is_unknown(encoded)].tolist():
+            is_unknown[start:stop] = True
+        return is_unknown
 
     def run(self, encoded: Sequence[Encoded], **options: Any) -> Iterator[Batch]:
         """Read the texts in batches of similar length, the longest first.

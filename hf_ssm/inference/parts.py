@@ -5,10 +5,9 @@ the parts are joined to the output, again in one step, and the folder is removed
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +16,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.utils.files import lock_file, replacing, unlock_file, write_text_atomically
 
 __all__ = ["TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of", "write_in_parts"]
 
@@ -27,6 +26,8 @@ T = TypeVar("T")
 
 TABLE_OUTPUTS = (".csv", ".tsv", ".parquet")
 _SETTINGS = "settings.json"
+# Key in the file of the settings: the facts of an earlier output, which stays until the new one replaces it.
+_REPLACES = "output that is replaced"
 
 
 def table_of(items: Iterable[T], function: Callable[[list[T]], pa.Table], part_size: int = 1024) -> Dataset:
@@ -62,7 +63,8 @@ def write_in_parts(
         function: As for `table_of`; all tables have the same columns.
         settings: All that the table depends on, in JSON types.
         part_size: Number of items of a part.
-        overwrite: Replace an existing output and the parts of another run.
+        overwrite: Replace an existing output, which stays until the new one is complete, and delete the parts of
+            another run.
         join: Writes the tables of all parts to a temporary path; default `join_table`.
         skipped: Called with the items of each part that an earlier call has finished.
 
@@ -129,7 +131,7 @@ class Parts:
         self.folder = output.with_name(f".{output.name}.parts")
         self._settings = json.loads(json.dumps(dict(settings)))
         self._overwrite = overwrite
-        self._lock = FileLock(output.with_name(f".{output.name}.lock"))
+        self._lock: FileLock | None = None
         self.count = 0
         self.is_joined = False
 
@@ -137,34 +139,36 @@ class Parts:
         if self.output.is_dir():
             raise ValueError(f"output {str(self.output)!r} is a folder: give a file.")
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout as error:
-            raise BlockingIOError(f"output {str(self.output)!r} is being written by another process.") from error
+        lock = self.output.with_name(f".{self.output.name}.lock")
+        self._lock = lock_file(lock, f"output {str(self.output)!r} is being written by another process.")
         try:
             self._open()
         except BaseException:
-            self._release()
+            unlock_file(self._lock)
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.count == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._release()
-
-    def _release(self) -> None:
-        # Before the release: afterwards the file may be that of another process.
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-        self._lock.release()
+        assert self._lock is not None
+        unlock_file(self._lock)
 
     def _open(self) -> None:
         remedy = "choose another file, or replace it (--overwrite-output)"
-        if self._overwrite:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.output.unlink(missing_ok=True)
+        if self.folder.is_symlink() or self.folder.is_file():
+            raise FileExistsError(
+                f"output {str(self.output)!r}: {str(self.folder)!r}, where its parts are stored, is not a folder: "
+                "delete it, or choose another file."
+            )
+        if self._overwrite and self.folder.exists():
+            shutil.rmtree(self.folder)
         stored = self._stored_settings()
-        if not self._path(0).exists() and not self.output.exists():
+        replaces = None if stored is None else stored.pop(_REPLACES, None)
+        earlier = file_facts(self.output) if self.output.exists() else None
+        # An output that these parts are to replace is not their result.
+        is_kept = earlier is not None and earlier == replaces
+        if not self._path(0).exists() and (earlier is None or is_kept):
             # Nothing would be lost.
             stored = None
         if stored is not None and stored != self._settings:
@@ -173,28 +177,36 @@ class Parts:
                 f"output {str(self.output)!r}: {str(self.folder)!r} holds parts of a run with other settings "
                 f"({', '.join(changed)}): {remedy}, or repeat the earlier command."
             )
-        if self.output.exists():
-            if stored is None:
-                raise ValueError(f"output {str(self.output)!r} exists: {remedy}.")
-            shutil.rmtree(self.folder)
-            self.is_joined = True
-        elif stored is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if earlier is not None and stored is None and not self._overwrite:
+            raise ValueError(f"output {str(self.output)!r} exists: {remedy}.")
+        if stored is None:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
             self.folder.mkdir()
-            write_text_atomically(self.folder / _SETTINGS, json.dumps(self._settings))
+            content = self._settings | ({} if earlier is None else {_REPLACES: earlier})
+            write_text_atomically(self.folder / _SETTINGS, json.dumps(content))
+        elif earlier is not None and not is_kept:
+            self._delete()
+            self.is_joined = True
         while self._path(self.count).exists():
             self.count += 1
 
-    def _stored_settings(self) -> Any:
+    def _stored_settings(self) -> dict[str, Any] | None:
         path = self.folder / _SETTINGS
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError):
+            # A damaged file is that of no settings.
+            return {}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.arrow"
 
     def add(self, table: pa.Table) -> None:
         """Store the next part."""
-        with _written_whole(self._path(self.count)) as path, pa.ipc.new_file(str(path), table.schema) as writer:
+        with self._written_whole(self._path(self.count)) as path, pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
         self.count += 1
 
@@ -213,25 +225,21 @@ class Parts:
 
     def join(self, join: Callable[[Iterator[pa.Table], Path], None]) -> None:
         """Write the output from all parts, and remove them."""
-        with _written_whole(self.output) as path:
+        with self._written_whole(self.output) as path:
             join(self.tables(), path)
+        self._delete()
+
+    def _delete(self) -> None:
+        """Remove the parts of a finished output."""
+        # The settings last: from them the next call sees that the output is finished, if this one is killed here.
+        for path in self.folder.iterdir():
+            if path.name != _SETTINGS:
+                path.unlink()
         shutil.rmtree(self.folder)
 
-
-@contextmanager
-def _written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path that replaces `path` when the block ends without an error.
-
-    Its name is fixed, unlike those of `utils.files.staged_files`, so that a command that is killed and repeated leaves
-    no file behind.
-    """
-    # The suffix determines the format.
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    def _written_whole(self, path: Path) -> AbstractContextManager[Path]:
+        # The suffix determines the format.
+        return replacing(path, self.folder / f".{path.stem}.tmp{path.suffix}")
 
 
 def _parts_of(items: Iterator[T], size: int) -> Iterator[list[T]]:

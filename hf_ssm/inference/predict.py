@@ -12,10 +12,10 @@ import pyarrow as pa
 from datasets import Dataset
 from torch import Tensor
 
-from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
-from hf_ssm.inference.model import SequenceModel
+from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement, unknown_share
+from hf_ssm.inference.model import SequenceModel, UnknownLetters
 from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.windows import Window, Windows, groups_of
+from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
@@ -69,7 +69,10 @@ def predict(
         The columns of the inputs without the sequences, followed by
 
         * where a sequence has several rows: `record`, its number from 0, `start` and `end`, the letters of the window
-          or token (0-based, `end` is the one after the last), and for tokens `letters`;
+          or token (0-based, `end` is the one after the last), for intervals of a genome `genome_start` and
+          `genome_end`, the same letters in the contig, and for tokens `letters`;
+        * where more than half of the letters of some DNA name no base, such as N: `unknown_letters`, the share of such
+          letters in each row, as the prediction says little where it is large;
         * for classes: `prediction`, the name of the class with the highest probability, and `probability_<name>` of
           each class (softmax);
         * for classes that do not exclude each other (`problem_type="multi_label_classification"`): `prediction`, the
@@ -118,6 +121,10 @@ class Predictor:
 
     `survey` reads all sequences before `table_of_groups` computes the tables of the groups of `groups`.
 
+    Attributes:
+        unknown: Count of the rows, or of the sequences of tokens, by their unknown letters, from `survey`.
+        longest_window: Letters of the longest window of a sequence that `survey` found cut; `None` if none is cut.
+
     Raises:
         ValueError: As for `predict`, as far as it concerns the arguments.
     """
@@ -145,6 +152,8 @@ class Predictor:
         self._aggregate, self._both_strands = aggregate, both_strands
         # Whether the table tells several rows of a sequence apart.
         self._has_spans = self._of_tokens or (aggregate is None and window is not None)
+        self.unknown = UnknownLetters(reader.reads_only_dna)
+        self.longest_window: int | None = None
         config = reader.model.config
         self._kind = _kind_of(config)
         names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
@@ -165,6 +174,10 @@ class Predictor:
             windows = self._windows.of(number, record)
             self._has_spans |= len(windows) > 1 and self._aggregate is None
             total += letters_of(windows)
+            if len(windows) > 1:
+                self.longest_window = max(self.longest_window or 0, windows[0].stop - windows[0].start)
+            for unit in self._units_of(windows):
+                self.unknown.add(record.sequence[unit[0].start : unit[-1].stop])
         return total
 
     def groups(self, records: Iterable[Record]) -> Iterator[list[Unit]]:
@@ -173,11 +186,10 @@ class Predictor:
 
     def _units(self, records: Iterable[Record]) -> Iterator[Unit]:
         for number, record in enumerate(records):
-            windows = self._windows.of(number, record)
-            if self._of_tokens or self._aggregate is not None:
-                yield windows
-            else:
-                yield from ([window] for window in windows)
+            yield from self._units_of(self._windows.of(number, record))
+
+    def _units_of(self, windows: list[Window]) -> list[Unit]:
+        return [windows] if self._of_tokens or self._aggregate is not None else [[window] for window in windows]
 
     def table_of_groups(self, groups: Iterable[list[Unit]]) -> pa.Table:
         """The table of several groups."""
@@ -186,22 +198,37 @@ class Predictor:
             scores = self._scores([window for unit in units for window in unit])
             combined = [self._combined(unit, [next(scores) for _ in unit]) for unit in units]
         own = self._spans(units, combined) if self._has_spans else {}
+        if self.unknown.any_mostly:
+            texts = (self._texts(unit, found) for unit, found in zip(units, combined, strict=True))
+            own["unknown_letters"] = [unknown_share(text) for of_unit in texts for text in of_unit]
         own |= self._columns(np.concatenate([found.values for found in combined]))
         counts = [len(found.values) for found in combined]
         return pa.table(_input_columns([unit[0].record for unit in units], counts, own) | own)
 
     def _spans(self, units: Sequence[Unit], combined: Sequence[_Scores]) -> dict[str, Any]:
         """Number of the sequence and letters of each row."""
-        rows: list[tuple[Any, ...]]
-        if not self._of_tokens:
-            rows = [(unit[0].number, unit[0].start, unit[0].stop) for unit in units]
-            return dict(zip(_SPAN, zip(*rows, strict=True), strict=True))
-        rows = [
-            (unit[0].number, start, stop, unit[0].record.sequence[start:stop])
-            for unit, found in zip(units, combined, strict=True)
-            for start, stop in found.letters.tolist()
-        ]
-        return dict(zip((*_SPAN, "letters"), zip(*rows, strict=True), strict=True))
+        rows: list[tuple[Record, int, int, int]]
+        if self._of_tokens:
+            rows = [
+                (unit[0].record, unit[0].number, start, stop)
+                for unit, found in zip(units, combined, strict=True)
+                for start, stop in found.letters.tolist()
+            ]
+        else:
+            rows = [(unit[0].record, unit[0].number, unit[0].start, unit[0].stop) for unit in units]
+        columns: dict[str, Any] = dict(zip(_SPAN, zip(*(row[1:] for row in rows), strict=True), strict=True))
+        if all(record.place is not None for record, *_ in rows):
+            places = [record.place.interval(start, stop) for record, _, start, stop in rows if record.place]
+            columns |= dict(zip(GENOME_SPAN, zip(*places, strict=True), strict=True))
+        if self._of_tokens:
+            columns["letters"] = [record.sequence[start:stop] for record, _, start, stop in rows]
+        return columns
+
+    def _texts(self, unit: Unit, combined: _Scores) -> list[str]:
+        """The letters of each row of a unit."""
+        sequence = unit[0].record.sequence
+        spans = combined.letters.tolist() if self._of_tokens else [(unit[0].start, unit[-1].stop)]
+        return [sequence[start:stop] for start, stop in spans]
 
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""

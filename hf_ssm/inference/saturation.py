@@ -4,6 +4,7 @@ Legend: `L` tokens of the context, `N` positions of the region.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from hf_ssm.data.records import Record, reverse_complement
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
 from hf_ssm.inference.model import Encoded, SequenceModel
+from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
@@ -39,6 +41,7 @@ def saturate(
     horizon: int = 128,
     both_strands: bool = True,
     share_prefixes: bool = True,
+    keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
 ) -> Dataset:
     """Score every substitution of a region.
@@ -57,18 +60,19 @@ def saturate(
         scores: Names of scores; default: all of the model. `next_token` alone needs one pass of a causal model.
         window: See above, default 1024.
         horizon: See above, default 128.
-        both_strands: Average over both strands, default True.
+        both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
         share_prefixes: Read what mutants have in common only once, default True.
+        keep_case: Whether lower-case letters stay so, and are replaced by such. By default they are read as capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
 
     Returns:
         A Dataset with 3 rows for each position: `position` (counted from 0 in `sequence`), `ref`, `alt`, and `llr` and
-        `next_token` (causal) or `masked_log_odds` (masked); see `score_variants`. Positions with other letters than A,
-        C, G and T are left out. `next_token` is `None` for a base without one before it.
+        `next_token` (causal) or `masked_log_odds` (masked), `reason` and `missing`; see `score_variants`. Positions
+        with other letters than A, C, G and T are left out.
 
     Raises:
         ValueError: The model is no language model, the region is empty or outside of the sequence, an argument is not
-            positive, the context is longer than the model takes, or the tokenizer joins bases.
+            positive, the context is longer than the model takes, the tokenizer joins bases, or the model gives NaN.
     """
     saturation = Saturation(
         SequenceModel(model, tokenizer, max_tokens_per_batch),
@@ -77,6 +81,7 @@ def saturate(
         horizon=horizon,
         both_strands=both_strands,
         share_prefixes=share_prefixes,
+        keep_case=keep_case,
     )
     with evaluating(saturation.model.model):
         return Dataset(saturation.table(sequence, start, len(sequence) if stop is None else stop))
@@ -94,6 +99,7 @@ class Saturation:
         horizon: int = 128,
         both_strands: bool = True,
         share_prefixes: bool = True,
+        keep_case: bool = False,
     ):
         for name, value in (("window", window), ("horizon", horizon)):
             if value < 1:
@@ -106,8 +112,10 @@ class Saturation:
         self.columns = tuple(scores or known)
         for name in self.columns:
             check_choice("scores", name, known)
-        # Ids of the four bases.
-        self._bases = torch.cat([self._encoded(base)[1] for base in BASES])
+        self.letters = WindowLetters(model, keep_case)
+        # Ids of the four bases as capitals, and of those that replace lower-case letters: `(2, 4)`.
+        cases = (BASES, BASES.lower() if self.letters.keeps_case else BASES)
+        self._bases = torch.stack([torch.cat([self._encoded(base).bases for base in case]) for case in cases])
 
     def table(self, sequence: str, start: int, stop: int) -> pa.Table:
         """The scores of all substitutions of a region."""
@@ -116,57 +124,81 @@ class Saturation:
         left = self.window // 2
         right = self.horizon if self.likelihood is not None else self.window - left
         begin, end = max(0, start - left), min(len(sequence), stop + left)
-        score = self._causal if self.likelihood is not None else self._masked
-        scores = score(sequence[begin : stop + right], start - begin, stop - begin)
+        strands = [self._strand(sequence[begin : stop + right], start - begin, stop - begin)]
         if self.both_strands:
-            strand = reverse_complement(sequence[max(0, start - right) : end])
-            other = score(strand, end - stop, end - start)
+            turned = reverse_complement(sequence[max(0, start - right) : end])
+            other, faults = self._strand(turned, end - stop, end - start)
             # Both axes reversed: positions, and bases into their complements.
-            scores = {name: (own + np.flip(other[name])) / 2 for name, own in scores.items()}
-        return self._rows(sequence[start:stop].upper(), start, scores)
+            strands.append(({name: np.flip(own) for name, own in other.items()}, faults[::-1]))
+        scores = {name: mean_of_strands([own[name] for own, _ in strands]) for name in self.columns}
+        reasons = [whys[0] if all(whys) else "" for whys in zip(*(faults for _, faults in strands), strict=True)]
+        return self._rows(sequence[start:stop].upper(), start, scores, reasons)
 
-    def _rows(self, region: str, start: int, scores: Mapping[str, np.ndarray]) -> pa.Table:
-        """The table of scores `(N, 4)`."""
+    def _rows(self, region: str, start: int, scores: Mapping[str, np.ndarray], reasons: Sequence[str]) -> pa.Table:
+        """The table of scores `(N, 4)`, and of reasons for each position."""
         places = [(n, k) for n, ref in enumerate(region) for k, alt in enumerate(BASES) if ref in BASES and alt != ref]
         columns: dict[str, Any] = {
-            "position": [start + n for n, _ in places],
-            "ref": [region[n] for n, _ in places],
-            "alt": [BASES[k] for _, k in places],
+            "position": pa.array([start + n for n, _ in places], pa.int64()),
+            "ref": pa.array([region[n] for n, _ in places], pa.string()),
+            "alt": pa.array([BASES[k] for _, k in places], pa.string()),
         }
         at = tuple(np.array(places, dtype=np.int64).reshape(-1, 2).T)
-        chosen = {name: pa.array(own[at], from_pandas=True) for name, own in scores.items() if name in self.columns}
-        return pa.table(columns | chosen)
+        chosen = {name: own[at] for name, own in scores.items()}
+        return pa.table(columns | columns_of_scores(chosen, [reasons[n] for n, _ in places]))
 
-    def _encoded(self, text: str) -> tuple[Tensor, Tensor]:
-        """The special tokens before a text, and one token for each of its letters."""
-        (encoded,) = self.model.encode([Record(text, "the sequence")])
-        ids = without_end(encoded)
-        before = len(ids) - len(text)
-        letters = encoded.letters[max(before, 0) : len(ids)]
-        if before < 0 or not torch.equal(letters[:, 0], torch.arange(len(text))):
+    def _encoded(self, text: str) -> "_Context":
+        """A text as tokens, one for each letter."""
+        record = Record(text, "the sequence")
+        (encoded,) = self.model.encode([record], refuse_unknown=False)
+        stop = len(without_end(encoded))
+        before = stop - len(text)
+        if before < 0 or not torch.equal(encoded.letters[before:stop, 0], torch.arange(len(text))):
             raise ValueError(
                 "saturation mutagenesis needs a tokenizer with one token for each base; give the variants as a table "
                 "to `hf-ssm score` instead."
             )
-        return ids[:before], ids[before:]
+        return _Context(encoded, before, self.model.unknown_letters(record, encoded))
 
-    def _causal(self, context: str, first: int, last: int) -> dict[str, np.ndarray]:
-        """The scores of all four bases at each position, `(N, 4)`."""
-        special, letters = self._encoded(context)
-        first, last = first + len(special), last + len(special)
-        ids = torch.cat([special, letters])
-        reference = _Reference(ids, self._bases)
+    def _strand(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        """The scores of all four bases at each position, `(N, 4)`, NaN where there is none; why a position has none."""
+        context = self.letters.read(context)
+        is_lower = torch.tensor([letter.islower() for letter in context])
+        bases = self._bases[is_lower.long()]
+        score = self._causal if self.likelihood is not None else self._masked
+        scores, faults = score(context, bases, first, last)
+        for own in scores.values():
+            own[[bool(fault) for fault in faults]] = np.nan
+        return scores, faults
+
+    def _fault(self, is_unknown: np.ndarray, place: int) -> str:
+        """Why a base of a window has no score; "" if it has."""
+        why = self.letters.fault(is_unknown)
+        return why or ("the tokenizer does not know the base" if is_unknown[place] else "")
+
+    def _causal(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        """The scores of all four bases at each position, `(N, 4)`, and why a position has none."""
+        own = self._encoded(context)
+        ids, special = without_end(own.encoded), own.before
+        faults = [self._fault(own.is_unknown[: n + self.horizon], n) for n in range(first, last)]
+        bases = torch.cat([bases.new_zeros(special, len(BASES)), bases])
+        first, last = first + special, last + special
+        reference = _Reference(ids, bases)
         sums = torch.zeros(last - first, len(BASES), dtype=torch.double)
-        for place, base, values in self._mutants(ids, first, last, reference):
+        for place, base, values in self._mutants(ids, bases, first, last, reference):
             sums[place - first, base] = values.sum()
-        is_there = ids[first:last].unsqueeze(-1) == self._bases
+        is_there = ids[first:last].unsqueeze(-1) == bases[first:last]
         known = torch.stack([reference.tokens[place : place + self.horizon].sum() for place in range(first, last)])
         nexts = reference.bases[first:last] - reference.tokens[first:last].unsqueeze(-1)
         llr = (sums - known.unsqueeze(-1)).masked_fill(is_there, 0)
-        return {"llr": llr.numpy(), "next_token": nexts.numpy()}
+        _check_finite(llr)
+        _check_finite(nexts[1:] if first == 0 else nexts)
+        if first == 0 and min(len(ids), self.horizon) == 1:
+            # Of a single token, the model has no likelihood.
+            llr[0] = float("nan")
+        return {"llr": llr.numpy(), "next_token": nexts.numpy()}, faults
 
     def _mutants(
-        self, ids: Tensor, first: int, last: int, reference: "_Reference"
+        self, ids: Tensor, bases: Tensor, first: int, last: int, reference: "_Reference"
     ) -> Iterator[tuple[int, int, Tensor]]:
         """Place, base and log-probabilities of the tokens from the place on of each mutant; reads the reference too."""
         assert self.likelihood is not None
@@ -174,10 +206,10 @@ class Saturation:
         read = 0
         for border in range(first, last if "llr" in self.columns else first, _BLOCK):
             stop = min(border + _BLOCK, last)
-            mutants = [(place, base) for place in range(border, stop) for base in self._others(ids, place)]
+            mutants = [(place, base) for place in range(border, stop) for base in _others(ids[place], bases[place])]
             # There is no state before the first token.
             start = border if self.likelihood.shares else 0
-            texts = [_mutant(ids[start : p + self.horizon], p - start, self._bases[base]) for p, base in mutants]
+            texts = [_mutant(ids[start : p + self.horizon], p - start, bases[p, base]) for p, base in mutants]
             if start:
                 logits, cache = self.likelihood.read(ids[None, read:border], cache, keep=True)
                 reference.add(logits[0])
@@ -189,30 +221,52 @@ class Saturation:
                 yield place, base, values[place - start :]
         reference.add(self.likelihood.read(ids[None, read:], cache)[0][0])
 
-    def _others(self, ids: Tensor, place: int) -> list[int]:
-        """The bases that differ from the one at a place; none for another letter."""
-        own = (self._bases == ids[place]).nonzero().flatten().tolist()
-        return [base for base in range(len(BASES)) if own and base != own[0]]
-
-    def _masked(self, context: str, first: int, last: int) -> dict[str, np.ndarray]:
-        """Log-odds of all four bases against the reference at each position, `(N, 4)`."""
+    def _masked(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Log-odds of all four bases against the reference, `(N, 4)`, and why a position has none."""
         mask = self.model.tokenizer.mask_token_id
         if mask is None:
             raise ValueError("masked log-odds need a tokenizer with a mask token.")
-        texts, places = [], []
-        for place in range(first, last):
-            begin = max(0, place - self.window // 2)
-            special, letters = self._encoded(context[begin : begin + self.window])
-            places.append(len(special) + place - begin)
-            ids = _mutant(torch.cat([special, letters]), places[-1], torch.tensor(mask))
-            texts.append(Encoded(ids, torch.zeros_like(ids, dtype=torch.bool), ids.new_zeros(len(ids), 2)))
+        left = self.window // 2
+        contexts = [
+            self._encoded(context[max(0, place - left) : place + self.window - left]) for place in range(first, last)
+        ]
+        # Of the base in its window.
+        letters = [min(place, left) for place in range(first, last)]
+        places = [own.before + letter for own, letter in zip(contexts, letters, strict=True)]
+        # With the special tokens behind the letters, which the model has read in training.
+        masked = [
+            replace(own.encoded, ids=_mutant(own.encoded.ids, place, torch.tensor(mask)))
+            for own, place in zip(contexts, places, strict=True)
+        ]
         found = torch.zeros(last - first, len(BASES), dtype=torch.double)
-        for batch in self.model.run(texts):
+        for batch in self.model.run(masked):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                own = logits[places[row]].double().log_softmax(-1).cpu()[self._bases]
+                own = logits[places[row]].double().log_softmax(-1).cpu()[bases[first + row]]
                 at = BASES.find(context[first + row].upper())
                 found[row] = own - own[at]
-        return {"masked_log_odds": found.numpy()}
+        _check_finite(found)
+        faults = [self._fault(own.is_unknown, letter) for own, letter in zip(contexts, letters, strict=True)]
+        return {"masked_log_odds": found.numpy()}, faults
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The tokens of a text, of which each letter has one.
+
+    Attributes:
+        encoded: The tokens, with special ones.
+        before: Number of special tokens before the letters.
+        is_unknown: Whether each letter is ambiguous or unknown to the tokenizer.
+    """
+
+    encoded: Encoded
+    before: int
+    is_unknown: np.ndarray
+
+    @property
+    def bases(self) -> Tensor:
+        """The ids of the letters."""
+        return self.encoded.ids[self.before : self.before + len(self.is_unknown)]
 
 
 class _Reference:
@@ -220,13 +274,13 @@ class _Reference:
 
     Attributes:
         tokens: `(L,)`, of its own tokens; 0 for the first one, before which there is none.
-        bases: `(L, 4)`, of the four bases in their places; NaN for the first.
+        bases: `(L, 4)`, of the bases that may replace each token; NaN for the first.
     """
 
     def __init__(self, ids: Tensor, bases: Tensor):
         self._ids, self._bases = ids, bases
         self.tokens = torch.zeros(len(ids), dtype=torch.double)
-        self.bases = torch.full((len(ids), len(bases)), float("nan"), dtype=torch.double)
+        self.bases = torch.full(bases.shape, float("nan"), dtype=torch.double)
         self._read = 0
 
     def add(self, logits: Tensor) -> None:
@@ -234,7 +288,18 @@ class _Reference:
         first, self._read = self._read + 1, self._read + len(logits)
         values = logits.double().log_softmax(-1).cpu()[: len(self._ids) - first]
         self.tokens[first : self._read + 1] = values.gather(-1, self._ids[first : self._read + 1, None]).squeeze(-1)
-        self.bases[first : self._read + 1] = values[:, self._bases]
+        self.bases[first : self._read + 1] = values.gather(-1, self._bases[first : self._read + 1])
+
+
+def _others(token: Tensor, bases: Tensor) -> list[int]:
+    """The bases that differ from a token; none if it is another letter."""
+    own = (bases == token).nonzero().flatten().tolist()
+    return [base for base in range(len(BASES)) if own and base != own[0]]
+
+
+def _check_finite(values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise ValueError("the model gives NaN: its weights hold NaN, or its precision is too low.")
 
 
 def _mutant(ids: Tensor, place: int, token: Tensor) -> Tensor:

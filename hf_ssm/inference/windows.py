@@ -7,9 +7,12 @@ from typing import TypeVar
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import SequenceModel
 
-__all__ = ["Window", "Windows", "groups_of", "spans"]
+__all__ = ["GENOME_SPAN", "Window", "Windows", "groups_of", "spans"]
 
 T = TypeVar("T")
+
+GENOME_SPAN = ("genome_start", "genome_end")
+"""Columns of the letters of a window or token in the contig, for intervals of a genome."""
 
 # A text with more letters than this for each token that the model takes is too long without counting its tokens.
 _MOST_LETTERS_PER_TOKEN = 64
@@ -38,7 +41,8 @@ class Window:
         if self.stop - self.start == len(self.record.sequence):
             return self.record
         place = f"{self.record.where}, letters {self.start} to {self.stop}"
-        return replace(self.record, sequence=self.record.sequence[self.start : self.stop], where=place)
+        letters = self.record.sequence[self.start : self.stop]
+        return replace(self.record, sequence=letters, where=place, is_window=True)
 
 
 class Windows:

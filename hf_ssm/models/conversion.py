@@ -1,8 +1,6 @@
 """Conversion of other libraries' checkpoints to folders that the Auto classes load."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from transformers.utils import cached_file
 from hf_ssm.models.base.converter import Converter, load_state_dict
 from hf_ssm.models.base.loading import converters_of, one_line_errors
 from hf_ssm.models.registry import FAMILIES
+from hf_ssm.utils.files import check_not_input, scratch_folder
 
 __all__ = ["convert_checkpoint"]
 
@@ -28,7 +27,7 @@ def convert_checkpoint(
         source: A file with a state dict, or a folder or Hub id with a `config.json`, in a format for which a family has
             a converter (`convert_*.py` in its folder). The tokenizer of a folder is saved with the model.
         target: The folder to write.
-        overwrite: Replace an existing `target`.
+        overwrite: Replace an existing model in `target`, with all files of the folder.
         **options: Settings that the files of the format do not record, such as `norm_first` for `state-spaces/s4`, see
             the `options` of its converter. Those that are `None` are ignored.
 
@@ -37,39 +36,43 @@ def convert_checkpoint(
 
     Raises:
         OSError: `source` does not exist, or `target` does and `overwrite` is false.
-        ValueError: `source` has an unknown format, is incomplete or damaged, or does not take one of the options.
+        ValueError: `target` is `source` or contains it; `source` has an unknown format, is incomplete or damaged, or
+            does not take one of the options.
     """
+    check_not_input(target, source, name="target")
     target = Path(target).resolve()
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, --overwrite-output)"
-        )
+    if target.is_dir() and any(target.iterdir()):
+        if not overwrite:
+            raise FileExistsError(
+                f"{str(target)!r} is not empty: choose another folder, or replace it (overwrite=True, "
+                "--overwrite-output)"
+            )
+        if not (target / "config.json").is_file():
+            raise FileExistsError(f"{str(target)!r} holds no model, and is not replaced: choose another folder")
     model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None})
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        whole = Path(scratch, "whole")
+    with scratch_folder(target.parent) as scratch:
+        whole = scratch / "whole"
         model.save_pretrained(whole)
         if tokenizer is not None:
             tokenizer.save_pretrained(whole)
-        _replace(target, whole)
+        _replace(target, whole, scratch / "replaced")
     return model
 
 
-def _replace(target: Path, whole: Path) -> None:
-    """Move a finished folder to `target`, whose former content is deleted afterwards."""
-    replaced = target.with_name(f".{target.name}-replaced") if target.exists() else None
-    if replaced is not None:
+def _replace(target: Path, whole: Path, replaced: Path) -> None:
+    """Move a finished folder to `target`, and the folder that it replaces, if any, to `replaced`."""
+    exists = target.exists()
+    if exists:
         target.rename(replaced)
     try:
         whole.rename(target)
     except BaseException:
-        if replaced is not None:
+        if exists:
             replaced.rename(target)
         raise
-    if replaced is not None:
-        shutil.rmtree(replaced)
 
 
 def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:

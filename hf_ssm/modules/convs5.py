@@ -18,6 +18,7 @@ from hf_ssm.modules.operator import (
     check_stored,
     fp32_parameter,
     materialized,
+    scale_entries_,
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
@@ -170,7 +171,6 @@ class ConvS5(SequenceOperator):
             if output_tau or self.rescaling is not None:
                 value = self._tau_of_data(precise)
                 if self.rescaling is not None:
-                    self.rescaling.append(value.detach())
                     self._rescale_(value.detach())
             filtered = self._filtered(precise, state)
             before = None if state is None else state.get("scan", is_complex=not is_exporting())
@@ -205,7 +205,7 @@ class ConvS5(SequenceOperator):
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
         """Multiply C, in place."""
         check_stored(self, "C")
-        self.C[channels] *= factor
+        scale_entries_(self.C, factor, lambda weight: weight[channels])
 
     # τ and reports
 

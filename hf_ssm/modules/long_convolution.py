@@ -153,7 +153,6 @@ class LongConvolution(SequenceOperator):
             if output_tau or self.rescaling is not None:
                 value = self._tau_of_kernels(kernels, inputs, mask, documents).to(next(self.parameters()).dtype)
                 if self.rescaling is not None:
-                    self.rescaling.append(value.detach())
                     kernels = kernels * self._rescale_(value.detach(), channels)
             backward = kernels[1] if kernels.shape[0] == 2 else None
             if documents is None:

@@ -6,18 +6,61 @@ Legend: `B` batch, `L` length, `D` hidden size (channels of the gated norm).
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.ops.context import is_in_backward
+from hf_ssm.utils.processes import Processes, all_processes
+
 __all__ = ["GatedRMSNorm", "MaskedBatchNorm", "build_norm", "normalized"]
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps."""
+    """Batch norm over the channels of `(B, L, D)`, with the statistics of the tokens that the mask keeps.
+
+    In training mode these are the tokens of all processes of a distributed run, which all have to call it. Activation
+    checkpointing, which computes a layer a second time in the backward pass, updates the running statistics once.
+    """
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None or not self.training:
-            return super().forward(hidden_states.flatten(0, 1)).view_as(hidden_states)
+            return self._normalized(hidden_states.flatten(0, 1)).view_as(hidden_states)
         output = hidden_states.new_zeros(hidden_states.shape)
-        output[mask] = super().forward(hidden_states[mask])
+        output[mask] = self._normalized(hidden_states[mask])
         return output
+
+    def _normalized(self, tokens: Tensor) -> Tensor:
+        """The norm of `(N, D)`."""
+        processes = all_processes() if self.training else None
+        if processes is not None:
+            return self._normalized_over(processes, tokens)
+        if not (self.training and is_in_backward()):
+            return super().forward(tokens)
+        # Copies instead of `None`: checkpointing compares the number of saved tensors with that of the forward pass.
+        mean, variance = (None if kept is None else kept.clone() for kept in (self.running_mean, self.running_var))
+        return nn.functional.batch_norm(tokens, mean, variance, self.weight, self.bias, training=True, eps=self.eps)
+
+    def _normalized_over(self, processes: Processes, tokens: Tensor) -> Tensor:
+        """The norm of `(N, D)` with the statistics of the tokens of all processes, in float32 or better."""
+        values = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        sums = processes.sum(torch.cat([values.sum(0), values.new_full((1,), len(values))]))
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        centred = values - mean
+        variance = processes.sum(centred.square().sum(0)) / count
+        if not is_in_backward():
+            self._update(mean.detach(), variance.detach() * count / (count - 1))
+        normed = centred * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            normed = normed * self.weight + self.bias
+        return normed.to(tokens.dtype)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        """Add statistics `(D,)` to the running ones."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.mul_(1 - share).add_(share * mean)
+        self.running_var.mul_(1 - share).add_(share * variance)
 
 
 class GatedRMSNorm(nn.Module):
@@ -78,6 +121,14 @@ def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm
         hidden_states: `(B, L, D)`.
         mask: `(B, L)` or `None`, true at tokens.
         norm_type: That of the configuration.
+
+    Raises:
+        TypeError: The batch norm has become a `SyncBatchNorm`, whose channels are another axis.
     """
+    if isinstance(norm, nn.SyncBatchNorm):
+        raise TypeError(
+            "The batch norm of a model of hf_ssm uses the statistics of all processes already: leave out "
+            "`SyncBatchNorm.convert_sync_batchnorm` (and `sync_batchnorm=True` of trainers)."
+        )
     output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)
     return output

@@ -21,7 +21,7 @@ from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
-from hf_ssm.utils.processes import Processes, all_processes
+from hf_ssm.utils.processes import Processes, all_processes, is_sharded
 
 __all__ = [
     "KernelInput",
@@ -31,6 +31,7 @@ __all__ = [
     "fp32_parameter",
     "materialized",
     "operators_in",
+    "scale_entries_",
     "theory_flags",
 ]
 
@@ -78,6 +79,21 @@ def check_stored(module: nn.Module, name: str) -> None:
             f"Rescaling changes `{name}` in place, but a parametrisation, or an adapter on parameters, computes it: "
             "rescale the model before it is added, or merge it first."
         )
+
+
+def scale_entries_(parameter: Tensor, factor: float | Tensor, entries: Callable[[Tensor], Tensor]) -> None:
+    """Multiply the view `entries(parameter)` in place; of a parameter that FSDP2 shards, the local part of the view."""
+    if not is_sharded(parameter):
+        entries(parameter.detach()).mul_(factor)
+        return
+    sharded: Any = parameter
+    local = sharded.to_local()
+    factors = torch.ones(parameter.shape, dtype=local.dtype, device=local.device)
+    entries(factors).mul_(factor)
+    # Whoever has such a parameter has imported the module.
+    distribute: Any = torch.distributed.tensor.distribute_tensor
+    mesh, placements = sharded.device_mesh, sharded.placements
+    local.mul_(distribute(factors, mesh, placements, src_data_rank=None).to_local().to(local.device))
 
 
 def fp32_parameter(*shape: int) -> nn.Parameter:
@@ -175,8 +191,8 @@ class SequenceOperator(nn.Module):
         self.tau_detach_statistics = tau_detach_statistics
         self.D = fp32_parameter(channels) if use_skip else None
         self.sobolev_order = fp32_parameter(channels) if sobolev_trainable else None
-        # While a list, the forward pass rescales the parameters before it uses them and appends the τ it found.
-        self.rescaling: list[Tensor] | None = None
+        # While a list, the forward pass rescales the parameters before it uses them and appends the τ and the channels.
+        self.rescaling: list[tuple[Tensor, slice]] | None = None
 
     # Protocol
 
@@ -354,7 +370,7 @@ class SequenceOperator(nn.Module):
 
     @torch.no_grad()
     def _rescale_(self, value: Tensor, channels: slice = slice(None)) -> Tensor:
-        """Divide C and D by √τ, in place (Liu & Li 2024, eq. (7)), and return the factor."""
+        """Divide C and D by √τ, in place (Liu & Li 2024, eq. (7)), append τ to `rescaling`, and return the factor."""
         check_stored(self, "D")
         if not math.isfinite(value) or value <= 0:
             raise ValueError(
@@ -362,10 +378,17 @@ class SequenceOperator(nn.Module):
                 "constant zero (τ = 0), or for NaN or huge values in the batch or the weights."
             )
         factor = value.rsqrt()
+        self.scale_(factor, channels)
+        if self.rescaling is not None:
+            self.rescaling.append((value, channels))
+        return factor
+
+    @torch.no_grad()
+    def scale_(self, factor: Tensor, channels: slice) -> None:
+        """Multiply, in place, the kernel and the feed-through of these channels."""
         self.scale_output_(factor, channels)
         if self.D is not None:
-            self.D.data[channels] *= factor
-        return factor
+            scale_entries_(self.D, factor, lambda skip: skip[channels])
 
 
 def operators_in(module: nn.Module) -> Iterator[tuple[str, SequenceOperator]]:

@@ -17,6 +17,7 @@ from hf_ssm.modules.operator import (
     check_stored,
     fp32_parameter,
     materialized,
+    scale_entries_,
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
@@ -121,7 +122,7 @@ class S5StateSpace(FilteredInput):
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
         check_stored(self, "C")
-        self.C[:, channels] *= factor
+        scale_entries_(self.C, factor, lambda weight: weight[:, channels])
 
     # Forward
 
@@ -161,7 +162,6 @@ class S5StateSpace(FilteredInput):
             if wants_tau:
                 value = self._tau_of_data(inputs, mask, documents)
                 if self.rescaling is not None:
-                    self.rescaling.append(value.detach())
                     self._rescale_(value.detach())
             if state is not None:
                 output = self._continue(inputs, mask, time_deltas, state)

@@ -20,6 +20,7 @@ from hf_ssm.modules.operator import (
     check_stored,
     fp32_parameter,
     materialized,
+    scale_entries_,
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
@@ -147,7 +148,7 @@ class SelectiveScan(FilteredScan):
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
         """Multiply W_C, in place; all channels share it."""
         check_stored(self.x_proj, "weight")
-        self.x_proj.weight[-self.state_size :] *= factor
+        scale_entries_(self.x_proj.weight, factor, lambda weight: weight[-self.state_size :])
 
     def state_matrix(self) -> Tensor:
         """A, `(D, S)`, complex with complex states."""
@@ -213,7 +214,6 @@ class SelectiveScan(FilteredScan):
                 means = {name: lag_means(part, mask, **rows) for name, part in sequences.items()}
                 value = self._tau(self._kernel_of_means(means, A, self.D), scanned, mask, documents).to(A.real.dtype)
                 if self.rescaling is not None:
-                    self.rescaling.append(value.detach())
                     C = C * self._rescale_(value.detach())
             if documents is not None:
                 return documents.map(partial(self._scan, A), scanned, step, B, C, gate), value

@@ -173,7 +173,6 @@ class SSDScan(FilteredScan):
             if output_tau or self.rescaling is not None:
                 value = self._tau_of(x.flatten(-2), step, B, C, mask, documents)
                 if self.rescaling is not None:
-                    self.rescaling.append(value.detach())
                     C = C * self._rescale_(value.detach())
             if documents is not None:
                 y = documents.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C)

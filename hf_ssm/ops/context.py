@@ -16,6 +16,7 @@ __all__ = [
     "has_readable_values",
     "in_function_transform",
     "is_exporting",
+    "is_in_backward",
     "is_plain_call",
     "no_autocast",
     "plain_operations",
@@ -44,6 +45,12 @@ def is_exporting() -> bool:
     Its operations are those of PyTorch, real-valued, and of any batch size and length.
     """
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass runs, in which activation checkpointing computes layers a second time."""
+    # There is no public way to find out.
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def in_function_transform() -> bool:

@@ -9,7 +9,6 @@ matplotlib is optional (the extra `plots`) and imported only when a figure is dr
 
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hf_ssm.utils.files import scratch_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,11 +153,11 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
     path = Path(path)
     kind = path.suffix[1:].lower() or "png"
     kinds = {path: kind} | ({path.with_suffix(".svg"): "svg"} if kind == "png" and _ALSO_SVG.get() else {})
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+    with scratch_folder(path.parent) as folder:
         for name, form in kinds.items():
-            figure.savefig(Path(folder, name.name), format=form, metadata=_NO_DATE.get(form))
+            figure.savefig(folder / name.name, format=form, metadata=_NO_DATE.get(form))
         for name in kinds:
-            os.replace(Path(folder, name.name), name)
+            os.replace(folder / name.name, name)
 
 
 def finish_figure(figure: "Figure", path: str | Path | None, title: str = "") -> "Figure":

@@ -157,7 +157,7 @@ def _plot_references(
     if starred:
         axes.plot([], [], "*", color=GREY, markersize=9, label="test")
     if dotted:
-        axes.plot([], [], ":", color=GREY, linewidth=1.0, label="chance: always the\nmost frequent class")
+        axes.plot([], [], ":", color=GREY, linewidth=1.0, label="chance: a constant\nprediction")
 
 
 def _chosen_step(log: Sequence[Mapping[str, Any]]) -> float | None:

@@ -29,7 +29,8 @@ def attention_matrix(
 
     M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter if
     there is one. u is the input of the scan, after projection, short convolution and activation; M u is its output
-    before the gate.
+    before the gate. In Mamba-2 (u is called x), A and Δ are those of the head of the channel, and B and C those of its
+    group of heads.
 
     Args:
         layer: A block of a selective model, such as `model.model.layers[0]`.
@@ -49,7 +50,7 @@ def attention_matrix(
         ValueError: More than `max_elements` entries; channels out of range; an invalid mask; `reverse` for a model that
             is not bidirectional; a layer in training mode.
 
-    Source: Honarpisheh et al. 2025, eq. (20).
+    Source: Honarpisheh et al. 2025, eq. (20); Dao & Gu 2024 (Mamba-2), eq. (7).
     """
     check_type("layer", layer, nn.Module, "a block of a selective model, such as `model.model.layers[0]`")
     check_type("inputs", inputs, Tensor, "a tensor")
@@ -79,7 +80,10 @@ def attention_matrix(
             f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
         )
     mask = check_mask(attention_mask, inputs)
-    projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask, reverse=reverse)
+    # Both scans read the same projection, unless the mixer has one of each.
+    projects_twice = getattr(mixer, "reverse_in_proj", None) is not None
+    which = {"reverse": reverse} if projects_twice else {}
+    projected, _ = mixer.project(layer.mixer_inputs(inputs, mask), mask, **which)
     if reverse:
         projected, mask = projected.flip(1), None if mask is None else mask.flip(1)
     read = mixer.scan_inputs(projected, mask, reverse=reverse)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 from transformers.utils import logging
 
@@ -30,6 +31,7 @@ from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerpri
 from hf_ssm.probes.strategies import SCORES, SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
 from hf_ssm.probes.targets import ProbedSequence, head_of, prepare_sequence
 from hf_ssm.utils.evaluation import unwrapped
+from hf_ssm.utils.processes import check_processes_are_joined
 
 __all__ = ["MaskingProbe"]
 
@@ -81,7 +83,7 @@ class MaskingProbe:
         >>> result = probe.run("ACGTTTGACA", target=1)
         >>> result.survivors(3), result.auc
 
-    Source: Nishikawa & Suzuki 2025, Section 5 and Appendix K.
+    Source: Nishikawa & Suzuki 2025, Appendices C and K.
     """
 
     def __init__(
@@ -167,7 +169,8 @@ class MaskingProbe:
                 settings or other inputs.
         """
         sequences = self._sequences(inputs, target)
-        processes = PartialState()
+        processes = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+        check_processes_are_joined(processes.num_processes)
         with probing(self.model):
             sequences = [self._checked(sequence, _where(number, inputs)) for number, sequence in enumerate(sequences)]
             file = ResultsFile(output, self._fingerprint(sequences), processes)

@@ -6,7 +6,6 @@ Legend: `L` tokens of a sequence, `M` maskable ones.
 import importlib.metadata
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.probes.strategies import canonical_strategy
+from hf_ssm.utils.files import replacing
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -302,10 +302,9 @@ class MaskingResults(Sequence[MaskingResult]):
         }
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.tmp")
-        # Unlike `save_file`, which ignores the umask.
-        unfinished.write_bytes(save(tensors, metadata={"hf_ssm": json.dumps(header)}))
-        os.replace(unfinished, path)
+        with replacing(path, path.with_name(f".{path.name}.tmp")) as unfinished:
+            # Unlike `save_file`, which ignores the umask.
+            unfinished.write_bytes(save(tensors, metadata={"hf_ssm": json.dumps(header)}))
 
     @classmethod
     def load(cls, path: str | Path) -> "MaskingResults":

@@ -338,7 +338,7 @@ def alpha_max(
 
     The default of w is that of the conjugate pairs of "lin", (n/2 - 1)π. The paper's poles reach nπ/2; with
     `largest_frequency=n * math.pi / 2` and the paper's share, α_max is 50.51 / (π n Δ) (the paper prints 50.52, from a
-    rounded 25.26).
+    rounded 25.26). For n = 64 and Δ = 0.01 that is 25.12, and 25.93 with the default.
 
     Args:
         state_size: n, the number of poles (both of each conjugate pair).

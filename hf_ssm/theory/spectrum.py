@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_ssm.ops.long_conv import next_fast_len
 
-__all__ = ["power_spectrum", "spectral_edge", "strongest_line", "symbol_spectrum"]
+__all__ = ["distance_from_flat", "power_spectrum", "spectral_edge", "strongest_line", "symbol_spectrum"]
 
 # Largest number of indicator values (rows times positions times symbols) in memory.
 _BLOCK = 2**22
@@ -144,6 +144,30 @@ def spectral_edge(power: Tensor, q: float) -> Tensor:
     position = torch.arange(count + 1, dtype=torch.float64, device=power.device) - 0.5
     bounds = position.clamp(0, count - 1) * (math.pi / (count - 1))
     return torch.lerp(bounds[cell], bounds[cell + 1], inside).squeeze(-1)
+
+
+def distance_from_flat(power: Tensor) -> float:
+    """The largest difference of the share of the power below a frequency from that of white noise.
+
+    It is the Kolmogorov distance of the cumulative spectrum from a straight line: 0 for white noise, near 1 if all
+    power is at frequencies near 0.
+
+    Args:
+        power: `(F,)`, as for `spectral_edge`.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: As for `spectral_edge`.
+
+    Source: the test statistic of Bartlett 1954 for the cumulative periodogram.
+    """
+    spectral_edge(power, 1.0)  # Checks the power.
+    # Half of the power of a point lies on either side of its frequency.
+    below = power.to(torch.float64).cumsum(-1) - power.to(torch.float64) / 2
+    flat = torch.linspace(0, 1, len(power), dtype=torch.float64, device=power.device)
+    return (below / power.sum(dtype=torch.float64) - flat).abs().max().item()
 
 
 def strongest_line(power: Tensor) -> tuple[float, float]:

@@ -1,6 +1,12 @@
 """Builders of fast tokenizers, whose saved `tokenizer.json` loads without this package."""
 
-from hf_ssm.tokenization.dna import DNA_TOKENS, build_dna_tokenizer, build_plant_dna_tokenizer, reads_only_dna
+from hf_ssm.tokenization.dna import (
+    DNA_TOKENS,
+    build_dna_tokenizer,
+    build_plant_dna_tokenizer,
+    needs_capitals,
+    reads_only_dna,
+)
 from hf_ssm.tokenization.text import BYTE_SPECIAL_TOKENS, build_byte_tokenizer
 from hf_ssm.tokenization.words import (
     LISTOPS_WORDS,
@@ -21,5 +27,6 @@ __all__ = [
     "build_plant_dna_tokenizer",
     "build_word_tokenizer",
     "frequent_words",
+    "needs_capitals",
     "reads_only_dna",
 ]

@@ -97,6 +97,12 @@ def build_plant_dna_tokenizer(
     return finish(backend, special, model_max_length, padding_side, eos_token=None, pair_separator=None)
 
 
+def needs_capitals(tokenizer: Any) -> bool:
+    """Whether a tokenizer knows the bases A, C, G and T, and reads a, c, g and t as other tokens or as unknown."""
+    capitals, lower = (tokenizer(bases)["input_ids"] for bases in ("ACGT", "acgt"))
+    return capitals != lower and tokenizer.unk_token_id not in capitals
+
+
 def reads_only_dna(tokenizer: Any) -> bool:
     """Whether all tokens of a tokenizer, but special ones such as `[UNK]` and `<pad>`, are made of A, C, G, T and N."""
     tokens = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)

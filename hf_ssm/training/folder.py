@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import safe_open
 from transformers.utils import logging
 
 from hf_ssm.models.bundle import HEADER
-from hf_ssm.utils.files import TEMPORARY_PREFIX, write_text_atomically
+from hf_ssm.utils.files import delete_temporary, lock_file, unlock_file, write_text_atomically
 
 logger = logging.get_logger(__name__)
 
@@ -61,19 +60,12 @@ def locked(folder: Path) -> Iterator[None]:
         raise type(error)(
             f"--output {str(folder)!r}: the folder cannot be made ({error.strerror}); choose another folder"
         ) from error
-    lock = FileLock(folder / _LOCK_NAME)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise BlockingIOError(
-            f"--output {str(folder)!r} is in use by another run: wait for its end, or choose another folder"
-        ) from error
+    busy = f"--output {str(folder)!r} is in use by another run: wait for its end, or choose another folder"
+    lock = lock_file(folder / _LOCK_NAME, busy)
     try:
         yield
     finally:
-        # Before the release: afterwards the file may be that of the next run.
-        (folder / _LOCK_NAME).unlink(missing_ok=True)
-        lock.release()
+        unlock_file(lock)
         for path in absent:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
@@ -108,7 +100,7 @@ def clear_output(folder: Path) -> None:
     for path in folder.glob("*.py"):
         if _is_exported_code(path):
             path.unlink()
-    _delete_temporary(folder)
+    delete_temporary(folder)
 
 
 def last_checkpoint(folder: Path) -> Path:
@@ -138,7 +130,7 @@ def discard_incomplete(folder: Path) -> None:
     for path in folder.glob("*.py"):
         if path.stat().st_size <= len(HEADER.encode()) and _is_exported_code(path):
             path.unlink()
-    _delete_temporary(folder)
+    delete_temporary(folder)
 
 
 def write_log(folder: Path, log_history: Sequence[Mapping[str, Any]]) -> None:
@@ -202,8 +194,3 @@ def _is_exported_code(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(len(header))
     return header.startswith(start)
-
-
-def _delete_temporary(folder: Path) -> None:
-    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path)

@@ -12,13 +12,19 @@ from accelerate.utils import broadcast_object_list
 
 from hf_ssm.training import folder
 from hf_ssm.training.settings import RunSettings
+from hf_ssm.utils.processes import check_processes_are_joined
 
 T = TypeVar("T")
 
 
 def begin(settings: RunSettings) -> None:
-    """Initialise the process group; without effect for a single process or a second call."""
-    PartialState(cpu=bool(settings.training.get("use_cpu", uses_cpu())))
+    """Initialise the process group; without effect for a single process or a second call.
+
+    Raises:
+        ValueError: There are several processes, which accelerate has not joined.
+    """
+    state = PartialState(cpu=bool(settings.training.get("use_cpu", uses_cpu())))
+    check_processes_are_joined(state.num_processes)
 
 
 def uses_cpu() -> bool:

@@ -6,7 +6,7 @@ the arguments of these functions from all processes.
 Dimensions: `n` examples, `B` batch, `L` length, `K` classes, `V` vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from hf_ssm.metrics import functional
 
 IGNORED_LABEL = -100
 """Label without effect on a metric (padding, unmasked tokens); the convention of PyTorch."""
+
+_NO_CORRELATION = 0.1
 
 Logits = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -54,6 +56,46 @@ def constant_class_metrics(labels: Any) -> dict[str, float]:
     found = found[found != IGNORED_LABEL]
     most_frequent = np.full_like(found, np.bincount(found).argmax())
     return classification_metrics(EvalPrediction(predictions=most_frequent, label_ids=found))
+
+
+def token_frequency_metrics(counts: Any) -> dict[str, float]:
+    """The metrics of predicting each token by its frequency: the level of chance of `language_modeling_metrics`.
+
+    Args:
+        counts: How often each token is to be predicted; one count is positive.
+    """
+    shares = np.asarray(counts, dtype=np.float64)
+    shares = shares[shares > 0] / shares.sum()
+    return {"perplexity": float(np.exp(-(shares * np.log(shares)).sum())), "token_accuracy": float(shares.max())}
+
+
+def constant_value_metrics(labels: Any, of_positions: bool) -> dict[str, float]:
+    """The metrics of always predicting the mean of the labels: the level of chance of regression.
+
+    Args:
+        labels: A number, a list of numbers, or a list of equally long lists for each example.
+        of_positions: Whether the numbers of a list are those of positions, with one mean, not different quantities.
+    """
+    rows = [np.asarray(label, dtype=np.float64) for label in labels]
+    per_position = rows[0].ndim == 2 or (of_positions and rows[0].ndim == 1)
+    values = np.concatenate(rows) if per_position else np.stack(rows)
+    errors = values - values.mean(0)
+    none = dict.fromkeys(("r2", "pearson", "spearman"), 0.0)
+    return {"mse": float(np.square(errors).mean()), "mae": float(np.abs(errors).mean()), **none}
+
+
+def beats_chance(values: Mapping[str, float], chance: Mapping[str, float]) -> bool:
+    """Whether metrics are better than those of a constant prediction, in one that decides.
+
+    Perplexity decides for language models; for others accuracy and Matthews correlation, or squared error and
+    correlation. Correlations of at most `_NO_CORRELATION` count as none.
+    """
+    for name in ("perplexity", "mse", "accuracy"):
+        if name in values and name in chance:
+            sign = 1 if name == "accuracy" else -1
+            if sign * values[name] > sign * chance[name]:
+                return True
+    return any(values.get(name, 0.0) > _NO_CORRELATION for name in ("mcc", "pearson"))
 
 
 def predicted_classes(logits: Logits, labels: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ from hf_ssm.hub.card import CARD_NAME
 from hf_ssm.hub.client import make_repo, user_error
 from hf_ssm.hub.committing import folder_files, is_weights, stage
 from hf_ssm.hub.pushing import push_files
-from hf_ssm.models.bundle import write_code
+from hf_ssm.hub.scanning import irregularity
+from hf_ssm.models.bundle import bundle, family_of, write_code
 from hf_ssm.models.registry import FAMILIES, HEADS
 
 __all__ = ["PushOnSave", "PushingTrainer"]
@@ -27,6 +28,11 @@ logger = logging.get_logger(__name__)
 # Files of a checkpoint that belong to the model; the others are the state of the run.
 _MODEL_SUFFIXES = frozenset({".jinja", ".json", ".md", ".model", ".py", ".safetensors", ".txt"})
 _STATE_FILES = frozenset({"trainer_state.json"})
+# Files of a checkpoint from which a run resumes, of one process, of DeepSpeed and of FSDP; most of them are pickles.
+_RUN_STATE = (
+    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
+    *("latest", "global_step*/*.pt", "optimizer_*/*", "pytorch_model_fsdp_*/*"),
+)
 
 
 class PushingTrainer(Trainer):
@@ -116,7 +122,7 @@ class PushingTrainer(Trainer):
         self.create_model_card(**kwargs)
         self.report_failed_pushes(wait_for_all=True)
         push: Any = self._push if blocking else self._push_in_background
-        return push(folder_files(self._output), commit_message or "End of training", token, revision)
+        return push(folder_files(self._output, self._code), commit_message or "End of training", token, revision)
 
     def push_checkpoint(self, checkpoint: Path, strategy: HubStrategy) -> None:
         """Push the model of a checkpoint in the background; by some strategies the whole checkpoint.
@@ -125,11 +131,15 @@ class PushingTrainer(Trainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.create_model_card(model_name=self._model_name)
-        inside = folder_files(checkpoint)
+        with_state = strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
+        inside = folder_files(checkpoint, [*self._code, *_RUN_STATE])
         files = {name: path for name, path in inside.items() if _is_of_the_model(name)}
-        files[CARD_NAME] = self._output / CARD_NAME
+        files[CARD_NAME] = card = self._output / CARD_NAME
+        reason = irregularity(card, self._output)
+        if reason is not None:
+            raise ValueError(f"{str(card)!r} {reason}")
         delete_patterns: tuple[str, ...] = ()
-        if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+        if with_state:
             place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else checkpoint.name
             files |= {f"{place}/{name}": path for name, path in inside.items()}
             delete_patterns = (f"{place}/*",)
@@ -195,6 +205,12 @@ class PushingTrainer(Trainer):
     @property
     def _unwrapped(self) -> Any:
         return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def _code(self) -> list[str]:
+        """Names of the files of code that each save writes; none for a model of another library."""
+        config: Any = self._unwrapped.config
+        return [] if family_of(config) is None else list(bundle(config.__class__))
 
     @property
     def _repo_name(self) -> str:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import operators_in
+from hf_ssm.modules.operator import SequenceOperator, operators_in
 from hf_ssm.utils.checks import check_batch, check_model
-from hf_ssm.utils.processes import all_processes
+from hf_ssm.utils.processes import all_processes, is_sharded
 
 __all__ = ["rescale_init_"]
 
@@ -26,7 +26,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
     In a distributed run (`torch.distributed`) all processes have to call it, each with its own batch. The weights of
     the first process are broadcast first, as at the start of training; τ is that of the rows of all processes, so that
-    all processes use the same factors.
+    all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are not broadcast, and each
+    process changes its own part of them.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
@@ -39,7 +40,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     Raises:
         TypeError: An argument of another type.
         ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model
-            is then unchanged).
+            is then unchanged); parameters that FSDP1 or DeepSpeed's ZeRO-3 have sharded.
 
     Warns:
         UserWarning: There is a single row, so that all variances are 0.
@@ -54,6 +55,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
         )
+    _check_shards(model)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     one_row = any(isinstance(value, Tensor) and value.shape[:1] == (1,) for value in inputs.values())
     processes = all_processes()
@@ -67,7 +69,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     if processes is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
-            processes.take_from_first_(tensor)
+            if not is_sharded(tensor):
+                processes.take_from_first_(tensor)
     # Buffers too: batch norm may update its statistics.
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]
@@ -79,9 +82,13 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     try:
         model(**inputs, use_cache=False)
         found = torch.stack(
-            [torch.stack([tau for part in layer for tau in part.rescaling or []]).mean() for layer in layers]
+            [torch.stack([tau for part in layer for tau, _ in part.rescaling or []]).mean() for layer in layers]
         )
+        _reshard(model)
+        for part in operators:
+            _scale_shards_(part)
     except BaseException:
+        _reshard(model)
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
         raise
@@ -95,3 +102,35 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
         owner.weights_were_rescaled = True
         owner.config.rescaled = True
     return found
+
+
+def _reshard(model: Any) -> None:
+    """Make the modules that FSDP2 shards refer to their parts of the parameters again."""
+    for part in model.modules():
+        # A method of FSDP2; not every build of torch has the class.
+        reshard: Any = getattr(part, "reshard", None)
+        if reshard is not None:
+            reshard()
+
+
+def _scale_shards_(operator: SequenceOperator) -> None:
+    """Repeat the rescaling of a forward pass, which has changed copies of sharded parameters, on the parts of them."""
+    tensors = [*operator.parameters(), *operator.buffers()]
+    if not any(map(is_sharded, tensors)):
+        return
+    unsharded = [(tensor, tensor.clone()) for tensor in tensors if not is_sharded(tensor)]
+    for tau, channels in operator.rescaling or []:
+        operator.scale_(tau.rsqrt(), channels)
+    for tensor, value in unsharded:
+        tensor.copy_(value)
+
+
+def _check_shards(model: Any) -> None:
+    """Raise `ValueError` for sharded parameters whose changes in a forward pass would be lost."""
+    wrapped = any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
+    if wrapped or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        by = "FSDP1 (`FullyShardedDataParallel`)" if wrapped else "DeepSpeed (ZeRO-3)"
+        raise ValueError(
+            f"rescale_init_ cannot change parameters that {by} has sharded: call it before the model is wrapped, "
+            "save the rescaled model and load it, or use FSDP2 (`fully_shard`)."
+        )

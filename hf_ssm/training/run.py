@@ -4,9 +4,11 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, DatasetDict
@@ -26,16 +28,17 @@ from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, ha
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
-from hf_ssm.data.signals import fingerprint
+from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields
 from hf_ssm.training.inputs import RunData, build_collator, load_data
-from hf_ssm.training.metrics import constant_class_metrics
+from hf_ssm.training.metrics import constant_class_metrics, constant_value_metrics, token_frequency_metrics
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import TheoryLogger, measure_tau
 from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
-from hf_ssm.utils.files import staged_files, write_text_atomically
+from hf_ssm.utils.files import check_not_input, staged_files, write_text_atomically
+from hf_ssm.utils.processes import has_whole_parameters
 
 logger = logging.get_logger(__name__)
 
@@ -51,6 +54,7 @@ class RunResult:
         model: The trained model: the best checkpoint on the validation split if there is one.
         data: The data of the run.
         results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
+        chance: The metrics of a constant prediction for these splits (see `chance_metrics`).
         tau: τ per layer on one batch of training data, by the time of the measurement.
         movement: Relative change of the groups of parameters since before the first step; empty if unknown in a resumed
             run.
@@ -65,20 +69,13 @@ class RunResult:
     model: PreTrainedModel
     data: RunData
     results: dict[str, dict[str, float]]
+    chance: dict[str, dict[str, float]]
     tau: dict[str, list[float]]
     movement: dict[str, float]
     responses: tuple[list[FrequencyResponse], list[FrequencyResponse]]
     log_history: list[dict[str, Any]]
     steps: int
     seconds: float
-
-    @property
-    def chance(self) -> dict[str, float]:
-        """Metrics of always predicting the most frequent class of the validation split; empty without classes."""
-        validation = self.data.splits.get("validation")
-        if validation is None or self.data.label_kind not in ("class", "classes"):
-            return {}
-        return constant_class_metrics(validation["labels"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +114,8 @@ def _prepare(
     settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
 ) -> tuple[RunSettings, RunData, PreTrainedModel]:
     """The settings with the values that the data determine, the data, and the model before training."""
+    if checkpoint is None:
+        check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
     loaded = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
@@ -126,6 +125,42 @@ def _prepare(
         launch.on_main(lambda: _check_same_data(output, loaded.splits))
         _warn_of_other_random_numbers(checkpoint)
     return settings, loaded, build_model(settings, loaded, checkpoint)
+
+
+class RunProgress(TrainerCallback):
+    """Shows the progress of a run.
+
+    Attributes:
+        chance: Metrics of a constant prediction for the validation split, set before the training.
+    """
+
+    chance: Mapping[str, float] = {}
+
+
+def chance_key(split: str, name: str) -> str:
+    """Key of a metric of chance in the log of a run."""
+    return f"{split}_chance_{name}"
+
+
+def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
+    """The metrics of the best constant prediction for a split: most frequent class, frequencies of tokens, or mean."""
+    rows, kind = data.splits[split], data.label_kind
+    if kind in ("class", "classes"):
+        return constant_class_metrics(rows["labels"])
+    if kind is not None:
+        of_positions = data.tokenizer is None and bool((row_lengths(rows, "input_values") > 1).any())
+        if of_positions and kind == "numbers":
+            of_positions = bool((row_lengths(rows, "labels") == row_lengths(rows, "input_values")).all())
+        found = constant_value_metrics(rows["labels"], of_positions)
+        return found if task == "sequence-regression" else {name: found[name] for name in ("mse", "mae")}
+    assert data.tokenizer is not None
+    counts = np.zeros(len(data.tokenizer), dtype=np.int64)
+    for ids in rows.with_format("numpy")["input_ids"]:
+        # A causal model does not predict the first token.
+        counts += np.bincount(ids[1:] if task == "causal-lm" else ids, minlength=len(counts))
+    unpredicted = data.tokenizer.all_special_ids if task == "masked-lm" else [data.tokenizer.pad_token_id]
+    counts[unpredicted] = 0
+    return token_frequency_metrics(counts) if counts.any() else {}
 
 
 class _TauBeforeTraining(TrainerCallback):
@@ -146,7 +181,7 @@ def train(
     output: Path,
     resume: bool = False,
     overwrite: bool = False,
-    progress: TrainerCallback | None = None,
+    progress: RunProgress | None = None,
     choose: bool = False,
 ) -> RunResult:
     """Train, evaluate the test split once, and save model, tokenizer, settings and log.
@@ -164,7 +199,8 @@ def train(
             in the command; default: the defaults of the configuration.
 
     Raises:
-        ValueError: Settings, data and model do not fit together, or there is no checkpoint to resume from.
+        ValueError: Settings, data and model do not fit together, there is no checkpoint to resume from, or `output` of
+            a new run contains what is read.
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
@@ -176,7 +212,9 @@ def train(
     data = loaded.splits
     args = _training_arguments(settings, output, loaded, checkpoint)
     trainer = _build_trainer(settings, model, loaded, args)
+    chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in data}
     if progress is not None:
+        progress.chance = chance.get("validation", {})
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
@@ -189,7 +227,9 @@ def train(
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, checkpoint)
-    results = {split: _evaluate(trainer, data[split], split) for split in ("validation", "test") if split in data}
+    results = {split: _evaluate(trainer, data[split], split) for split in chance}
+    # Commands that load the model tell from the log whether it is better than chance.
+    trainer.log({chance_key(split, name): value for split in chance for name, value in chance[split].items()})
     seconds = time.perf_counter() - started
 
     trainer.save_model(str(output))
@@ -207,6 +247,7 @@ def train(
         model=model,
         data=loaded,
         results=results,
+        chance=chance,
         tau=tau,
         movement=changes_in_log(trainer.state.log_history),
         responses=responses,
@@ -219,8 +260,8 @@ def train(
 def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
-    """Responses of the long convolutions with the parameters before and after training."""
-    if not has_frequency_responses(model) or movement.since_step:
+    """Responses of the long convolutions with the parameters before and after training; none of a sharded model."""
+    if not has_whole_parameters(model) or not has_frequency_responses(model) or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)

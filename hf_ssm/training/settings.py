@@ -61,6 +61,9 @@ ALIASES = {
 
 DEFAULT_FAMILY = "hyena"
 MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
+DATA_PATHS = ("dataset", "validation_file", "test_file")
+"""Settings of the section `data` that name data, which may be local files."""
+
 DATA_DEFAULTS: dict[str, Any] = {**dict.fromkeys(_DATA_TYPES), "reverse_complement": False, "unknown_bases": 0.0}
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
@@ -195,6 +198,12 @@ class RunSettings:
     def loader_arguments(self) -> dict[str, Any]:
         """The part of `data` that `load_sequences` takes besides the dataset."""
         return {key: value for key, value in self.data.items() if key not in DATA_DEFAULTS}
+
+    @property
+    def inputs(self) -> list[str]:
+        """What a run reads: files, folders, ids of the Hub and names of generators and tokenizers."""
+        named = (*map(self.data.get, (*DATA_PATHS, "tokenizer")), self.model["checkpoint"])
+        return [value for value in named if value is not None]
 
     @property
     def sequence_column(self) -> str:

@@ -9,6 +9,7 @@ from hf_ssm.analysis.frequency import frequency_responses, has_frequency_respons
 from hf_ssm.analysis.parameter_change import ParameterMovement
 from hf_ssm.analysis.response_summary import spectral_summary
 from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.processes import has_whole_parameters
 
 __all__ = ["TheoryLogger", "measure_tau"]
 
@@ -62,10 +63,11 @@ class TheoryLogger(TrainerCallback):
     def _log(self, state: TrainerState) -> None:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         tau = measure_tau(model, self._batch)
+        changes = self._movement.changes(model)
         if not state.is_world_process_zero:
             return
         values = {"tau": sum(tau), **{f"tau_layer_{layer}": value for layer, value in enumerate(tau)}}
-        values |= {f"change_{group}": value for group, value in self._movement.changes(model).items()}
-        if has_frequency_responses(model):
+        values |= {f"change_{group}": value for group, value in changes.items()}
+        if has_whole_parameters(model) and has_frequency_responses(model):
             values |= spectral_summary(frequency_responses(model))
         self._trainer.log({f"theory/{name}": value for name, value in values.items()})

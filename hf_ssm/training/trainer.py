@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import ParallelismConfig
 from torch import Tensor, nn
 from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -17,6 +18,7 @@ from hf_ssm.training.losses import TauLoss, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
+from hf_ssm.utils.processes import check_processes_are_joined, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
 
@@ -75,6 +77,8 @@ class SSMTrainer(PushingTrainer):
     - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
       False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
+    - Refuses context and sequence parallelism, which split the sequences of a batch among processes, and processes of a
+      launcher that accelerate has not joined.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
     """
@@ -92,6 +96,14 @@ class SSMTrainer(PushingTrainer):
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
         self._parts: dict[str, Tensor] = {}
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
+        _check_sequences_stay_whole(self.args.parallelism_config)
+        super().create_accelerator_and_postprocess()
+        # That of `accelerate launch` comes from the environment.
+        _check_sequences_stay_whole(self.accelerator.parallelism_config)
+        check_processes_are_joined(self.accelerator.num_processes)
 
     @property
     def _ssm(self) -> Any:
@@ -192,7 +204,7 @@ class SSMTrainer(PushingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
         # The local part of a parameter sharded by FSDP2.
-        weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self._ssm.parameters())
+        weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._ssm.parameters())
         if not all(bool(torch.isfinite(weight).all()) for weight in weights):
             raise self._divergence(f"weights are not finite after step {self.state.global_step}")
         super().save_model(output_dir, _internal_call)
@@ -265,3 +277,16 @@ class SSMTrainer(PushingTrainer):
                 **{f"tau_layer_{i}": value for i, value in enumerate(tau)},
             }
         super().log(logs, *args, **kwargs)
+
+
+def _check_sequences_stay_whole(parallelism: ParallelismConfig | None) -> None:
+    """Raise `ValueError` if accelerate would split sequences, whose states processes do not exchange."""
+    if parallelism is None:
+        return
+    for name in ("cp_size", "sp_size"):
+        if (size := getattr(parallelism, name)) > 1:
+            raise ValueError(
+                f"`{name}`={size} of accelerate's ParallelismConfig would split each sequence among {size} processes, "
+                "but a state space model carries its state from one position to the next: set it to 1, and use "
+                "`dp_replicate_size` or `dp_shard_size`, or activation checkpointing for long sequences."
+            )

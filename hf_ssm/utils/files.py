@@ -1,14 +1,107 @@
-"""Writing files so that an interruption or a full disk leaves no partial file under the final name."""
+"""Writing files so that an interruption or a full disk leaves no partial file, and no input is replaced."""
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["TEMPORARY_PREFIX", "staged_files", "write_text_atomically"]
+from filelock import FileLock, Timeout
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    *("TEMPORARY_PREFIX", "check_not_input", "delete_temporary", "lock_file", "replacing", "scratch_folder"),
+    *("staged_files", "unlock_file", "write_text_atomically"),
+]
 
 TEMPORARY_PREFIX = ".hf_ssm-"
 """Start of the name of every temporary folder; one that a killed process left behind may be deleted."""
+
+
+def check_not_input(output: str | Path, *inputs: str | Path | None, name: str = "--output") -> None:
+    """Raise `ValueError` if `output` is one of the inputs, through links too, or a folder that contains one.
+
+    Args:
+        output: File or folder to write.
+        *inputs: Paths that are read. `None` and names without a file or folder, such as those of the Hub, are ignored.
+        name: The argument that gives `output`, for the message.
+    """
+    if not os.path.exists(output):
+        return
+    for path in (os.path.expanduser(path) for path in inputs if path is not None):
+        if not os.path.exists(path):
+            continue
+        places = Path(path).absolute(), Path(path).resolve()
+        # Equal files are compared, not names: links, and file systems that ignore case, give a file several names.
+        if any(os.path.samefile(output, place) for start in places for place in (start, *start.parents)):
+            relation = "contains" if os.path.isdir(output) and not os.path.samefile(output, path) else "is"
+            raise ValueError(
+                f"{name} {str(output)!r} {relation} the input {path!r}, which would be lost: choose another name"
+            )
+
+
+@contextmanager
+def scratch_folder(parent: str | Path) -> Iterator[Path]:
+    """A new temporary folder in `parent`, deleted at the end; those that killed processes left there are deleted too.
+
+    A process that uses such a folder holds a lock on it, which the operating system frees when the process ends.
+    """
+    delete_temporary(parent, unused=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=TEMPORARY_PREFIX))
+        descriptor = _lock_folder(folder, wait=True)
+        if folder.is_dir():
+            break
+        # Another process took the new folder for one that nobody uses, before the lock was held.
+        _close(descriptor)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        _close(descriptor)
+
+
+def delete_temporary(parent: str | Path, unused: bool = False) -> None:
+    """Delete the temporary folders in a folder; `unused`: those only that no process holds."""
+    for folder in Path(parent).glob(f"{TEMPORARY_PREFIX}*"):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        if not unused:
+            shutil.rmtree(folder)
+        elif (descriptor := _lock_folder(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            _close(descriptor)
+
+
+def _lock_folder(folder: Path, wait: bool = False) -> int | None:
+    """A descriptor with a lock on a folder; `None` where the file system has no such locks, or another process has it.
+
+    Args:
+        folder: The folder.
+        wait: Wait until no other process holds the folder.
+    """
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -17,23 +110,44 @@ def staged_files(folder: str | Path, replaces: Sequence[str] = ()) -> Iterator[P
 
     Args:
         folder: Destination on the same file system; created if it does not exist.
-        replaces: Patterns of files in `folder` that are deleted before the new files are moved.
+        replaces: Patterns of files in `folder` that are deleted after the new files are moved.
 
     Yields:
         The temporary folder.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX) as scratch:
-        yield Path(scratch)
-        new = sorted(Path(scratch).iterdir())
-        outdated = {path for pattern in replaces for path in folder.glob(pattern)} - {
-            folder / path.name for path in new
-        }
-        for path in outdated:
-            path.unlink()
+    with scratch_folder(folder) as scratch:
+        yield scratch
+        new = sorted(scratch.iterdir())
+        outdated = {path for pattern in replaces for path in folder.glob(pattern)}
         for path in new:
             path.replace(folder / path.name)
+        for path in outdated - {folder / path.name for path in new}:
+            path.unlink()
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path) -> Iterator[Path]:
+    """A temporary file that replaces `path` when the block ends without an error.
+
+    Its name is fixed, unlike those of `staged_files`, so that a command that is killed and repeated leaves no file
+    behind. A file or link of that name is deleted, not followed.
+
+    Args:
+        path: The file to write.
+        temporary: The temporary file, on the same file system.
+
+    Yields:
+        The temporary file, which exists and is empty.
+    """
+    temporary.unlink(missing_ok=True)
+    temporary.touch(exist_ok=False)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:
@@ -41,3 +155,31 @@ def write_text_atomically(path: str | Path, text: str) -> None:
     path = Path(path)
     with staged_files(path.parent) as scratch:
         (scratch / path.name).write_text(text, encoding="utf-8")
+
+
+def lock_file(path: Path, busy: str) -> FileLock:
+    """Lock a file, made for this purpose, against other processes.
+
+    Args:
+        path: The file.
+        busy: Message of the error if another process holds the file.
+
+    Raises:
+        BlockingIOError: Another process holds the file.
+        FileExistsError: A link, whose target would be opened, or a folder has this name.
+    """
+    if path.is_symlink() or path.is_dir():
+        raise FileExistsError(f"{str(path)!r}, where a lock file is needed, is a link or a folder: delete it")
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise BlockingIOError(busy) from error
+    return lock
+
+
+def unlock_file(lock: FileLock) -> None:
+    """Delete and release a file of `lock_file`."""
+    # In this order: after the release the file may be that of another process.
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()

@@ -1,12 +1,13 @@
 """Sums over the processes of a distributed run, through which gradients flow."""
 
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Processes", "all_processes"]
+__all__ = ["Processes", "all_processes", "check_processes_are_joined", "has_whole_parameters", "is_sharded"]
 
 
 class _Sum(torch.autograd.Function):
@@ -66,3 +67,28 @@ def all_processes() -> Processes | None:
     """The other processes and this one, or `None` where it is alone."""
     alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
     return None if alone else Processes()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds a part of it only: a `DTensor`, as FSDP2 makes of parameters."""
+    return hasattr(tensor, "to_local")
+
+
+def has_whole_parameters(model: nn.Module) -> bool:
+    """Whether this process holds all of the parameters of a model."""
+    return not any(map(is_sharded, model.parameters()))
+
+
+def check_processes_are_joined(count: int) -> None:
+    """Raise `ValueError` if a launcher has started several processes, of which each is alone.
+
+    Args:
+        count: Number of processes that accelerate has joined.
+    """
+    started = os.environ.get("WORLD_SIZE", "")
+    if count == 1 and started.isdecimal() and int(started) > 1:
+        raise ValueError(
+            f"A launcher has started WORLD_SIZE={started} processes, but accelerate has joined none of them: each "
+            "would do all of the work and write the same files. On CPUs pass `use_cpu=True` (TrainingArguments, or "
+            "`--set training.use_cpu=true`) or set ACCELERATE_USE_CPU=true; otherwise start one process."
+        )

@@ -306,12 +306,43 @@ def test_alpha_goes_by_size_init_rule_and_steps():
     assert found.to_dict()["from_data"]["0.9"] == pytest.approx(expected)
 
 
+def test_the_note_on_the_frequency_that_the_paper_prints():
+    config = hf_ssm.S4Config(init="lin", discretization="bilinear", time_step_min=0.01, time_step_max=0.01)
+    found = alpha_recommendation(config)
+    assert found.data_free[0] == pytest.approx(25.93, abs=0.005)
+    assert found.data_free[0] * (1 - 2 / 64) == pytest.approx(25.12, abs=0.005)
+    assert "n = 64 poles is (n/2 - 1)π" in found.paper_note and "are 0.9688 times as large" in found.paper_note
+    assert alpha_recommendation(hf_ssm.S4Config(init="legs")).paper_note is None
+
+
 def test_alpha_from_the_power_of_several_channels_goes_by_their_sum():
     low, high = torch.eye(33, dtype=torch.float64)[[4, 20]]
     found = alpha_recommendation(hf_ssm.S4Config(), torch.stack([0.3 * low, 0.7 * high]), quantiles=(0.2, 0.5))
     # The power at a point of the grid is spread half way to its neighbours: 2/3 of that at 4, 2/7 of that at 20.
     assert found.edges[0.2] == pytest.approx((3.5 + 2 / 3) * math.pi / 32)
     assert found.edges[0.5] == pytest.approx((19.5 + 2 / 7) * math.pi / 32)
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+def test_a_trial_reaches_the_band_of_the_data(discretization):
+    """A trial needs a spectrum that is not flat, and power beyond the fastest pole of every channel."""
+    narrow, flat = torch.eye(65, dtype=torch.float64)[32], torch.ones(65, dtype=torch.float64)
+    small = {"init": "lin", "state_size": 8, "discretization": discretization, "time_step_max": 0.02}
+    found = alpha_recommendation(hf_ssm.S4Config(**small), narrow)
+    assert found.band == pytest.approx(math.pi * 32.4 / 64)
+    assert found.trial is not None
+    assert f"frequency_scale = {found.trial:.3g}" in found.verdict
+    reached = alpha_recommendation(hf_ssm.S4Config(**small, frequency_scale=found.trial), narrow)
+    assert reached.reach[1] == pytest.approx(found.band)
+    silent = {
+        "flat": alpha_recommendation(hf_ssm.S4Config(**small), flat),
+        "without data": alpha_recommendation(hf_ssm.S4Config(**small)),
+        "within reach": alpha_recommendation(hf_ssm.S4Config(**small, frequency_scale=found.trial * 1.01), narrow),
+        "slow": alpha_recommendation(hf_ssm.S4Config(discretization=discretization), 0.5 ** torch.arange(65)),
+    }
+    for name, other in silent.items():
+        assert other.trial is None, name
+        assert "no change of frequency_scale = " in other.verdict, name
 
 
 def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
@@ -324,6 +355,19 @@ def test_alpha_of_other_inits_keeps_the_same_limit_on_the_fastest_pole():
         assert module.A_imag.max().item() == pytest.approx(fastest, rel=1e-5)
         limits.append(fastest * 0.05)
     assert limits == pytest.approx([0.9 * math.pi] * 2)
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_alpha_of_s5_goes_by_the_eigenvalues_of_one_block(blocks):
+    size, dt = 32 // blocks, 0.05
+    row, column = np.mgrid[:size, :size]
+    # The normal part of HiPPO-LegS, -1/2 plus a skew-symmetric matrix.
+    normal = np.sqrt((row + 0.5) * (column + 0.5)) * np.sign(column - row) - 0.5 * np.eye(size)
+    fastest = np.linalg.eigvals(normal).imag.max()
+    config = hf_ssm.S5Config(state_size=32, num_blocks=blocks, init="legs", discretization="zoh", time_step_max=dt)
+    found = alpha_recommendation(config)
+    assert found.largest_frequency == pytest.approx(fastest, rel=1e-10)
+    assert found.data_free[0] == pytest.approx(0.9 * math.pi / (fastest * dt), rel=1e-10)
 
 
 def test_alpha_of_a_model_and_of_complex_selective_states(make_model):

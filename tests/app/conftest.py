@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,35 @@ FLAGS = [
 ]
 
 
+# The command, with uploaded files deleted after a second.
+FORGETFUL = """
+import sys
+from hf_ssm.app import page
+from hf_ssm.cli import main
+page._CACHE = (1, 1)
+main(sys.argv[1:])
+"""
+
+
 @pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the page that `hf-ssm app` serves of a classifier of DNA with random weights."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of DNA with random weights."""
     pytest.importorskip("gradio")
     folder = tmp_path_factory.mktemp("app") / "small <model>"
     torch.manual_seed(0)
     config = S4Config(vocab_size=12, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.4)
     S4ForSequenceClassification(config).save_pretrained(folder)
     build_dna_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def served(checkpoint: Path, *program: str) -> Iterator[str]:
+    """The address of the page that `hf-ssm app` serves."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_ssm.cli", "app", str(folder), "--port", str(port)]
+    command = [sys.executable, *program, "app", str(checkpoint), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = server.stdout.readline()
@@ -41,6 +58,20 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
         # Not SIGINT, which the children of background jobs ignore.
         server.terminate()
+
+
+@pytest.fixture(scope="session")
+def address(checkpoint: Path) -> Iterator[str]:
+    """The address of the page."""
+    with served(checkpoint, "-m", "hf_ssm.cli") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def forgetful_address(checkpoint: Path) -> Iterator[str]:
+    """The address of a page that deletes uploaded files after a second."""
+    with served(checkpoint, "-c", FORGETFUL) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

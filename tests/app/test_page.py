@@ -74,6 +74,10 @@ def test_examples_and_files(page: Any, tmp_path: Path) -> None:
     assert page.locator("#sequence textarea").input_value().startswith(f">a\n{MOTIF}")
     press(page, "Predict")
     sees(page, "(the first of 2 rows)")
+    # No history of the inputs stays in the browser.
+    stored = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+    assert MOTIF not in stored and "run" not in stored
+    assert page.evaluate("indexedDB.databases()") == []
 
 
 def test_bad_input(page: Any) -> None:

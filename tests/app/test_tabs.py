@@ -176,6 +176,39 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
     assert "n = 100 training sequences" in html and "How far the output of a layer can reach" in html
 
 
+def test_a_report_on_few_sequences_compares_nothing(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    generalises, few = "generalises better", "a single one gives none"
+    one = theory.report_html(served, Job(), SEQUENCE)
+    assert generalises not in one and few in one and "Too few sequences for τ" in one
+    rng = np.random.default_rng(0)
+    rows = ["".join(rng.choice(list("ACGT"), 24)) for _ in range(16)]
+    many = theory.report_html(served, Job(), "\n".join(f">{number}\n{row}" for number, row in enumerate(rows)))
+    assert generalises in many and few not in many and "Too few" not in many
+
+
+def test_no_effect_names_its_positions(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    with torch.no_grad():
+        served.model.classifier.weight.zero_()
+    part = variants.variants_html(served, Job(), SEQUENCE, 3, 10)
+    assert "No substitution at the positions 3 to 10 changes it by more than" in part
+    assert "The other 16 of the 24 positions were not tried." in part and "single base of the" not in part
+    whole = variants.variants_html(served, Job(), SEQUENCE, 1, 24)
+    assert "does not depend on a single base of the sequence." in whole and "not tried" not in whole
+    assert "Positions 1 to 24 of 24." in whole
+
+
+@pytest.mark.parametrize("value", ["1e25", "-1e30", "3e38"])
+def test_numbers_that_overflow(serve: Callable[..., ServedModel], value: str) -> None:
+    served = serve("S4", "ForSequenceClassification", num_input_channels=1)
+    served.processor.std = [0.1]
+    text = f"{value}\n0\n1\n" * 8
+    for compute in (predicting.prediction_html, frequency.spectrum_html, theory.report_html):
+        with pytest.raises(ValueError, match=r"on the scale of the training data|too large once they are scaled"):
+            compute(served, Job(), text)
+
+
 def test_texts_of_another_alphabet(make_model: Callable[..., Any]) -> None:
     model = make_model("S4", "ForCausalLM", vocab_size=300)
     served = ServedModel(model, build_byte_tokenizer())
@@ -219,6 +252,28 @@ def test_errors_of_the_program_are_logged(caplog: pytest.LogCaptureFixture) -> N
     *_, (_, _, message, _) = Jobs()._run("Compute", work, "steps", SimpleNamespace(session_hash="x"), ())
     assert "the log of the server" in message and "multiplied" not in message
     assert "shapes cannot be multiplied" in caplog.text
+
+
+def test_what_runs_for_a_visitor_is_stopped() -> None:
+    def work(job: Job) -> str:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            job.check()
+            time.sleep(0.01)
+        return "done"
+
+    jobs, visitors = Jobs(), [SimpleNamespace(session_hash=name) for name in "xy"]
+    running = [jobs._run(label, work, "steps", visitor, ()) for label in ("Upload", "Predict") for visitor in visitors]
+    for updates in running:
+        next(updates)
+        next(updates)
+    jobs.stop(visitors[0])
+    for of_x in running[::2]:
+        assert "Cancelled after" in list(of_x)[-1][2]
+    for of_y in running[1::2]:
+        assert "Running" in next(of_y)[2]
+        of_y.close()
+    assert not jobs._running
 
 
 def test_several_labels_of_a_signal(serve: Callable[..., ServedModel]) -> None:

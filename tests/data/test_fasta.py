@@ -64,6 +64,13 @@ def test_windows_of_mostly_n_are_left_out_and_counted(fasta, caplog):
     assert "skipped 2 windows" in caplog.text
 
 
+def test_windows_are_in_capitals_unless_the_case_is_kept(fasta, caplog):
+    path = fasta(">a\nACgtacGT\n>b\nacgt\n", "soft_masked.fa")
+    assert fasta_windows(path, window=4, min_window=4)["sequence"] == ["ACGT", "ACGT", "ACGT"]
+    assert "soft_masked.fa: lower-case" in caplog.text and len(caplog.records) == 1
+    assert fasta_windows(path, window=4, min_window=4, keep_case=True)["sequence"] == ["ACgt", "acGT", "acgt"]
+
+
 def test_no_window_is_an_error(fasta):
     with pytest.raises(ValueError, match=r"min_window=4 .*longest record has 3: .*--set data.min_window=1"):
         fasta_windows(fasta(">a\nACG\n"), window=8, min_window=4)

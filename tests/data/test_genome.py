@@ -50,6 +50,25 @@ def test_intervals_of_each_compression(reference, name, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_code_of_the_working_directory_does_not_run(reference, tmp_path, monkeypatch):
+    text = f"import os, pathlib; pathlib.Path({str(tmp_path / 'stolen')!r}).write_text(os.environ['HF_TOKEN'])"
+    for name in ("pysam", "random"):
+        (tmp_path / f"{name}.py").write_text(text)
+    path = reference()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with Genome(path) as genome:
+        assert genome.fetch("chr2", 0, 4) == "TTTT"
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.parametrize("name", ["-o.fa", "data:,x.fa"])
+def test_the_name_of_a_file_is_no_option_and_no_protocol(reference, monkeypatch, name):
+    monkeypatch.chdir(reference(name=name).parent)
+    with Genome(name) as genome:
+        assert genome.fetch("chr2", 0, 4) == "TTTT"
+
+
 def test_a_current_index_is_used_and_an_old_one_is_not(reference, monkeypatch):
     path = reference()
     pysam.faidx(str(path))

@@ -66,7 +66,7 @@ def test_class_labels_are_kept(hub):
     [
         (DatasetDict(test=split([0, 1])), "no 'train'"),
         (DatasetDict(train=split([0, 1]).rename_column("label", "y")), r"label_column='label'.*\['sequence', 'y'\]"),
-        (DatasetDict(train=split([0, 1]).rename_column("sequence", "seq")), "did you mean 'seq'"),
+        (DatasetDict(train=split([0, 1]).rename_column("sequence", "dna")), "Perhaps sequence_column='dna'"),
         (DatasetDict(train=split([0, 1]), test=split([0, None], 5)), "row 2 of 'test'"),
         (DatasetDict(train=split([0, 2])), r"\[0, 2\]"),
         (DatasetDict(train=split([-1, 0]).cast_column("label", ClassLabel(names=["a", "b"]))), r"\[-1\] outside"),

@@ -117,6 +117,10 @@ def test_fasta_windows(tmp_path):
     data = load_sequences(path, window=8, min_window=8, validation_fraction=0.0, test_fraction=0.0)
     assert data["train"].num_rows == sum(range(1, 21))
     assert data["train"][-1] == {"sequence": "ACGTTGCA", "name": "r20", "start": 152}
+    path.write_text(">a\nACgtacGT\n")
+    for keep_case, expected in ((False, ["ACGT", "ACGT"]), (True, ["ACgt", "acGT"])):
+        soft = load_sequences(path, window=4, validation_fraction=0.0, test_fraction=0.0, keep_case=keep_case)
+        assert soft["train"]["sequence"][:] == expected
     for arguments in ({"window": 0}, {"min_window": 0}, {"window": 8, "min_window": 9}):
         with pytest.raises(ValueError, match="window="):
             load_sequences(path, **arguments)
@@ -139,11 +143,11 @@ def test_the_generator_takes_its_options(table):
     [
         (
             ["A,0", "C,1"],
-            "Sequence,label",
+            "dna,label",
             {},
-            r"sequence_column='sequence'.*did you mean 'Sequence'.*\['Sequence', 'label'\]",
+            r"sequence_column='sequence'.*\['dna', 'label'\]. Perhaps sequence_column='dna'",
         ),
-        (["A,0", "C,1"], "sequence,labels", {}, r"label_column='label'.*did you mean 'labels'"),
+        (["A,0", "C,1"], "sequence,lable", {}, r"label_column='label'.*Perhaps label_column='lable'"),
         (["A,0", "C,1"], "sequence,label", {"split_column": "part"}, r"split_column='part'.*no such column"),
         (["A,0", " ,1", ",1"], "sequence,label", {}, r"empty sequences \(rows 2, 3\)"),
         (["A,0", "C,", "G,1"], "sequence,label", {}, r"without a label \(row 2\)"),

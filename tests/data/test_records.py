@@ -7,12 +7,14 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_ssm.data.records import Record, as_records, check_dna, read_records, reverse_complement
+from hf_ssm.data.records import Place, Record, as_records, check_dna, read_records, reverse_complement
+from hf_ssm.data.variants import read_variants
 
 ROWS = [("ACGTN", "a"), ("acgt", "b"), ("RYKM", "a")]
 CSV = "sequence,name,score\nACGTN,a,1\nacgt,b,\nRYKM,a,3\n"
 FASTA = ">a first\nACG\nTN\n>b\nacgt\n>a\nRYKM\n"
 GENOME = ">chr1\nACGTTGCAGG\nTTTTNNRA\n>chr2\nGGGG\n"
+_INTERVALS = (("chr1", 2, 6, "one", 5.0, "+"), ("chr1", 14, 18, "two", None, "-"))
 BED = "#comment\ntrack name=x\nchr1\t2\t6\tone\t5\t+\n\nchr1\t14\t18\ttwo\t.\t-\textra\nchr2\t0\t4\tone\t0\t.\n"
 
 
@@ -51,10 +53,14 @@ def file(tmp_path):
 )
 def test_formats(file, name, text, suffix, end):
     found = list(read_records(file(name + suffix, text.replace("\n", end))))
-    # Soft-masked and ambiguous letters are kept, and so are repeated names.
-    assert [(record.sequence, record.columns["name"]) for record in found] == ROWS
+    # Ambiguous letters are kept, repeated names too, and soft-masked letters of tables.
+    is_fasta = name.startswith("i.fa")
+    rows = [(letters.upper() if is_fasta else letters, own) for letters, own in ROWS]
+    assert [(record.sequence, record.columns["name"]) for record in found] == rows
+    kept = read_records(file(name + suffix, text.replace("\n", end)), keep_case=True)
+    assert [record.sequence for record in kept] == [letters for letters, _ in ROWS]
     assert "sequence" not in found[0].columns
-    second = "record 'b'" if name.startswith("i.fa") else "row 2"
+    second = "record 'b'" if is_fasta else "row 2"
     assert found[1].where == f"{name}{suffix}, {second}"
 
 
@@ -70,10 +76,51 @@ def test_parquet(tmp_path):
     pa.parquet.write_table(pa.table({"sequence": ["ACGT"] * 1500, "label": list(range(1500))}), path)
     found = list(read_records(path))
     assert len(found) == 1500 and found[1400] == Record("ACGT", "i.parquet, row 1401", {"label": 1400})
-    with pytest.raises(ValueError, match=r"no such column \(did you mean 'sequence'\?\)"):
+    with pytest.raises(ValueError, match=r"no such column; .* Perhaps sequence_column='sequence'"):
         list(read_records(path, "sequences"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"i\.parquet' cannot be read"):
+        list(read_records(path))
+
+
+UNFIT_COLUMNS = {
+    "map": (
+        pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+        r"column 'x' is of the type map<string, int64",
+    ),
+    "nested map": (
+        pa.array([[[("a", "b")]], []], pa.list_(pa.map_(pa.string(), pa.string()))),
+        r"column 'x' is of the type list<\w+: map<string, string",
+    ),
+    "map in a struct": (
+        pa.array([{"m": [("a", "b")]}] * 2, pa.struct([("m", pa.map_(pa.string(), pa.string()))])),
+        "column 'x' is of the type struct<m: map",
+    ),
+    "beyond 64 bits": (pa.array([2**64 - 1, 0], pa.uint64()), "column 'x' are integers beyond 64 bits"),
+    "far date": (pa.array([1, 2**31 - 1], pa.date32()), "column 'x' has a value that cannot be read"),
+    "unknown zone": (
+        pa.array([1, 2], pa.timestamp("us", tz="Nowhere/X")),
+        "column 'x' has a value that cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("read", [read_records, read_variants])
+@pytest.mark.parametrize("kind", UNFIT_COLUMNS)
+def test_parquet_columns_that_no_table_of_results_can_hold(tmp_path, kind, read):
+    column, message = UNFIT_COLUMNS[kind]
+    path = tmp_path / "i.parquet"
+    sequences = {name: ["ACGT", "AC"] for name in ("sequence", "ref_sequence", "alt_sequence")}
+    pa.parquet.write_table(pa.table({**sequences, "x": column}), path)
+    with pytest.raises(ValueError, match=rf"i\.parquet' cannot be read: .*{message}") as caught:
+        list(read(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_with_two_columns_of_one_name(tmp_path):
+    path = tmp_path / "i.parquet"
+    pa.parquet.write_table(pa.table([["ACGT"], [1], [2]], names=["sequence", "x", "x"]), path)
+    with pytest.raises(ValueError, match=r"the column names \['sequence', 'x', 'x'\] are not unique"):
         list(read_records(path))
 
 
@@ -84,11 +131,22 @@ def test_bed(file, suffix, end):
     bed, genome = file("i.bed" + suffix, BED.replace("\n", end)), file("g.fa" + suffix, GENOME)
     one, two, three = read_records(bed, genome=genome)
     names = ("chrom", "chrom_start", "chrom_end", "name", "score", "strand")
-    assert one == Record("GTTG", f"{bed.name}, line 3", dict(zip(names, ("chr1", 2, 6, "one", 5.0, "+"), strict=True)))
-    assert two == Record(
-        "TYNN", f"{bed.name}, line 5", dict(zip(names, ("chr1", 14, 18, "two", None, "-"), strict=True))
-    )
+    columns = [dict(zip(names, values, strict=True)) for values in _INTERVALS]
+    assert one == Record("GTTG", f"{bed.name}, line 3", columns[0], Place("chr1", 2, 6))
+    assert two == Record("TYNN", f"{bed.name}, line 5", columns[1], Place("chr1", 14, 18, is_reversed=True))
     assert (three.sequence, three.columns["name"], three.columns["strand"]) == ("GGGG", "one", ".")
+
+
+def test_soft_masked_letters_are_capitals_and_one_line_says_so(file, caplog):
+    pytest.importorskip("pysam")
+    bed, genome = file("i.bed", "chr1\t0\t4\nchr1\t2\t6\tx\t0\t-\n"), file("soft.fa", ">chr1\nACgttgca\n")
+    for _ in range(2):
+        assert [record.sequence for record in read_records(bed, genome=genome)] == ["ACGT", "CAAC"]
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "soft.fa: lower-case (soft-masked) letters are read as capitals"
+    ]
+    kept = read_records(bed, genome=genome, keep_case=True)
+    assert [record.sequence for record in kept] == ["ACgt", "caac"]
 
 
 def test_lines_of_bed_with_fewer_fields_have_all_columns(file):
@@ -109,6 +167,7 @@ def test_lines_of_bed_with_fewer_fields_have_all_columns(file):
         ("chr1 2 9", "fewer than 3 fields"),
         ("chr1\t2\tnine", "invalid literal for int.*nine"),
         ("chr1\t2\t9\tn\thigh", "could not convert string to float: 'high'"),
+        ("chr1\t2\t9\tn\0\t0\t+", "it has a character NUL, as text in UTF-16: convert the file to UTF-8"),
         ("chr1\t2\t9\tn\t0\tforward", "the strand 'forward' is none of"),
     ],
 )
@@ -118,6 +177,15 @@ def test_wrong_lines_of_bed_are_refused_before_any_sequence(file, line, message,
     with pytest.raises(ValueError, match=rf"i\.bed' cannot be read: line 2: .*{message}"):
         next(read_records(bed, genome=genome))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_bed_in_another_encoding(tmp_path, file, encoding):
+    pytest.importorskip("pysam")
+    path = tmp_path / "i.bed"
+    path.write_bytes("chr1\t0\t4\n".encode(encoding))
+    with pytest.raises(ValueError, match=r"i\.bed' cannot be read: line 1: it has a character NUL"):
+        list(read_records(path, genome=file("g.fa", GENOME)))
 
 
 @pytest.mark.parametrize("text", ["", "#comment\n\n"])
@@ -146,11 +214,19 @@ def test_bed_and_genome_belong_together(file):
             '{"sequence": "A", "x": 1}\n{"sequence": "A", "x": "b"}\n',
             r"i\.jsonl: .*column 'x' differ in type",
         ),
+        (
+            "i.json",
+            '[{"sequence": "A", "x": 18446744073709551616}]',
+            r"i\.json: .*column 'x' are integers beyond 64 bits",
+        ),
+        ("i.jsonl", '{"sequence": "A", "x": [18446744073709551616]}', r"column 'x' are integers beyond 64 bits"),
+        ("i.json", '[{"sequence": "A", "x": {"a": -9223372036854775809}}]', r"column 'x' are integers beyond 64 bits"),
+        ("i.json", '[{"sequence": "A", "x": "\\ud800"}]', r"column 'x' are no text in UTF-8"),
         ("i.fa", ">a\nACGT\n>b\n>c\nA\n", r"i\.fa' cannot be read: the record 'b' has no sequence"),
         (
             "i.csv",
             "seq,name\nACGT,a\n",
-            r"sequence_column='sequence': i\.csv has no such column.*--sequence-column seq",
+            r"sequence_column='sequence': i\.csv has no such column.*Perhaps sequence_column='seq'",
         ),
         ("i.csv", "", r"i\.csv' cannot be read"),
         ("i.fa", "", r"i\.fa' cannot be read: the file has no FASTA record"),

@@ -7,7 +7,7 @@ import logging
 import pytest
 from datasets import ClassLabel
 
-from hf_ssm.data import load_sequences, tokenize
+from hf_ssm.data import load_sequences, tables, tokenize
 from hf_ssm.data.tables import read_table
 from hf_ssm.tokenization import build_byte_tokenizer
 
@@ -166,7 +166,7 @@ def test_names_of_classes_are_shared_by_all_files(write):
         ("sequence,label\nA,\nC,1", r"train.csv and test.csv has rows without a label \(row 1 of test.csv\)"),
         ("sequence,label\nA,0\n ,1", r"empty sequences \(row 2 of test.csv\)"),
         ("sequence,label\nA,3", r"classes of train.csv and test.csv are \[0, 1, 3\]"),
-        ("sequence,labels\nA,3", r"label_column='label': test.csv has no such column.*'labels'"),
+        ("sequence,group\nA,3", r"label_column='label': test.csv has no such column.*'group'"),
         ("sequence,label\nA,worm", r"train.csv and test.csv': the column 'label' has values of different types"),
     ],
 )
@@ -204,10 +204,10 @@ def test_wrong_columns_of_targets(write, columns, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "id,seq,y\nx1,ACGT,0\nx2,CCGT,1\n", r"If it is 'seq': .*--set data.sequence_column=seq\)\.$"),
-        ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"--set data.sequence_column='my seq'\)\.$"),
-        ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"If it is 'y': .*--set data.label_column=y\); .*causal-lm"),
-        ("a.json", '[{"sequence": "ACGT"}]', r"For data without labels: label_column=None .*--task causal-lm"),
+        ("a.csv", "id,dna,y\nx1,ACGT,0\nx2,CCGT,1\n", r"no such columns; .*sequence_column='dna', label_column='y'\.$"),
+        ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"Perhaps sequence_column='my seq'\.$"),
+        ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"Perhaps label_column='y'\.$"),
+        ("a.json", '[{"sequence": "ACGT"}]', r"its columns are \['sequence'\]\.$"),
         ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert it"),
         ("a.csv", "sequence\tlabel\nACGT\t0\n", r"separated by '.t', not by ','; rename it to .tsv"),
         ("a.tsv.gz", "sequence,label\nACGT,0\n", r"separated by ',', not by '.t'; rename it to .csv"),
@@ -263,7 +263,7 @@ def test_a_second_text_is_required(write):
     path = write("pairs.csv", "label,sequence,two\n0,a,b\n1,c,\n")
     with pytest.raises(ValueError, match=r"pair_column='two': pairs.csv has empty sequences \(row 2\)"):
         load_sequences(path, pair_column="two")
-    with pytest.raises(ValueError, match=r"pair_column='tow'.*did you mean 'two'"):
+    with pytest.raises(ValueError, match=r"pair_column='tow'.*Perhaps pair_column='two'"):
         load_sequences(path, pair_column="tow")
 
 
@@ -299,6 +299,12 @@ def test_forms_of_texts(write, text):
     assert read_table(write("a.csv", f"x,y\n{text},a\n"), [])["x"] == [text]
 
 
+def test_a_column_name_with_nul_is_an_error_of_one_line(write):
+    with pytest.raises(ValueError, match=r"the column 'a.x00b'") as caught:
+        load_sequences(write("a.csv", "sequence,label,a\0b\nACGT,0,x\nAC,1,y\n"), **NO_CUT)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("depth", [300, 5000, 100_000])
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_nested_json_is_an_error_of_one_line(write, name, depth):
@@ -326,3 +332,13 @@ def test_large_or_repetitive_gzip_files_are_read(write, monkeypatch):
     monkeypatch.setattr("hf_ssm.data.files._MAX_BYTES", 10)
     varied = "".join(f"{row * 2654435761 % 2**32:b},{row % 2}\n" for row in range(2000))
     assert len(read_table(write("b.csv.gz", "sequence,label\n" + varied), ["sequence"])["label"]) == 2000
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_rows_with_names_of_their_own_are_refused(write, monkeypatch, name):
+    rows = [json.dumps({"sequence": "ACGT", f"x{row}": 0}) for row in range(40)]
+    text = "\n".join(rows) if name.endswith("l") else f"[{', '.join(rows)}]"
+    assert len(read_table(write(name, text), [])) == 41
+    monkeypatch.setattr(tables, "_MOST_CELLS", 1000)
+    with pytest.raises(ValueError, match="40 rows with 41 different names make a table of more than 1000 cells"):
+        read_table(write(name, text), [])

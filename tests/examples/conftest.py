@@ -24,8 +24,9 @@ def script(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
         patch.setitem(sys.modules, name, module)  # where dataclasses look for their module
         spec.loader.exec_module(module)
         yield module
-    for neighbour in ("_experiment", "_masking", "_tables", "_tables_of_kernels", "_tables_of_papers", "_trend"):
-        sys.modules.pop(neighbour, None)
+    for neighbour, loaded in list(sys.modules.items()):
+        if (getattr(loaded, "__file__", None) or "").startswith(str(EXAMPLES)):
+            sys.modules.pop(neighbour)
 
 
 @pytest.fixture

@@ -16,5 +16,10 @@ def test_a_word_that_separates_the_classes(script: ModuleType, tmp_path: Path) -
     files = [str(tmp_path / f"{name}.csv") for name in ("word", "none")]
     script.main(["--datasets", *files, "--length", "4", "--output", str(output)])
     found = json.loads(output.read_text())["accuracy"]
-    assert found["word.csv"] == {"train": 1.0, "test": 1.0, "rows": {"train": 20, "test": 20}}
+    assert found["word.csv"] == {
+        "train": 1.0,
+        "test": 1.0,
+        "most frequent class": 0.5,
+        "rows": {"train": 20, "test": 20},
+    }
     assert found["none.csv"]["test"] == 0.5

@@ -19,6 +19,38 @@ NAMES = (
     "docs/how-to/kernels.md",
     *PAGES,
 )
+# Words that name the trivial baseline of each table of the experiments, in the table.
+TRIVIAL = {
+    "attribution_scoreboard": "| `random` | 0 |",
+    "bimodal": "| always to the nearer mode |",
+    "denoising": "1 for a copy of the input",
+    "gaussian_process": "| constant | 0.01 |",
+    "gaussian_process_training": "| constant |",
+    "imdb_length": "the most frequent class 0.500",
+    "listops": "| the most frequent answer |",
+    "lra": "| equally likely classes |",
+    "lra_small": "| equally likely classes |",
+    "masking_enhancers": "the most frequent class 0.500",
+    "masking_next_token": "equally likely bases 4.00",
+    "masking_planted": "the most frequent class 0.500",
+    "motif_variants": "| Markov chain, order 0 (counts of bases) |",
+    "moving_mnist": "| still |",
+    "planted_motifs": "| most frequent class |",
+    "rc_equivariance": "| most frequent class |",
+    "real_dna": "| most frequent class |",
+    "regularisers": "| constant predictor |",
+    "sequential_images": "most frequent class 0.114",
+    "sequential_images_s5": "| most frequent class |",
+    "sparse_majority": "| most frequent class |",
+    "synthetic_tasks": "| constant |",
+    "waves": "| guessing the mean |",
+    "zero_shot_needle": "(chance 0.25)",
+    "zero_shot_pairs": "A guess prefers half",
+    "zero_shot_recovery": "| most frequent base |",
+    "zero_shot_variants": "| Markov chain, order 0 (counts of bases) |",
+}
+# Scales before training, and costs of searches: no task that something trivial can do.
+WITHOUT_TASK = {"initial_scale", "masking_search"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 
@@ -41,6 +73,13 @@ def test_each_table_is_in_a_document(script: ModuleType) -> None:
     marked = [name for document in NAMES for name in re.findall(r"<!-- table: (\S+) -->", read(document))]
     assert set(marked) == set(script.TABLES)
     assert all(read(name).count("<!-- table: ") == read(name).count("<!-- end of table -->") for name in NAMES)
+
+
+def test_each_table_of_the_experiments_has_a_trivial_baseline(script: ModuleType) -> None:
+    tables = {name: text for page in PAGES for name, _, text in script.BLOCK.findall(read(page))}
+    assert set(tables) == set(TRIVIAL) | WITHOUT_TASK
+    assert not set(TRIVIAL) & WITHOUT_TASK
+    assert [name for name, words in TRIVIAL.items() if words not in " ".join(tables[name].split())] == []
 
 
 def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

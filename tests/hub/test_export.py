@@ -29,6 +29,7 @@ from hf_ssm.hub.reload import probe_inputs
 from hf_ssm.models.bundle import auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, HEADS, register_family
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.utils import isolation
 
 # Name -> family, head and flags. Names are those of folders, and some are no names of modules.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -299,7 +300,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[s
     home = tmp_path_factory.mktemp("proved")
     found: dict[str, torch.Tensor] = {}
     environment: dict[str, str] = {}
-    genuine, run = reload._run, subprocess.run
+    genuine, run = reload._run, isolation.subprocess.run
 
     def recorded(folder: Path, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
         shutil.copytree(folder, home / "loaded")
@@ -324,7 +325,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[s
     prove = reload.prove_export
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reload, "_run", recorded)
-        patch.setattr(reload.subprocess, "run", observed)
+        patch.setattr(isolation.subprocess, "run", observed)
         patch.setattr(reload, "prove_export", saved)
         patch.setenv("HF_TOKEN", "hf_secret")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -374,7 +375,7 @@ def test_a_proof_names_the_step_of_a_failure(small, tmp_path, monkeypatch):
     def fail(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(args, 1, "importing\nsaving it again\n", "Traceback\nKeyError: 'no such'\n")
 
-    monkeypatch.setattr(reload.subprocess, "run", fail)
+    monkeypatch.setattr(isolation.subprocess, "run", fail)
     with pytest.raises(OSError, match=r"export without hf_ssm failed, at saving it again: KeyError: 'no such'$"):
         export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
     assert list(tmp_path.iterdir()) == []

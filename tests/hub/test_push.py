@@ -270,8 +270,8 @@ def _link(folder, name, target):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: _link(folder, "notes.md", "/etc/hostname"), r"notes\.md \(a symbolic link out of the folder\)"),
-        (lambda folder: _link(folder, "up", ".."), r"up \(a symbolic link out of the folder\)"),
+        (lambda folder: _link(folder, "notes.md", "/etc/hostname"), r"notes\.md: is a symbolic link out of the folder"),
+        (lambda folder: _link(folder, "up", ".."), "up: is a symbolic link out of the folder: replace it"),
         (lambda folder: (folder / ".env").write_text("PASSWORD=x"), r"\.env \(a hidden file\)"),
         (lambda folder: (folder / ".netrc").write_text("password x"), r"\.netrc \(a hidden file\)"),
         (lambda folder: _link(folder, ".ssh/id", "../README.md"), r"\.ssh/id \(a hidden file\)"),
@@ -279,7 +279,7 @@ def _link(folder, name, target):
 )
 def test_links_out_and_hidden_files_are_refused(hub, folder, proofs, make, message):
     make(folder)
-    with pytest.raises(ValueError, match=rf"does not upload: {message}. Move them out of the folder"):
+    with pytest.raises(ValueError, match=message):
         pushing.push_folder(folder, NAME)
     assert hub.requests == [] and proofs == []
 

@@ -204,6 +204,42 @@ def test_secrets_of_the_output_folder_are_not_published(hub, trainer, name):
     assert titles(hub) == ["initial commit"]
 
 
+class Plant(TrainerCallback):
+    """Writes files of somebody else beside those of the run."""
+
+    names = ("handler.py", "evil.pkl", "MODELING.PY", "pytorch_model.bin", "zero_to_fp32.py")
+
+    def on_save(self, args, state, control, **others):
+        for folder in (Path(args.output_dir), Path(args.output_dir, f"checkpoint-{state.global_step}")):
+            for name in self.names:
+                (folder / name).write_bytes(b"import os")
+
+
+@pytest.mark.parametrize("strategy", ["every_save", "all_checkpoints"])
+def test_other_files_of_the_output_folder_are_not_uploaded(hub, trainer, strategy):
+    run = trainer(strategy, num_train_epochs=1)
+    run.callback_handler.callbacks.insert(0, Plant())
+    run.train()
+    run.push_to_hub()
+    assert len(titles(hub)) == 3
+    for commit in hub.repo(NAME).commits()[:2]:
+        files = hub.repo(NAME).files(commit.oid)
+        assert is_whole(files)
+        assert not {Path(name).name for name in files} & set(Plant.names)
+        assert not [name for name, content in files.items() if content == b"import os"]
+
+
+def test_a_card_from_elsewhere_is_not_uploaded(hub, trainer, tmp_path, errors):
+    run = trainer("every_save", num_train_epochs=1)
+    (tmp_path / "private.md").write_text("---\ntags: [mine]\n---\n# Mine\n")
+    Path(run.args.output_dir).mkdir(exist_ok=True)
+    Path(run.args.output_dir, "README.md").symlink_to(tmp_path / "private.md")
+    run.train()
+    assert "README.md' is a symbolic link out of the folder" in errors()[0] and titles(hub) == ["initial commit"]
+    with pytest.raises(ValueError, match=r"README\.md \(a symbolic link out of the folder"):
+        run.push_to_hub()
+
+
 def test_pushes_of_transformers_are_turned_off(hub, trainer, monkeypatch):
     """They would upload `training_args.bin`, which contains the token; "end" is the strategy without any."""
     for name in ("upload_folder", "upload_file"):

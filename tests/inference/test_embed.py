@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
 
 import hf_ssm
-from hf_ssm.data.records import Record, reverse_complement
+from hf_ssm.data.records import Place, Record, reverse_complement
 from hf_ssm.inference import windows
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.tokenization import build_dna_tokenizer
@@ -99,6 +99,22 @@ def test_both_strands(make_model):
     both = vectors(hf_ssm.embed(model, tokenizer, TEXTS[:1], pooling="token", both_strands=True))
     np.testing.assert_allclose(both, (one + other[::-1]) / 2, rtol=1e-6, atol=1e-6)
     assert np.abs(one - other[::-1]).max() > 0.1
+
+
+def test_windows_and_tokens_of_intervals_have_places_in_the_genome(make_model) -> None:
+    genome = "ACGTTGCAGGTTTTAACCGTACGTAGC"
+    letters = reverse_complement(genome[10:24])
+    record = Record(letters, "interval", {"name": "x"}, Place("chr1", 10, 24, is_reversed=True))
+    for options, names in (
+        ({"window": 6}, ("start", "end")),
+        ({"pooling": "token"}, ("token_start", "token_end")),
+        ({"pooling": "token", "window": 6}, ("token_start", "token_end")),
+    ):
+        rows = hf_ssm.embed(make_model("S4", "Model"), build_dna_tokenizer(), [record], **options).to_list()
+        assert len(rows) == (3 if "pooling" not in options else 14)
+        for row in rows:
+            piece = genome[row["genome_start"] : row["genome_end"]]
+            assert letters[row[names[0]] : row[names[1]]] == reverse_complement(piece)
 
 
 def pairs_tokenizer() -> PreTrainedTokenizerFast:

@@ -40,6 +40,12 @@ def test_low_likelihoods_are_harmful() -> None:
     assert value(found, "llr", "spearman") < 0 < value(found, "embedding_distance", "spearman")
     assert [row["variants"] for row in found] == [39] * 3 + [40] * 3
     assert all(0 < row["standard_error"] < 0.3 for row in found)
+    positives = [LABELS[1:].mean()] * 3 + [LABELS.mean()] * 3
+    expected = [
+        {"auroc": 0.5, "auprc": share, "spearman": 0.0}[row["metric"]]
+        for row, share in zip(found, positives, strict=True)
+    ]
+    assert [row["chance"] for row in found] == pytest.approx(expected)
 
 
 def test_groups_are_weighted_by_their_variants() -> None:
@@ -47,6 +53,8 @@ def test_groups_are_weighted_by_their_variants() -> None:
     expected = (10 * auroc(LABELS[:10], -LLR[:10]) + 30 * auroc(LABELS[10:], -LLR[10:])) / 40
     assert value(found, "embedding_distance", "auroc") == pytest.approx(expected)
     assert {row["groups"] for row in found} == {2}
+    chance = next(row["chance"] for row in found if (row["score"], row["metric"]) == ("embedding_distance", "auprc"))
+    assert chance == pytest.approx((10 * LABELS[:10].mean() + 30 * LABELS[10:].mean()) / 40)
 
 
 def test_labels_by_name_and_numbers() -> None:

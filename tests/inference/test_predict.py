@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import hf_ssm
-from hf_ssm.data.records import reverse_complement
+from hf_ssm.data.records import Place, Record, reverse_complement
 from hf_ssm.inference import windows as windows_module
 from hf_ssm.inference.windows import spans
 from hf_ssm.ops.backends import use_backend
@@ -199,6 +199,22 @@ def test_both_strands_of_tokens(tagger, tokenizer, window):
     if window is None:
         mirrored = hf_ssm.predict(tagger, tokenizer, [reverse_complement(text)], **options)
         np.testing.assert_allclose(probabilities(mirrored)[::-1], probabilities(found), atol=1e-6)
+
+
+def test_windows_and_tokens_of_intervals_have_places_in_the_genome(classifier, tagger, tokenizer):
+    for is_reversed in (False, True):
+        letters = reverse_complement(LONG[10:24]) if is_reversed else LONG[10:24]
+        record = Record(letters, "interval", {"name": "x"}, Place("chr1", 10, 24, is_reversed))
+        for model, options in ((classifier, {"window": 6}), (tagger, {})):
+            rows = hf_ssm.predict(model, tokenizer, [record], **options).to_list()
+            assert len(rows) == (3 if options else 14)
+            for row in rows:
+                piece = LONG[row["genome_start"] : row["genome_end"]]
+                assert letters[row["start"] : row["end"]] == (reverse_complement(piece) if is_reversed else piece)
+    assert (
+        "genome_start" not in hf_ssm.predict(classifier, tokenizer, [record], window=6, aggregate="mean").column_names
+    )
+    assert "genome_start" not in hf_ssm.predict(classifier, tokenizer, [LONG], window=6).column_names
 
 
 def test_tokens_that_differ_between_strands(tagger):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 import hf_ssm
 from hf_ssm.data.genome import Genome
@@ -203,7 +204,10 @@ def test_scores_do_not_depend_on_the_strand_of_the_genome(model_of, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ref": "N"}, "reference is"),
+        ({"ref": "AAAA"}, "reference is"),
+        ({"ref": "N"}, "allele 'N' has the ambiguous letter 'N'"),
+        ({"alt": "AN"}, "allele 'AN' has the ambiguous letter 'N'"),
+        ({"alt": "r"}, "allele 'r' has the ambiguous letter 'R'"),
         ({"chrom": "chr9"}, "contig 'chr9' is not in g.fa"),
         ({"pos": 500}, "outside of the contig"),
         ({"pos": 0}, "outside of the contig"),
@@ -231,10 +235,16 @@ def test_names_of_contigs_with_and_without_chr(model_of, genome: Genome) -> None
 
 
 def test_first_base_of_a_contig(model_of, genome: Genome) -> None:
-    found = hf_ssm.score_variants(model_of("S4"), TOKENIZER, [snv(0)], genome, window=12)
-    assert found["next_token"] == [None]
-    assert found["reason"] == ["no base before the variant"]
-    assert math.isfinite(found["llr"][0])
+    """One missing score is no reason for the row; the other strand has the score."""
+    model = model_of("S4")
+    one = hf_ssm.score_variants(model, TOKENIZER, [snv(0)], genome, window=12, both_strands=False)
+    assert one["next_token"] == [None] and math.isfinite(one["llr"][0])
+    assert one["reason"] == [""] and one["missing"] == ["next_token: no base before the variant"]
+    both = hf_ssm.score_variants(model, TOKENIZER, [snv(0)], genome, window=12)
+    back, last = turned(GENOME[:7]), turned(other(GENOME[0]))
+    expected = log_likelihood(model, back[:6] + last, 6) - log_likelihood(model, back[:6] + back[6], 6)
+    assert both["next_token"][0] == pytest.approx(expected, abs=1e-9)
+    assert both["reason"] == both["missing"] == [""]
 
 
 def test_deletion_at_the_end_of_a_contig(model_of, genome: Genome) -> None:
@@ -243,7 +253,94 @@ def test_deletion_at_the_end_of_a_contig(model_of, genome: Genome) -> None:
     rows = [{"chrom": "chr1", "pos": len(GENOME) - 2, "ref": GENOME[-3:], "alt": GENOME[-3]}]
     found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
     ref, alt = turned(GENOME[-6:]), turned(GENOME[-8:-2])
-    assert found["llr"][0] == pytest.approx(naive_llr(model, [(ref, alt)]) / 2, abs=1e-9)
+    assert found["llr"][0] == pytest.approx(naive_llr(model, [(ref, alt)]), abs=1e-9)
+    one = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12, both_strands=False)
+    assert one["llr"] == one["next_token"] == [None]
+    assert "both windows have the same tokens" in one["reason"][0] and one["missing"] == [""]
+
+
+def cased_tokenizer() -> Any:
+    """Without lower-case letters, as the tokenizer of HyenaDNA."""
+    backend = Tokenizer(models.BPE(vocab=TOKENIZER.get_vocab(), merges=[], unk_token="[UNK]", fuse_unk=False))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", mask_token="[MASK]")
+
+
+def test_soft_masked_genomes_are_read_as_capitals(model_of, genome: Genome, caplog: pytest.LogCaptureFixture) -> None:
+    model, rows = model_of("S4"), [snv(place) for place in (58, 80, 95, 120)]
+    expected = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    assert not caplog.records
+    found = hf_ssm.score_variants(model, cased_tokenizer(), rows, genome, window=12)
+    assert found["llr"] == pytest.approx(expected["llr"], abs=1e-12)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "read as capitals" in caplog.text and "--keep-case" in caplog.text
+    kept = hf_ssm.score_variants(model, cased_tokenizer(), rows, genome, window=12, keep_case=True)
+    assert [value is None for value in kept["llr"]] == [False, True, True, False]
+    assert "of the window are N or unknown" in kept["reason"][1]
+    with_sequences = [{"ref_sequence": "acgtac", "alt_sequence": "acgTtc"}]
+    pairs = [
+        hf_ssm.score_variants(model, tokenizer, with_sequences).to_list()
+        for tokenizer in (cased_tokenizer(), TOKENIZER)
+    ]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(("keep_case", "compared"), [(False, GENOME[50:110]), (True, None)])
+def test_saturation_of_soft_masked_sequences(model_of, keep_case: bool, compared: str | None) -> None:
+    model, text = model_of("S4"), GENOME[50:60] + GENOME[60:100].lower() + GENOME[100:110]
+    options = {"window": 16, "horizon": 6, "keep_case": keep_case}
+    found = hf_ssm.saturate(model, cased_tokenizer(), text, 5, 20, **options)
+    if compared is not None:
+        assert found.to_list() == hf_ssm.saturate(model, TOKENIZER, compared, 5, 20, **options).to_list()
+        return
+    unknown = [row for row in found if row["position"] >= 10]
+    assert unknown and all(row["llr"] is None and row["reason"] for row in unknown)
+
+
+def test_saturation_keeps_the_case_of_a_model_that_knows_both(make_model) -> None:
+    model, tokenizer = make_model("S4", "ForCausalLM", vocab_size=300).double(), hf_ssm.build_byte_tokenizer()
+    text = GENOME[:10] + GENOME[10:30].lower()
+    options = {"both_strands": False, "window": 16, "horizon": 6, "keep_case": True}
+    for row in hf_ssm.saturate(model, tokenizer, text, 14, 16, **options):
+        place = row["position"]
+        pair = [text[6 : place + 6], text[6:place] + row["alt"].lower() + text[place + 1 : place + 6]]
+        one, two = hf_ssm.log_likelihoods(model, tokenizer, pair)["log_likelihood"]
+        assert row["llr"] == pytest.approx(two - one, abs=1e-9)
+
+
+def test_windows_of_mostly_n_have_a_reason(model_of, tmp_path: Path) -> None:
+    text = GENOME[:40] + "N" * 30 + GENOME[70:]
+    (tmp_path / "n.fa").write_text(f">chr1\n{text}\n")
+    rows = [snv(20), snv(38), snv(70), snv(90)]
+    model = model_of("S4")
+    with Genome(tmp_path / "n.fa") as genome:
+        one = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=20, horizon=4, both_strands=False)
+        both = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=20, horizon=4)
+    assert [value is None for value in one["llr"]] == [False, False, True, False]
+    assert one["reason"][2] == "71% of the window are N or unknown to the tokenizer"
+    # Of the base behind the gap, the other strand has a score.
+    assert None not in both["llr"] and both["reason"] == [""] * 4
+    table = hf_ssm.saturate(model, TOKENIZER, text, 70, 72, window=20, horizon=4, both_strands=False)
+    assert table["llr"] == [None] * 6 and all("N or unknown" in why for why in table["reason"])
+
+
+def test_repeats_that_fill_the_window_have_a_reason(model_of, tmp_path: Path) -> None:
+    (tmp_path / "r.fa").write_text(f">chr1\n{GENOME[:10]}{'A' * 60}{GENOME[10:20]}\n")
+    rows = [{"chrom": "chr1", "pos": 40, "ref": "AA", "alt": "A"}]
+    with Genome(tmp_path / "r.fa") as genome:
+        (found,) = hf_ssm.score_variants(model_of("S4"), TOKENIZER, rows, genome, window=12)
+    assert found["llr"] is None and "a repeat is longer than the window" in found["reason"]
+
+
+def test_reference_at_an_ambiguous_base_is_its_first_base(model_of, tmp_path: Path) -> None:
+    for name, letter in (("r", "R"), ("a", "A")):
+        (tmp_path / f"{name}.fa").write_text(f">chr1\n{GENOME[:40]}{letter}{GENOME[41:]}\n")
+    model, found = model_of("S4"), {}
+    rows = [{"chrom": "chr1", "pos": 41, "ref": ref, "alt": "C"} for ref in ("A", "G", "R")]
+    for name in ("r", "a"):
+        with Genome(tmp_path / f"{name}.fa") as genome:
+            found[name] = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
+    assert found["r"]["llr"][0] == found["r"]["llr"][2] == pytest.approx(found["a"]["llr"][0], abs=1e-12)
+    assert found["r"]["llr"][1] is None and "reference is 'R'" in found["r"]["reason"][1]
 
 
 def test_masked_log_odds(make_model, genome: Genome) -> None:
@@ -257,7 +354,11 @@ def test_masked_log_odds(make_model, genome: Genome) -> None:
     ref, alt = (TOKENIZER.convert_tokens_to_ids(base) for base in (GENOME[70], other(GENOME[70])))
     assert found["masked_log_odds"][0] == pytest.approx((logits[alt] - logits[ref]).item(), abs=1e-10)
     assert found["masked_log_odds"][1] is None
-    assert "as many tokens" in found["reason"][1]
+    assert "as many tokens" in found["reason"][1] and found["missing"][1] == ""
+    names = ["masked_log_odds", "embedding_distance"]
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, genome, scores=names, window=12)
+    assert found["reason"] == ["", ""] and found["embedding_distance"][1] > 0
+    assert found["missing"] == ["", "masked_log_odds: masked log-odds need alleles of as many tokens"]
 
 
 def test_embedding_distance(make_model) -> None:
@@ -319,12 +420,15 @@ def test_saturation_of_a_few_positions(model_of, begin: int) -> None:
             assert row["llr"] == pytest.approx(naive_llr(model, pairs), abs=1e-9)
 
 
-def test_saturation_of_masked_models_equals_scores(make_model, genome: Genome) -> None:
-    model = make_model("Hyena", "ForMaskedLM", bidirectional=True).double()
-    # Windows of odd length have the same bases on both strands.
-    found = hf_ssm.saturate(model, TOKENIZER, GENOME, 60, 64, window=11, both_strands=False)
+@pytest.mark.parametrize("start", [0, 60])
+@pytest.mark.parametrize("add_eos", [False, True])
+def test_saturation_of_masked_models_equals_scores(make_model, genome: Genome, add_eos: bool, start: int) -> None:
+    model, tokenizer = make_model("Hyena", "ForMaskedLM", bidirectional=True).double(), TOKENIZER
+    if add_eos:
+        tokenizer = hf_ssm.build_dna_tokenizer(add_eos=True)
+    found = hf_ssm.saturate(model, tokenizer, GENOME, start, start + 4, window=11)
     rows = [{"chrom": "chr1", "pos": r["position"] + 1, "ref": r["ref"], "alt": r["alt"]} for r in found]
-    expected = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=11, both_strands=False)
+    expected = hf_ssm.score_variants(model, tokenizer, rows, genome, window=11)
     assert found["masked_log_odds"] == pytest.approx(expected["masked_log_odds"], abs=1e-10)
 
 
@@ -385,6 +489,10 @@ def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
     broken.lm_head.weight.data.fill_(math.nan)
     with pytest.raises(ValueError, match=r"variant chr1:5 .* gives NaN"):
         hf_ssm.score_variants(broken, TOKENIZER, [snv(4)], genome)
+    with pytest.raises(ValueError, match="the model gives NaN"):
+        hf_ssm.saturate(broken, TOKENIZER, GENOME, 3, 5)
+    with pytest.raises(ValueError, match=r"the variants have a column 'reason'.* rename it"):
+        hf_ssm.score_variants(model, TOKENIZER, [snv(4, reason="x")], genome)
     with pytest.raises(ValueError, match="no language model"):
         hf_ssm.saturate(make_model("S4", "ForSequenceClassification"), TOKENIZER, GENOME)
     with pytest.raises(ValueError, match="give a region of the 160 bases"):

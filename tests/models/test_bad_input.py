@@ -1,8 +1,12 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
+import json
+import math
+
 import pytest
 import torch
 
+import hf_ssm
 from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM, SelectiveSSMConfig
 from hf_ssm.models.base.inputs import check_ids, check_labels, check_mask
 
@@ -32,6 +36,139 @@ HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenCla
 def test_configuration(config: type, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**arguments)
+
+
+BOUNDS = [
+    ({"sobolev_order": 1e6}, r"`sobolev_order` must lie in \[-85.2, 85.2\] .*got 1000000.0"),
+    ({"sobolev_order": -1e6}, r"`sobolev_order` must lie in"),
+    ({"sobolev_order": 10**400}, r"`sobolev_order` must be at most 2\^53 in magnitude, got an integer of 1329 bits"),
+    ({"initializer_range": 1e5}, r"`initializer_range` must lie in \[0, 10\], got 100000.0"),
+    ({"layer_norm_epsilon": 1e-300}, "`layer_norm_epsilon` must lie in"),
+    ({"tau_weight": 1e300}, "`tau_weight` must lie in"),
+    ({"time_step_min": 1e-30}, "`time_step_min` must lie in"),
+    ({"time_step_max": 1e30}, "`time_step_max` must lie in"),
+    ({"output_clip": 1e200}, "`output_clip` must lie in"),
+    ({"vocab_size": 2**64}, r"`vocab_size` must be at most 2\^53"),
+    ({"vocab_size": 2**32}, "`vocab_size` must be at most 2147483647"),
+    ({"pad_token_id": 2**60}, r"`pad_token_id` must be at most 2\^53"),
+    ({"eos_token_id": [1, 2**60]}, r"`eos_token_id` must be at most 2\^53"),
+    ({"problem_type": "clustering"}, "`problem_type` must be one of"),
+    ({"id2label": 5}, "`id2label` must map numbers to names"),
+    ({"dtype": 5}, "`dtype` must be the name of a type of torch.*got 5"),
+    ({"dtype": []}, "`dtype` must be"),
+    ({"dtype": "int64"}, "`dtype` must be"),
+    ({"quantization_config": 5}, "`quantization_config` must be a configuration of transformers.*got 5"),
+    ({"quantization_config": []}, "`quantization_config` must be"),
+    ({"per_layer_config": 5}, "`per_layer_config` must be a dictionary"),
+    ({"attribute_map": 5}, "`attribute_map`"),
+]
+FREQUENCIES = [
+    ({"frequency_scale": 1e30}, r"`frequency_scale` must lie in \[0, 1e\+06\], got 1e\+30"),
+    ({"frequency_shift": 1e30}, "`frequency_shift` must lie in"),
+    ({"frequency_shift": 10**30}, "`frequency_shift` must be at most 2"),
+]
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM", "SSD", "ConvS5"])
+@pytest.mark.parametrize(("arguments", "message"), BOUNDS + FREQUENCIES)
+def test_bounds_of_fields(family: str, arguments: dict, message: str, tmp_path) -> None:
+    """In arguments, in files, in changes of a file, and in values that are assigned before a model is made."""
+    kind = getattr(hf_ssm, f"{family}Config")
+    if family == "ConvS5" and "output_clip" in arguments:
+        message = "`output_clip`=1e.200 is for models of sequences"
+    complex_state = {"complex_state": True} if family in ("SelectiveSSM", "SSD") else {}
+    kind(**complex_state).save_pretrained(tmp_path)
+
+    def assigned() -> None:
+        config = kind(**complex_state)
+        for name, value in arguments.items():
+            setattr(config, name, value)
+        config.check()
+
+    def loaded() -> None:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | arguments), encoding="utf-8")
+        kind.from_pretrained(tmp_path)
+
+    attempts = (lambda: kind(**complex_state, **arguments), lambda: kind.from_pretrained(tmp_path, **arguments))
+    for attempt in (*attempts, assigned, loaded):
+        with pytest.raises(ValueError, match=message) as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "largest"),
+    [
+        ({"sobolev_frequency": "normalized"}, math.log(1.5)),
+        ({"sobolev_frequency": "radian"}, math.log1p(1000 * math.pi)),
+        ({"sobolev_frequency": "bilinear"}, math.log1p(2000)),
+        ({"sobolev_frequency": "bilinear", "sobolev_mode": "zero_phase"}, math.log1p(2000 * math.tan(0.475 * math.pi))),
+    ],
+)
+def test_the_largest_sobolev_order_goes_by_the_largest_frequency(arguments: dict, largest: float) -> None:
+    limit = math.log(1e15) / largest
+    S4Config(sobolev_order=0.999 * limit, **arguments)
+    with pytest.raises(ValueError, match=r"would exceed 1e.15"):
+        S4Config(sobolev_order=[-1.001 * limit, 0.0, 0.0, 0.0], **arguments)
+    if "sobolev_mode" not in arguments:
+        hf_ssm.S5Config(sobolev_order=1.5 * limit if largest > 1 else limit * 0.9, **arguments)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM", "SSD"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sobolev_order": 85.0},
+        {"sobolev_order": -85.0},
+        {"initializer_range": 1.0},
+        {"layer_norm_epsilon": 1e-20},
+        {"time_step_min": 1e-12, "time_step_max": 1e-12},
+        {"time_step_min": 1e3, "time_step_max": 1e3},
+        {"frequency_scale": 1e6, "frequency_shift": 1e6},
+    ],
+)
+def test_numbers_at_the_bounds_are_finite(make_model, family: str, arguments: dict) -> None:
+    complex_state = {"complex_state": True} if family in ("SelectiveSSM", "SSD") else {}
+    if family == "SSD":
+        complex_state["n_groups"] = 1
+    model = make_model(family, "ForMaskedLM", **complex_state, **arguments).train()
+    ids = torch.randint(0, 12, (2, 20))
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["check", "to_dict", "field_choices", "attribute_map", "sobolev_orders", "is_causal"])
+def test_files_cannot_replace_attributes_of_the_class(name: str, tmp_path) -> None:
+    S4Config().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {name: 5}), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"S4Config has no field `{name}`"):
+        S4Config.from_pretrained(tmp_path)
+
+
+def test_null_labels_of_a_file_are_the_default() -> None:
+    assert S4Config(num_labels=None).num_labels == 2
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForSignalRegression"])
+def test_heads_need_an_output(make_model, head: str) -> None:
+    with pytest.raises(ValueError, match=f"`num_labels`=0, but S4{head} needs an output"):
+        make_model("S4", head, num_labels=0)
+    make_model("S4", "ForCausalLM", num_labels=0)
+
+
+def test_unnormalised_selective_models_begin_small() -> None:
+    with pytest.raises(ValueError, match=r"`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
+        SelectiveSSMConfig(norm_type="none", initializer_range=3.0)
+
+
+@pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])
+def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
+    with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or among 0 to 2"):
+        make_model("S4", "Model")(torch.zeros(1, 3, dtype=torch.long), output_hidden_states=value)
 
 
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config, SelectiveSSMConfig])

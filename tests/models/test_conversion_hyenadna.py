@@ -206,10 +206,11 @@ class TestLogits:
         model = HyenaForCausalLM.from_pretrained(write_hub(tmp_path / "theirs", state, hub_config(order)))
         ids = [draw_ids(length, seed=seed) for length in LENGTHS]
         for row in ids:
-            expected = Published(state, order, torch.float32).logits(row)
+            # In single precision the loops of the reference have larger errors than the model.
+            expected = Published(state, order, torch.float64).logits(row)
             assert expected.shape == (len(row), 16)
             assert expected.abs().max() > 1
-            assert_close(model(row[None]).logits[0], expected)
+            assert_close(model(row[None]).logits[0], expected.float())
         model.double()
         for row in ids:
             expected = Published(state, order, torch.float64).logits(row)

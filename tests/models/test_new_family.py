@@ -114,7 +114,6 @@ class MovingAverage(SequenceOperator):
             if output_tau or self.rescaling is not None:
                 tau = self._tau(kernel, inputs, mask, documents)
                 if self.rescaling is not None:
-                    self.rescaling.append(tau.detach())
                     kernel = kernel * self._rescale_(tau.detach())
             if documents is not None:
                 return documents.map(lambda batch, _: long_conv(batch, kernel), inputs), tau

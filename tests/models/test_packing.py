@@ -257,13 +257,18 @@ def test_the_order_of_trust(make_model) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seq_idx": torch.zeros(2, 5)}, r"`seq_idx` has the shape \(2, 5\), but the input is \(2, 6\)"),
-        ({"position_ids": torch.zeros(3, 2, 6)}, r"`position_ids` has the shape \(3, 2, 6\)"),
+        (
+            {"seq_idx": torch.zeros(2, 5, dtype=torch.long)},
+            r"`seq_idx` has the shape \(2, 5\), but the input is \(2, 6\)",
+        ),
+        ({"position_ids": torch.zeros(3, 2, 6, dtype=torch.long)}, r"`position_ids` has the shape \(3, 2, 6\)"),
         (
             {"cu_seq_lens_q": torch.tensor([0, 5, 11])},
             r"`cu_seq_lens_q` must rise from 0 .* 2 x 6 = 12, got \[0, 5, 11",
         ),
         ({"cu_seq_lens_q": torch.tensor([0, 6, 6, 12])}, "must rise"),
+        ({"cu_seq_lens_q": torch.tensor(12)}, "must rise .* got 12"),
+        ({"cu_seq_lens_q": torch.arange(100)}, "must rise .* got 100 numbers"),
         ({"cu_seq_lens_k": torch.tensor([0, 4, 8, 12])}, "`cu_seq_lens_k` lets a document run from one row into the"),
         (
             {"cu_seq_lens_q": torch.tensor([0, 6, 12]), "cu_seq_lens_k": torch.tensor([0, 5, 12])},
@@ -281,6 +286,65 @@ def test_the_order_of_trust(make_model) -> None:
 def test_errors(make_model, given: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_model("S4", "ForCausalLM")(torch.zeros(2, 6, dtype=torch.long), **given)
+
+
+WHOLE_NUMBERS = {
+    "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]] * 2),
+    "cu_seq_lens_q": torch.tensor([0, 3, 6, 9, 12]),
+    "cu_seq_lens_k": torch.tensor([0, 3, 6, 9, 12]),
+    "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]] * 2),
+}
+
+
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("kind", ["fractional", "nan", "uint8", "uint32", "bool", "list", "number"])
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_only_tensors_of_signed_integers_mark_documents(make_model, name: str, kind: str, head: str) -> None:
+    value = WHOLE_NUMBERS[name]
+    wrong = {
+        "fractional": value + 0.5,
+        "nan": torch.where(value == 3, torch.nan, value.double()),
+        "uint8": value.to(torch.uint8),
+        "uint32": value.to(torch.uint32),
+        "bool": value.bool(),
+        "list": value.tolist(),
+        "number": 3,
+    }[kind]
+    model, ids = make_model("S4", head), torch.zeros(2, 6, dtype=torch.long)
+    with pytest.raises(TypeError, match=f"`{name}` must be (whole numbers|a tensor)") as caught:
+        model(ids, **{name: wrong})
+    assert "\n" not in str(caught.value)
+    # An argument that another one takes precedence over is checked, too.
+    with pytest.raises(TypeError, match=f"`{name}` must be (whole numbers|a tensor)"):
+        model(ids, **{**WHOLE_NUMBERS, name: wrong})
+    model(ids, **{name: value.int()})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, 0.5, -1.0, -torch.inf, 2.0])
+def test_masks_are_zeros_and_ones(make_model, value: float, packed: bool) -> None:
+    model, ids = make_model("S4", "ForCausalLM"), torch.zeros(2, 6, dtype=torch.long)
+    given = {"seq_idx": WHOLE_NUMBERS["seq_idx"]} if packed else {}
+    mask = torch.ones(2, 6)
+    mask[1, 4] = value
+    with pytest.raises(ValueError, match=r"`attention_mask` must be 1 at tokens and 0 at padding, .* in row 1 at pos"):
+        model(ids, attention_mask=mask, **given)
+    with pytest.raises(TypeError, match="`attention_mask` must be a tensor"):
+        model(ids, attention_mask=torch.ones(2, 6).tolist(), **given)
+    for kind in (torch.bool, torch.uint8, torch.bfloat16, torch.float64):
+        model(ids, attention_mask=torch.ones(2, 6, dtype=kind), **given)
+    cache = model(ids[:1]).past_key_values
+    with pytest.raises(ValueError, match="`attention_mask` must be 1"):
+        model(ids[:1, :1], attention_mask=torch.tensor([[value]]), past_key_values=cache)
+
+
+def test_one_seq_idx_for_all_rows_of_a_cache(make_model) -> None:
+    model, ids = make_model("S4", "ForCausalLM"), torch.randint(0, 12, (2, 6))
+    one = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    cache = model(ids[:, :4], seq_idx=one[:, :4], use_cache=True).past_key_values
+    logits = model(ids[:, 4:], seq_idx=one[:, 4:], past_key_values=cache).logits
+    expected = model(ids, seq_idx=one.expand(2, -1)).logits[:, 4:]
+    torch.testing.assert_close(logits, expected)
 
 
 def test_errors_with_a_cache(make_model) -> None:

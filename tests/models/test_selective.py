@@ -346,15 +346,32 @@ class TestPlain:
             assert cli.main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
             assert message in capsys.readouterr().err
             assert not (tmp_path / "new").exists()
+        with pytest.raises(FileExistsError, match="full' holds no model, and is not replaced"):
+            convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
         assert (tmp_path / "full" / "file").read_text() == "mine"
+        (tmp_path / "full" / "config.json").write_text("{}")
         convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
         left = {path.name for path in (tmp_path / "full").iterdir() if path.suffix != ".py"}
         assert left == {"config.json", "model.safetensors"}
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
+    @pytest.mark.parametrize("target", ["old", "link", "."])
+    def test_a_target_that_holds_the_source_is_refused(self, tmp_path, monkeypatch, capsys, target):
+        (tmp_path / "old").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "old")
+        torch.save(random_state_dict(), tmp_path / "old" / "good.pth")
+        (tmp_path / "old" / "config.json").write_text("{}")
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["convert", "old/good.pth", target, "--overwrite-output"]) == 2
+        assert f"TARGET {target!r} contains the input 'old/good.pth'" in capsys.readouterr().err
+        with pytest.raises(ValueError, match=r"target '.*' contains the input '.*', which would be lost"):
+            convert_checkpoint("old/good.pth", target, overwrite=True)
+        assert (tmp_path / "old" / "good.pth").is_file()
+
     def test_an_interrupted_replacement_leaves_what_was_there(self, tmp_path, monkeypatch):
         torch.save(random_state_dict(), tmp_path / "good.pth")
         (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "config.json").write_text("{}")
         (tmp_path / "full" / "file").write_text("mine")
         rename, calls = Path.rename, []
 

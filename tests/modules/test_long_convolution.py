@@ -71,7 +71,7 @@ def test_rescaling_makes_tau_one(mode: str, directions: int) -> None:
     untouched = module.kernels(LENGTH)[:, 0::2]
     module.rescaling = []
     output, _ = module(inputs, module.kernels(LENGTH), group=1)
-    (before,) = module.rescaling
+    ((before, _),) = module.rescaling
     module.rescaling = None
     again, after = module(inputs, module.kernels(LENGTH), group=1, output_tau=True)
     assert (before - 1).abs() > 0.01

@@ -101,6 +101,29 @@ def test_scan_equals_convolution_and_recurrence(config, backend):
         assert_near(torch.cat(pieces, dim=1), expected)
 
 
+@pytest.mark.parametrize("init", ["legs", "lin"])
+def test_scales_of_initial_weights(init):
+    """Real normal entries of B with variance 1/D and of C with 1/P, in the coordinates of a unitary matrix."""
+    channels, states = 24, 64
+    values = make_operator(hidden_size=channels, state_size=states, num_blocks=2, init=init).initial_parameters()
+    # Means of about 800 squares of complex numbers: standard deviations below 4 %.
+    assert values["B"].square().sum(-1).mean().item() * channels == pytest.approx(1, abs=0.15)
+    assert values["C"].square().sum(-1).mean().item() * states == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("discretization", ["zoh", "bilinear"])
+def test_bends_of_the_response_are_at_the_discrete_poles(discretization):
+    """Angle and decay per sample of the eigenvalues of Ā, at steps where the two rules differ."""
+    operator = make_operator(discretization=discretization, time_step_min=0.5, time_step_max=2.0)
+    poles = torch.linalg.eigvals(dense_matrices(operator)[0])
+    expected = sorted(zip((-poles.abs().log()).tolist(), poles.angle().abs().tolist(), strict=True))
+    centres, widths = operator.response_features(torch.tensor([1]))
+    found = sorted(zip(widths[0].tolist(), centres[0].tolist(), strict=True))
+    # Each pole stands for itself and its conjugate.
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[::2]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected[1::2]), rtol=1e-9, atol=1e-9)
+
+
 def test_initial_system_is_hippo_in_blocks():
     """The stored half is a real system: normal part of HiPPO-LegS in two blocks, with real B and C."""
     operator = make_operator()

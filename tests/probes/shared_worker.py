@@ -10,7 +10,11 @@ torch.manual_seed(0)
 config = hf_ssm.S4Config(hidden_size=8, state_size=8, initializer_range=0.4)
 probe = hf_ssm.MaskingProbe(hf_ssm.S4ForSequenceClassification(config), hf_ssm.build_dna_tokenizer())
 texts = ["ACGTA", "GGCAT", "TTACG", "CATGA"]
+searched = []
+search = probe._search
+probe._search = lambda sequence, advance: searched.append(sequence) or search(sequence, advance)
 together = probe.run(texts, output=sys.argv[1], progress=False)
+assert len(searched) == 2
 assert together.indices == [0, 1, 2, 3], together.indices
 for text, result in zip(texts, together, strict=True):
     assert result.tokens_text == list(text)

@@ -248,6 +248,14 @@ def test_an_interrupted_run_continues(classifier, tokenizer, tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["probe.safetensors"]
 
 
+def test_processes_that_are_not_joined_are_refused(classifier, tokenizer, tmp_path, monkeypatch):
+    probe = MaskingProbe(classifier, tokenizer)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE=2 processes"):
+        probe.run(TEXTS, output=tmp_path / "probe.safetensors", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_output_of_another_run_is_refused(classifier, tokenizer, make_model, tmp_path):
     output = tmp_path / "probe.safetensors"
     MaskingProbe(classifier, tokenizer).run(TEXTS[:1], output=output, progress=False)

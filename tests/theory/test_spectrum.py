@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from hf_ssm.theory import spectrum
-from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
+from hf_ssm.theory.spectrum import (
+    distance_from_flat,
+    power_spectrum,
+    spectral_edge,
+    strongest_line,
+    symbol_spectrum,
+)
 
 
 def rows_of(*lengths: int, channels: int = 2) -> list[torch.Tensor]:
@@ -146,3 +152,16 @@ def test_the_strongest_line_needs_frequencies_and_power():
         strongest_line(torch.ones(20))
     with pytest.raises(ValueError, match="the inputs are constant"):
         strongest_line(torch.zeros(65))
+
+
+def test_distance_from_flat_by_hand():
+    noise = torch.ones(65)
+    noise[[0, -1]] = 0.5  # Points without a negative.
+    assert distance_from_flat(noise) == pytest.approx(0, abs=1 / 256 + 1e-9)
+    for place, expected in ((0, 63 / 64), (16, 47 / 64), (48, 47 / 64)):
+        line = torch.zeros(65)
+        line[place] = 3.0
+        # Next to the line, all power or none is below.
+        assert distance_from_flat(line) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="zero or not finite"):
+        distance_from_flat(torch.zeros(65))

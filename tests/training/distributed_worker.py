@@ -11,7 +11,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ssm
+from hf_ssm.analysis.parameter_change import ParameterMovement
 
 Found = dict[str, Any]
 
@@ -39,17 +42,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "S4D, l1 norm": ("S4", {"tau_statistics": "unit"}),
     "Hyena of order 3": ("Hyena", {"hyena_order": 3}),
     "Hyena, sinusoid": ("Hyena", {"filter_type": "sinusoid", "tau_detach_statistics": False}),
+    "S4D, batch norm": ("S4", {"norm_type": "batch"}),
+    "S5, two-sided": ("S5", {"bidirectional": True}),
+    "Mamba-2": ("SSD", {"head_dim": 6, "rescale_init": True}),
     "selective": ("SelectiveSSM", {}),
     "selective, two-sided": (
         "SelectiveSSM",
         {"complex_state": True, "bidirectional": True, "tau_detach_statistics": False},
     ),
 }
-RESCALED = ("S4D, two-sided", "S4D, l1 norm", "Hyena of order 3", "selective, two-sided")
-CHECKPOINTED = "Hyena, sinusoid"
+RESCALED = ("S4D, two-sided", "S4D, l1 norm", "S4D, batch norm", "Hyena of order 3", "selective, two-sided")
+RESCALED_SHARDED = (*RESCALED, "S4", "Hyena, sinusoid", "S5, two-sided", "Mamba-2")
+CHECKPOINTED = ("Hyena, sinusoid", "S4D, batch norm")
 ACCUMULATED = "S4D, gradient by statistics"
-PACKED = ("S4D, gradient by statistics", "Hyena, sinusoid", "selective")
-SHARDED = ("S4D, gradient by statistics", "S4", "Hyena of order 3", "selective, two-sided")
+PACKED = ("S4D, gradient by statistics", "S4D, batch norm", "Hyena, sinusoid", "selective")
+SHARDED = ("S4D, gradient by statistics", "S4D, batch norm", "S4", "Hyena of order 3", "selective, two-sided")
+TRAINED = "S4D, batch norm"
 
 
 def build(name: str, seed: int = 0) -> Any:
@@ -123,7 +131,30 @@ def step(
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     # Of a sharded model, each process has a part.
     gradients = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in gradients.items()}
-    return {"tau": torch.stack(taus), **gradients}
+    return {"tau": torch.stack(taus), **gradients, **_running_statistics(model)}
+
+
+def _running_statistics(model: Any) -> Found:
+    return {name: value.clone() for name, value in model.named_buffers() if "running" in name or "tracked" in name}
+
+
+def trained(
+    model: Any, batch: dict[str, Tensor], share: float, wrap: Callable[[Any], Any] = lambda model: model
+) -> Found:
+    """Weights and running statistics after six steps of gradient descent, each with other tokens."""
+    wrapped = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        outputs = wrapped(**{**batch, "input_ids": (batch["input_ids"] + number) % 12}, output_tau=True)
+        (outputs.logits.square().sum() * share + WEIGHT * outputs.tau.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole(model.state_dict())
+
+
+def whole(state: dict[str, Tensor]) -> Found:
+    """A state dict, with the parts of sharded parameters joined."""
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
 
 
 def shard(model: Any) -> Any:
@@ -134,12 +165,28 @@ def shard(model: Any) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def rescaled(name: str, batch: dict[str, Tensor], seed: int = 0) -> Found:
-    """τ that the rescaling found, and the weights it left."""
-    model = build(name, seed).double().eval()
+def rescaled(
+    name: str, batch: dict[str, Tensor], seed: int = 0, wrap: Callable[[Any], Any] = lambda model: model
+) -> Found:
+    """τ that the rescaling found, the weights it left, and τ of the next step of training."""
+    model = build(name, seed).double()
+    wrapped = wrap(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return {"tau": hf_ssm.rescale_init_(model, batch), **model.state_dict()}
+        found = hf_ssm.rescale_init_(wrapped, batch)
+    state = {key: value.clone() for key, value in whole(model.state_dict()).items()}
+    return {"tau": found, **state, "tau afterwards": wrapped(**batch, output_tau=True).tau.detach()}
+
+
+def changes_of_sharded_parameters(rank: int) -> dict[str, float]:
+    """The relative change of each quantity where all parameters grow by 3 %."""
+    model, movement = shard(build("S4D")), ParameterMovement()
+    state = SimpleNamespace(is_world_process_zero=rank == 0, global_step=0)
+    movement.on_train_begin(None, state, None, model=model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.03
+    return movement.changes(model)
 
 
 def run(rank: int, world: int) -> dict[str, Found]:
@@ -153,16 +200,21 @@ def run(rank: int, world: int) -> dict[str, Found]:
         found[f"{name}, packed"] = step(build(name).double(), [packed(batch)], share(world), wrap)
         mixed = packed(batch) if rank == 0 else batch
         found[f"{name}, packed beside padded"] = step(build(name).double(), [mixed], share(world), wrap)
+    for name in RESCALED_SHARDED:
+        found[f"{name}, sharded and rescaled"] = rescaled(name, batch, wrap=shard)
+    found["trained"] = trained(build(TRAINED).double(), batch, share(world), wrap)
+    found["trained, sharded"] = trained(build(TRAINED).double(), batch, share(world), shard)
     for name in SHARDED:
         found[f"{name}, sharded"] = step(build(name).double(), [batch], share(world), shard)
     found["selective, packed and sharded"] = step(build("selective").double(), [packed(batch)], share(world), shard)
+    found["change"] = {"values": changes_of_sharded_parameters(rank)}
     one_row = {name: value[:1] for name, value in batch.items()}
     found["one row each, rescaled"] = rescaled("S4D", one_row)
     found["float32"] = step(build("S4D"), [batch], share(world), wrap)
-    for reentrant in (True, False):
-        model = build(CHECKPOINTED).double()
+    for name, reentrant in product(CHECKPOINTED, (True, False)):
+        model = build(name).double()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        found[f"checkpointed, {reentrant}"] = step(model, [batch], share(world), wrap)
+        found[f"{name}, checkpointed, {reentrant}"] = step(model, [batch], share(world), wrap)
     found["accumulated"] = step(build(ACCUMULATED).double(), micro_batches(batch), share(world), wrap)
     if rank == 0:  # alone: it must not wait for the others
         with torch.no_grad():

@@ -124,9 +124,32 @@ def test_one_row_in_each_process_is_a_batch_of_two(both) -> None:
     check(found, worker.rescaled("S4D", {"input_ids": ids, "attention_mask": mask}), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("key", ["trained", "trained, sharded"])
+def test_six_steps_with_batch_norm_are_those_of_one_process(both, key: str) -> None:
+    expected = worker.trained(worker.build(worker.TRAINED).double(), worker.whole_batch(), worker.share(1))
+    assert expected["model.layers.0.norm1.num_batches_tracked"] == 6
+    check([part[key] for part in both], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", worker.RESCALED_SHARDED)
+def test_the_rescaling_of_sharded_parameters(both, name: str) -> None:
+    expected = worker.rescaled(name, worker.whole_batch())
+    before = worker.build(name).double().state_dict()
+    assert any(not torch.allclose(expected[key], value, rtol=0.01) for key, value in before.items())
+    check([part[f"{name}, sharded and rescaled"] for part in both], expected, rtol=0, atol=1e-10)
+
+
+def test_changes_of_sharded_parameters_are_those_of_the_whole(both) -> None:
+    first, second = (part["change"]["values"] for part in both)
+    linear = ("B", "C", "D", "projection", "embedding")
+    assert [first[name] for name in linear if name in first] == pytest.approx([0.03] * 5, rel=1e-4)
+    assert second == {}
+
+
+@pytest.mark.parametrize("name", worker.CHECKPOINTED)
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(both, reentrant: bool) -> None:
-    check([part[f"checkpointed, {reentrant}"] for part in both], both[0][worker.CHECKPOINTED], rtol=0, atol=1e-10)
+def test_gradient_checkpointing_changes_nothing(both, reentrant: bool, name: str) -> None:
+    check([part[f"{name}, checkpointed, {reentrant}"] for part in both], both[0][name], rtol=0, atol=1e-10)
 
 
 def test_each_micro_batch_has_its_own_global_statistics(both) -> None:

@@ -137,3 +137,34 @@ def test_what_several_processes_pad_with_is_no_target():
     found = metrics.regression_statistics(logits, labels)
     # -100 is a target where the model says -90.
     assert found.tolist() == [[1.0 + 4.0, 1.0 + 2.0, 2.0], [1.0 + 100.0, 1.0 + 10.0, 2.0]]
+
+
+def test_chance_of_tokens_is_that_of_their_frequencies():
+    counts = [0, 6, 2, 0]
+    found = metrics.token_frequency_metrics(counts)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert found == pytest.approx({"perplexity": math.exp(entropy), "token_accuracy": 0.75})
+    assert metrics.token_frequency_metrics([5, 5, 5, 5])["perplexity"] == pytest.approx(4)
+
+
+def test_chance_of_values_is_that_of_the_mean():
+    labels = np.random.default_rng(0).normal(size=(20, 3))
+    constant = EvalPrediction(np.broadcast_to(labels.mean(0), labels.shape), labels)
+    expected = metrics.sequence_regression_metrics(constant)
+    assert metrics.constant_value_metrics(labels.tolist(), of_positions=False) == pytest.approx(expected, abs=1e-12)
+    ragged = [[1.0, 2.0], [6.0]]
+    assert metrics.constant_value_metrics(ragged, of_positions=True)["mse"] == pytest.approx(14 / 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "chance", "expected"),
+    [
+        ({"perplexity": 4.74, "token_accuracy": 0.3}, {"perplexity": 4.0, "token_accuracy": 0.26}, False),
+        ({"perplexity": 3.9}, {"perplexity": 4.0}, True),
+        ({"accuracy": 0.5, "mcc": 0.0}, {"accuracy": 0.5, "mcc": 0.0}, False),
+        ({"accuracy": 0.94, "mcc": 0.5}, {"accuracy": 0.95, "mcc": 0.0}, True),
+        ({"mse": 2.0, "pearson": 0.05}, {"mse": 1.0, "pearson": 0.0}, False),
+    ],
+)
+def test_what_is_better_than_chance(values, chance, expected):
+    assert metrics.beats_chance(values, chance) is expected

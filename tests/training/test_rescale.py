@@ -116,3 +116,17 @@ def test_a_failure_leaves_batch_norms_as_they_were(make_model, make_batch) -> No
     with pytest.raises(ValueError, match="τ of a layer is nan"):
         rescale_init_(model, make_batch("ForSequenceClassification"))
     assert before and all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_parameters_that_others_have_sharded_are_refused(make_model, make_batch) -> None:
+    model = make_model("S4", "ForSequenceClassification")
+    wrapper = type("FullyShardedDataParallel", (torch.nn.Sequential,), {})
+    batch = make_batch("ForSequenceClassification")
+    model.model.layers[0].mixer = wrapper(model.model.layers[0].mixer)
+    with pytest.raises(ValueError, match=r"FSDP1 .*before the model is wrapped"):
+        rescale_init_(model, batch)
+    model = make_model("S4", "ForSequenceClassification")
+    next(model.parameters()).ds_id = 0
+    with pytest.raises(ValueError, match=r"ZeRO-3.* before the model is wrapped"):
+        rescale_init_(model, batch)
+    assert not model.config.rescaled

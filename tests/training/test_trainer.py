@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import ParallelismConfig
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
-from hf_ssm.training import SSMTrainingArguments, losses
+from hf_ssm.training import SSMTrainingArguments, launch, losses
+from hf_ssm.training.settings import resolve
 
 # The default collator pins memory where there is an accelerator; here there is none.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
@@ -438,3 +441,75 @@ def test_orders_that_the_regulariser_does_not_train_are_named(make_model, tmp_pa
 
 def trainer_of(model, folder: Path) -> SSMTrainer:
     return SSMTrainer(model, arguments(folder), train_dataset=data("ForSequenceClassification"))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_adds_tau_and_running_statistics_once(make_model, tmp_path: Path, reentrant: bool) -> None:
+    """With two micro-batches for each of two steps."""
+    logs, models = [], []
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    for changes in ({}, checkpointing):
+        torch.manual_seed(3)
+        model = make_model("S4", "ForSequenceClassification", tau_weight=0.3, norm_type="batch")
+        settings = arguments(tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=2, **changes)
+        trainer = SSMTrainer(model, settings, train_dataset=data("ForSequenceClassification"))
+        trainer.train()
+        models.append(model)
+        logs.append([entry for entry in trainer.state.log_history if "tau" in entry])
+    assert len(logs[0]) == len(logs[1]) == 2
+    for plain, checkpointed in zip(*logs, strict=True):
+        for name in ("loss", "task_loss", "tau", "tau_loss", "tau_layer_0", "tau_layer_1"):
+            assert checkpointed[name] == pytest.approx(plain[name], rel=1e-5), name
+    found = models[1].state_dict()
+    assert found["model.layers.0.norm1.num_batches_tracked"] == 4
+    for name, value in models[0].state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.fixture
+def other_parallelism():
+    """Accelerate keeps the configuration of its first accelerator; another test gets a new one."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+@pytest.mark.parametrize("size", ["cp_size", "sp_size"])
+@pytest.mark.parametrize("place", ["argument", "launcher"])
+def test_parts_of_sequences_are_refused(
+    make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, place: str
+) -> None:
+    more = {"parallelism_config": ParallelismConfig(**{size: 2})} if place == "argument" else {}
+    if place == "launcher":
+        # Accelerate itself refuses a process without a group.
+        monkeypatch.setattr(ParallelismConfig, "_validate_accelerator", lambda *_: None)
+        monkeypatch.setattr(ParallelismConfig, "get_device_mesh", lambda *_: None)
+        monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{size.upper()}", "2")
+    with pytest.raises(ValueError, match=rf"`{size}`=2 .* set it to 1"):
+        SSMTrainer(
+            make_model("S4", "ForSequenceClassification"),
+            arguments(tmp_path / "run", **more),
+            train_dataset=data("ForSequenceClassification"),
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM", "SSD"])
+def test_no_model_supports_context_parallelism(make_model, family: str) -> None:
+    assert not make_model(family, "ForCausalLM").supports_context_parallel
+
+
+def test_processes_that_are_not_joined_are_refused(make_model, tmp_path: Path, monkeypatch) -> None:
+    """As `torchrun` starts them on CPUs, where transformers joins them with `use_cpu=True` only."""
+    settings = arguments(tmp_path / "run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"WORLD_SIZE=2 processes.*`use_cpu=True`"):
+        trainer = {"train_dataset": data("ForSequenceClassification")}
+        SSMTrainer(make_model("S4", "ForSequenceClassification"), settings, **trainer)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"WORLD_SIZE=2 processes.*training.use_cpu=true"):
+        launch.begin(resolve({"data": {"dataset": "planted-motifs"}}))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    launch.begin(resolve({"data": {"dataset": "planted-motifs"}}))

@@ -4,6 +4,7 @@ Names of choices are repeated from the packages that implement them; tests/test_
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 SVG_HELP = "also write each figure as SVG"
@@ -12,6 +13,12 @@ SVG_HELP = "also write each figure as SVG"
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """The checkpoint, and its data."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
+
+
+def add_sequence_column(add: Callable[..., object]) -> None:
+    """The option of a command that reads a table with a checkpoint."""
+    default = "as in the training of the checkpoint, otherwise sequence, seq or text"
+    add("--sequence-column", metavar="NAME", help=f"column of the sequences (default: {default})")
 
 
 def add_data_options(
@@ -31,6 +38,10 @@ def add_data_options(
     if of_checkpoint:
         source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
         add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
+    add_sequence_column(add)
+    if of_checkpoint:
+        labels = "column of the labels (default: as in the training, otherwise label, labels, class or target)"
+        add("--label-column", metavar="NAME", help=labels)
     add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
     add("--max-length", "--max-seq-length", metavar="TOKENS", type=int, help="cut longer sequences")
     add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")

@@ -84,7 +84,6 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
     add("--model", "--model-name-or-path", metavar="CHECKPOINT", help=inputs)
     for name, (kind, help_text) in CONFIG_OPTIONS.items():
         add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
-    parser.add_argument("--sequence-column", metavar="NAME", help="column of the sequences (default: sequence)")
     add_output_options(parser, "spectrum.json and spectrum.png")
 
 
@@ -96,3 +95,5 @@ def add_app(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
     add("--port", type=int, default=7860, help="port (default: %(default)s)")
     add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")
+    hosts = "further name of the page, such as that of a proxy; repeatable (default: none with a local --host)"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=hosts)

@@ -3,22 +3,26 @@
 import argparse
 from pathlib import Path
 
-from hf_ssm.cli.options import SVG_HELP, add_model_options, add_table_options
+from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column, add_table_options
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
 POOLINGS = ("mean", "last", "token")
 SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
+SCORE_WINDOW = 1024
+"""Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
+KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     what = f"sequences ({INPUT_FORMATS}), which may be gzipped"
     parser.add_argument("input", metavar="INPUT", type=Path, help=what)
     add = parser.add_argument_group("input").add_argument
-    add("--sequence-column", metavar="NAME", default="sequence", help="column of a table (default: %(default)s)")
+    add_sequence_column(add)
     add("--genome", metavar="FILE", type=Path, help="FASTA of the genome in which BED intervals are looked up")
+    add("--keep-case", action="store_true", help=f"{KEEP_CASE_HELP} (FASTA, BED)")
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +67,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)",
     )
     window = "bases of a window around a variant (default: %(default)s)"
-    add("--window", metavar="BASES", type=int, default=1024, help=window)
+    add("--window", metavar="BASES", type=int, default=SCORE_WINDOW, help=window)
     add(
         "--horizon",
         metavar="BASES",
@@ -71,6 +75,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
         help="bases from the variant on that count (default: the second half of the window; "
         f"with --saturate {SATURATION_HORIZON})",
     )
+    add("--keep-case", action="store_true", help=KEEP_CASE_HELP)
     add("--one-strand", action="store_true", help="do not average with the reverse complement")
     add = parser.add_argument_group("evaluation").add_argument
     add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")

@@ -14,7 +14,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
         "folder or Hub id of a Mamba, Caduceus or HyenaDNA model",
     )
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET")
+    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET, a folder with a model")
     add = parser.add_argument_group("facts that files of S4 do not contain").add_argument
     norm_first = "the norms precede the layers (the model was trained with --prenorm)"
     add("--norm-first", action="store_true", default=None, help=norm_first)

@@ -30,6 +30,20 @@ OPTIONS: dict[str, tuple[_Option, ...]] = {
         (("--validation-file",), "data.validation_file", str, "FILE", "default: a part of the data"),
         (("--test-file",), "data.test_file", str, "FILE", "default: a part of the data"),
         (
+            ("--sequence-column",),
+            "data.sequence_column",
+            str,
+            "NAME",
+            "column of the sequences (default: sequence, seq or text)",
+        ),
+        (
+            ("--label-column",),
+            "data.label_column",
+            str,
+            "NAME",
+            "column of the labels (default: label, labels, class or target)",
+        ),
+        (
             ("--tokenizer", "--tokenizer-name"),
             "data.tokenizer",
             str,

@@ -65,8 +65,8 @@ def selected_states(
     if requested is None or isinstance(requested, bool):
         return tuple(hidden_states) if requested else None
     count = len(hidden_states)
-    numbers = [requested] if isinstance(requested, int) else list(requested)
-    if not all(-count <= number < count for number in numbers):
+    numbers = requested if isinstance(requested, (list, tuple)) else [requested]
+    if not all(isinstance(number, int) and -count <= number < count for number in numbers):
         raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {requested}.")
     kept = {number % count for number in numbers}
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
@@ -189,7 +189,7 @@ class SSMModel(SSMPreTrainedModel):
                 cache.claim(self)
             all_hidden_states = self._read(hidden_states, mask, documents, cache)
             if seq_idx is not None:
-                cache.remember_document(seq_idx, attention_mask)
+                cache.remember_document(seq_idx.expand(hidden_states.shape[0], -1), attention_mask)
         elif documents is None:
             all_hidden_states, taus = self._run(hidden_states, mask, output_tau, exchange=exchange)
         else:

@@ -54,6 +54,10 @@ class LabelHead(SSMPreTrainedModel):
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
+        if config.num_labels == 0:
+            raise ValueError(
+                f"`num_labels`=0, but {type(self).__name__} needs an output: set `num_labels` to 1 or more."
+            )
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.num_labels = config.num_labels or 0

@@ -133,6 +133,16 @@ def check_is_tensor(name: str, value: Any) -> None:
     check_type(name, value, Tensor, f"a tensor {hint}")
 
 
+def check_whole_numbers(name: str, value: Any) -> None:
+    """Raise `TypeError` unless an argument is a tensor of signed integers, whose differences do not wrap around."""
+    check_is_tensor(name, value)
+    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
+        raise TypeError(
+            f"`{name}` must be whole numbers of torch.int64 or torch.int32, got {value.dtype}: convert them by "
+            "`.long()`."
+        )
+
+
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Raise `TypeError` for ids that are not integers, and `ValueError` for ids outside the vocabulary."""
     if input_ids.dtype not in (torch.int64, torch.int32):
@@ -166,8 +176,13 @@ def check_labels(labels: Tensor, classes: int, argument: str) -> None:
         )
 
 
-def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) -> None:
-    """Raise `ValueError` unless the mask is `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`."""
+def mask_of_new_positions(attention_mask: Tensor, shape: tuple[int, int], past: int) -> Tensor:
+    """The last L columns of a mask `(B, L)` or `(B, past + L)`, where the input has the shape `(B, L)`.
+
+    Raises:
+        TypeError: The mask is not a tensor.
+        ValueError: Another shape; on a CPU also another value than 0 and 1, such as NaN.
+    """
     check_is_tensor("attention_mask", attention_mask)
     batch, length = shape
     if attention_mask.shape not in (shape, (batch, past + length)):
@@ -175,6 +190,18 @@ def check_mask_shape(attention_mask: Tensor, shape: tuple[int, int], past: int) 
             f"`attention_mask` has the shape {tuple(attention_mask.shape)}, but the input is {shape} "
             f"(batch, length){f', after {past} positions in the cache' if past else ''}."
         )
+    mask = attention_mask[:, -length:]
+    if mask.dtype != torch.bool and has_readable_values(mask):
+        tokens = mask.bool()
+        # Types such as torch.uint16 have no comparison with a number.
+        wrong = tokens.to(mask.dtype) != mask
+        if wrong.any():
+            row, position = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"`attention_mask` must be 1 at tokens and 0 at padding, got {mask[row, position].item()} in row {row} "
+                f"at position {position}: convert the mask, and pass numbers of documents as `seq_idx`."
+            )
+    return mask
 
 
 def check_mask(
@@ -189,13 +216,13 @@ def check_mask(
         in_pieces: Whether a row may be nothing but padding.
 
     Raises:
-        ValueError: Another shape, an empty row, padding between tokens.
+        TypeError: The mask is not a tensor.
+        ValueError: Another shape; on a CPU also another value than 0 and 1, an empty row, padding between tokens.
     """
     if attention_mask is None:
         return None
     batch, length = hidden_states.shape[:2]
-    check_mask_shape(attention_mask, (batch, length), past)
-    mask = attention_mask[:, -length:]
+    mask = mask_of_new_positions(attention_mask, (batch, length), past)
     if mask.numel() == 1 and has_readable_values(mask) and mask.item():
         # Decoding of one sequence, where each operation counts.
         return None
@@ -231,8 +258,9 @@ __all__ = [
     "check_is_tensor",
     "check_labels",
     "check_mask",
-    "check_mask_shape",
+    "check_whole_numbers",
     "cut_extra_input",
     "declaring",
+    "mask_of_new_positions",
     "take_extra_inputs",
 ]

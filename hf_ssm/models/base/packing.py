@@ -11,13 +11,15 @@ from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.incremental import RunLayers, forward_with_cache
-from hf_ssm.models.base.inputs import check_mask_shape
+from hf_ssm.models.base.inputs import check_whole_numbers, mask_of_new_positions
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 
 # In the order of trust.
 _NAMES = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
+# Numbers that an error shows.
+_MOST_SHOWN = 20
 
 # All layers with documents in their layout: hidden states, mask and documents to the hidden states of every layer.
 RunDocuments = Callable[[Tensor, Tensor | None, Documents], list[Tensor]]
@@ -42,11 +44,15 @@ def find_documents(
         *inputs: The inputs of the model, of which one is given: `(B, L)` or `(B, L, ...)`.
 
     Raises:
-        ValueError: Wrong shapes; `cu_seq_lens_q` that do not cover the rows, or with a cache; `seq_idx` with a cache
-            that was filled without; padding inside a document; any of them while exporting.
+        TypeError: An argument is not a tensor of signed integers.
+        ValueError: Wrong shapes; a mask with other values than 0 and 1 (on a CPU); `cu_seq_lens_q` that do not cover
+            the rows, or with a cache; `seq_idx` with a cache that was filled without; padding inside a document; any of
+            them while exporting.
     """
     given = {name: arguments[name] for name in _NAMES if arguments.get(name) is not None}
     tensor = next((tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.dim() > 1), None)
+    for name, value in given.items():
+        check_whole_numbers(name, value)
     # Without inputs, the model raises its own error.
     if not given or tensor is None or tensor.numel() == 0:
         return None
@@ -62,11 +68,11 @@ def _find(
 ) -> Documents | None:
     batch, length = shape = inputs.shape[0], inputs.shape[1]
     name, value = next(iter(given.items()))
-    values = value.detach().cpu()
+    values = value.detach().cpu().long()
     has_history = cache is not None and cache.is_initialized
     if name.startswith("cu_seq_lens"):
         other = given.get("cu_seq_lens_k")
-        if other is not None and not torch.equal(values.long(), other.detach().cpu().long()):
+        if other is not None and not torch.equal(values, other.detach().cpu().long()):
             raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ: a state space model reads one sequence.")
         if has_history:
             raise ValueError(
@@ -81,8 +87,8 @@ def _find(
     if attention_mask is None:
         places = torch.cartesian_prod(torch.arange(batch), torch.arange(length))
     else:
-        check_mask_shape(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
-        places = attention_mask[:, -length:].detach().cpu().bool().nonzero()
+        mask = mask_of_new_positions(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
+        places = mask.detach().cpu().bool().nonzero()
     rows, columns = places.unbind(1)
     marks = marks[rows, columns]
     first_of_row = torch.ones_like(rows, dtype=torch.bool)
@@ -108,15 +114,16 @@ def _find(
 def _numbers_of_documents(name: str, borders: Tensor, shape: tuple[int, int]) -> Tensor:
     """The number of the document at each position, `(B, L)`."""
     batch, length = shape
-    lengths = borders.diff()
-    if borders.dim() != 1 or len(borders) < 2 or borders[0] != 0 or borders[-1] != batch * length or lengths.min() < 1:
+    is_list = borders.dim() == 1 and len(borders) > 1
+    if not is_list or borders[0] != 0 or borders[-1] != batch * length or borders.diff().min() < 1:
+        shown = borders.tolist() if borders.numel() <= _MOST_SHOWN else f"{borders.numel()} numbers"
         raise ValueError(
-            f"`{name}` must rise from 0 to the number of positions, {batch} x {length} = {batch * length}, got "
-            f"{borders.tolist()}."
+            f"`{name}` must rise from 0 to the number of positions, {batch} x {length} = {batch * length}, got {shown}."
         )
-    if not torch.isin(torch.arange(0, batch * length, length), borders.long()).all():
+    lengths = borders.diff()
+    if not torch.isin(torch.arange(0, batch * length, length), borders).all():
         raise ValueError(f"`{name}` lets a document run from one row into the next: rows hold whole documents only.")
-    return torch.arange(len(lengths)).repeat_interleave(lengths.long()).view(shape)
+    return torch.arange(len(lengths)).repeat_interleave(lengths).view(shape)
 
 
 def _continued(name: str, marks: Tensor, rows: Tensor, begins: Tensor, first_of_row: Tensor, cache: SSMCache) -> Tensor:

@@ -36,6 +36,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     # A recurrent state cannot be cropped, as assisted decoding would require.
     _is_stateful = True
+    # Processes with parts of one sequence would not exchange the states between them.
+    _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
     extra_inputs: ClassVar[tuple[str, ...]] = ()

@@ -107,6 +107,11 @@ class ConvS5Config(SSMConfig):
             raise ValueError(f"`l1_weight` must be from 0 to 1, got {self.l1_weight}.")
 
     @property
+    def sobolev_step(self) -> float:
+        """1: frequencies of a Sobolev filter are in units of positions."""
+        return 1.0
+
+    @property
     def frame_shape(self) -> tuple[int, int, int]:
         return 4 * self.patch_size, 4 * self.patch_size, self.num_channels
 

@@ -42,7 +42,7 @@ class HyenaConfig(SSMConfig):
             the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         sinusoid_inclusive (`bool`, defaults to `False`): The lags of the sinusoid filter are 0 to U - 1, as in the
-            paper's proof of Theorem 4.2 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
+            paper's proof of Theorem F.1 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
         n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
             (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
@@ -78,6 +78,11 @@ class HyenaConfig(SSMConfig):
         *("max_position_embeddings", "mlp_depth", "n_ssm", "sinusoid_window"),
     )
     non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "conv_kernel", "num_inner_mlps")
+    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **SSMConfig.field_ranges,
+        "filter_activation_frequency": (0.0, 1e6),
+        "filter_window_shift": (-1e6, 1e6),
+    }
     filter_fields: ClassVar[frozenset[str]] = frozenset(
         {
             *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
@@ -136,6 +141,11 @@ class HyenaConfig(SSMConfig):
             raise ValueError(
                 f"`n_ssm`={copies} must divide the {filters} filters of a layer: give 1 to share A and B among all."
             )
+
+    @property
+    def sobolev_step(self) -> float:
+        """Smallest step size that the frequencies of a Sobolev filter are measured in; 1 for filters without steps."""
+        return super().sobolev_step if self.filter_type in ("s4d", "s4") else 1.0
 
     @property
     def has_frequencies(self) -> bool:

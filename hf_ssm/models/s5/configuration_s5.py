@@ -53,6 +53,11 @@ class S5Config(SSMConfig):
             )
 
     @property
+    def sobolev_step(self) -> float:
+        """1: frequencies of a Sobolev filter are in units of positions."""
+        return 1.0
+
+    @property
     def has_final_norm(self) -> bool:
         return self.norm_first and self.use_final_norm
 

@@ -1,6 +1,5 @@
 """Configuration of the selective state space models."""
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
@@ -111,6 +110,12 @@ class SelectiveSSMConfig(SSMConfig):
         *("conv_kernel", "expand", "intermediate_size", "time_step_floor", "time_step_scale"),
     )
 
+    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **SSMConfig.field_ranges,
+        "time_step_floor": (0.0, 1e3),
+        "time_step_scale": (0.0, 1e6),
+    }
+
     block: str = "mamba"
     hidden_size: _Int = None
     num_hidden_layers: _Int = None
@@ -159,7 +164,7 @@ class SelectiveSSMConfig(SSMConfig):
             if self.intermediate_size is None:
                 self.intermediate_size = self.expand * self.hidden_size
             if self.time_step_rank == "auto":
-                self.time_step_rank = math.ceil(self.hidden_size / 16)
+                self.time_step_rank = -(-self.hidden_size // 16)
 
     def check(self) -> None:
         super().check()
@@ -169,6 +174,11 @@ class SelectiveSSMConfig(SSMConfig):
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave it out."
                 )
+        if self.norm_type == "none" and self.initializer_range > 1:
+            raise ValueError(
+                f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
+                "multiplies its input with itself, so that outputs would not be finite."
+            )
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "
@@ -203,6 +213,11 @@ class SelectiveSSMConfig(SSMConfig):
                 f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
                 f"{self.intermediate_size}: give one of `expand` and `intermediate_size`."
             )
+
+    @property
+    def sobolev_step(self) -> float:
+        """1: frequencies of a Sobolev filter are in units of positions."""
+        return 1.0
 
     @property
     def stores_pairs(self) -> bool:

@@ -82,6 +82,11 @@ class SSDConfig(SSMConfig):
         *("chunk_size", "conv_kernel", "expand", "head_dim", "n_groups", "num_heads", "time_step_floor"),
     )
 
+    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **SSMConfig.field_ranges,
+        "time_step_floor": (0.0, 1e3),
+    }
+
     num_hidden_layers: int = 4
     expand: int = 2
     num_heads: _Int = None
@@ -149,6 +154,11 @@ class SSDConfig(SSMConfig):
                 f"`sobolev_frequency`={self.sobolev_frequency!r} measures frequencies in units of the step size, which "
                 "depends on the token: use 'normalized'."
             )
+
+    @property
+    def sobolev_step(self) -> float:
+        """1: frequencies of a Sobolev filter are in units of positions."""
+        return 1.0
 
     @property
     def intermediate_size(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.blocks import first_positions
 from hf_ssm.ops.context import is_exporting
@@ -188,5 +188,5 @@ class ImplicitFilter(LongFilter):
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         name = f"weight_{len(self.sizes) - 2}"
         check_stored(self, name)
-        output = getattr(self, name)
-        output.unflatten(0, (self.directions, self.channels))[:, channels] *= factor
+        rows = self.directions, self.channels
+        scale_entries_(getattr(self, name), factor, lambda weight: weight.unflatten(0, rows)[:, channels])

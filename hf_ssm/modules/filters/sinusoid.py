@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import check_stored, fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
@@ -91,4 +91,4 @@ class SinusoidFilter(LongFilter):
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         check_stored(self, "amplitudes")
-        self.amplitudes[:, :, channels] *= factor
+        scale_entries_(self.amplitudes, factor, lambda weight: weight[:, :, channels])

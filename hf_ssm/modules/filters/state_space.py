@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters.base import LongFilter
-from hf_ssm.modules.operator import check_stored, fp32_parameter
+from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
@@ -202,4 +202,4 @@ class StateSpaceFilter(LongFilter):
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         check_stored(self, "C")
-        self.C[:, channels] *= factor
+        scale_entries_(self.C, factor, lambda weight: weight[:, channels])

@@ -4,6 +4,7 @@ Importing this module raises `ImportError` where numba is told not to compile: t
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba compiles nothing, because NUMBA_DISABLE_JIT is set")
+
+# Settings that choose where numba looks for compiled kernels, which it unpickles.
+_PLACES = ("CACHE_DIR", "CACHE_LOCATOR_CLASSES")
 
 # What unpickling of a truncated or otherwise damaged file raises.
 _DAMAGED = (
@@ -60,6 +64,10 @@ def kernel(function: Callable[..., Any]) -> Any:
     The machine code is cached in `NUMBA_CACHE_DIR`, beside the source or in the user's cache folder; where none of
     these is writable, each process compiles again.
     """
+    # numba reads `.numba_config.yaml` of the working directory when it is imported, and again when the environment
+    # changes. Of the environment alone, its default is the folder of the source or that of the user.
+    for name in _PLACES:
+        setattr(numba.config, name, os.environ.get(f"NUMBA_{name}", ""))
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         dispatcher = numba.njit(cache=True, **options)(function)

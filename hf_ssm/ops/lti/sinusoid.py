@@ -31,7 +31,7 @@ def sinusoid_kernel(
 ) -> torch.Tensor:
     """Two-frequency filter `k[t] = c1 cos(2π a1 t / U) + c2 sin(2π a2 t / U)` for `t < U`, 0 from `t = U` on.
 
-    Section 3 of the paper does not say whether the lag U is part of the window. The proof of its Theorem 4.2 sums over
+    Section 3 of the paper does not say whether the lag U is part of the window. The proof of its Theorem F.1 sums over
     the lags 0 to U - 1, and the constructions of Appendices E and F over 0 to U: `inclusive`.
 
     Args:

@@ -1,9 +1,11 @@
 """Kernels are kept on disk where that is possible, and work where it is not."""
 
 import os
+import pickle
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,58 @@ def test_a_cache_that_fails_later(monkeypatch, method):
     assert increment(1) == 2
 
 
+CACHED = """
+import sys
+from hf_ssm.ops.cpu.compiling import kernel
+from numba.core import caching
+sys.path.insert(0, sys.argv[1])
+from increment import increment
+assert kernel(increment)(1) == 2
+"""
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_the_configuration_of_the_working_directory_chooses_no_cache(tmp_path):
+    planted, source = tmp_path / "planted", tmp_path / "source"
+    for folder in (planted, source):
+        folder.mkdir()
+    (source / "increment.py").write_text("def increment(x):\n    return x + 1\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    command = [sys.executable, "-c", CACHED, str(source)]
+
+    def run(**more: str) -> None:
+        done = subprocess.run(
+            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    # The names of the files that numba reads.
+    run(NUMBA_CACHE_DIR=str(planted))
+    indices = list(planted.rglob("*.nbi"))
+    assert indices
+    for path in indices:
+        path.write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
+    (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {planted}\n")
+    run()
+    assert not (tmp_path / "executed").exists()
+    assert list(source.rglob("*.nbi"))
+
+
+def test_the_configuration_of_the_working_directory_imports_nothing(monkeypatch):
+    monkeypatch.setattr("numba.core.config.CACHE_LOCATOR_CLASSES", "this.Zen")
+    assert compiling.kernel(_increment)(1) == 2
+    assert "this" not in sys.modules
+
+
 def test_other_errors_are_not_hidden():
     with pytest.raises(ZeroDivisionError), compiling._ignore_cache_errors(None):
         _ = 1 / 0
@@ -43,7 +97,7 @@ def test_other_errors_are_not_hidden():
 @pytest.mark.parametrize("length", [0, 1, 40, -10])
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 def test_a_damaged_cache_is_cleared(monkeypatch, tmp_path, kind, length):
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert compiling.kernel(_increment)(1) == 2
     (path,) = tmp_path.rglob(f"*.{kind}")
     path.write_bytes(path.read_bytes()[:length])
@@ -54,7 +108,7 @@ def test_a_damaged_cache_is_cleared(monkeypatch, tmp_path, kind, length):
 
 
 def test_a_damaged_cache_that_cannot_be_cleared(monkeypatch, tmp_path):
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert compiling.kernel(_increment)(1) == 2
     for path in tmp_path.rglob("*.nbi"):
         path.write_bytes(b"")
@@ -93,7 +147,7 @@ print("equal")
 
 
 def test_a_change_of_any_source_compiles_again(monkeypatch, tmp_path):
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert compiling.kernel(_increment)(1) == 2
     again = compiling.kernel(_increment)
     again(1)

@@ -1,0 +1,350 @@
+"""Trivial baselines of the experiments: what is reached without a model of a sequence.
+
+Each function is the baseline of one table of docs/experiments, on the same data, splits and seeds: a constant, the most
+frequent class, a copy of the input, counts of short words. `kmer_baseline.py` and `listops_baseline.py` have those of
+real DNA and ListOps; `waves.py`, `moving_mnist.py` and the zero-shot recipes compute theirs themselves. All together
+take a few minutes on one core.
+
+    python examples/baselines.py --output examples/results/baselines.json
+    python examples/baselines.py gaussian_process poles        # prints two of them
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _experiment import experiment_parser, write_results
+from _trend import slope_with_confidence
+from datasets import DatasetDict
+from kmer_baseline import fit, most_frequent
+
+from hf_ssm.data import load_sequences, sparse_majority
+from hf_ssm.data.records import reverse_complement
+
+sys.path.append(str(Path(__file__).parent / "zero_shot"))
+from _markov import MarkovChain
+
+BASELINES: dict[str, Callable[[Path, bool], dict[str, Any]]] = {}
+
+
+def baseline(measure: Callable[[Path, bool], dict[str, Any]]) -> Callable[[Path, bool], dict[str, Any]]:
+    """Register a function of the folder with the data, and of whether the run is a test of a few seconds."""
+    BASELINES[measure.__name__] = measure
+    return measure
+
+
+def words_and_majority(data: DatasetDict) -> dict[str, float]:
+    """Test accuracy of the most frequent class and of logistic regression on 4-mer counts."""
+    two = DatasetDict(train=data["train"], test=data["test"])
+    return {
+        "most frequent class": most_frequent(two["train"]["label"], two["test"]["label"]),
+        "4-mers": fit(two, 4)["test"],
+    }
+
+
+@baseline
+def gaussian_process(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Errors of the mean training label, for each b and seed."""
+    from gaussian_process import SCALES, Setting, draw_data
+
+    setting, found = Setting("s4", num_test=8 if tiny else 1000), {}
+    for b in SCALES:
+        runs = []
+        for seed in range(1 if tiny else 10):
+            labels = {
+                name: pair[1] for name, pair in draw_data(setting, 24 if tiny else setting.length, b, seed).items()
+            }
+            runs.append(
+                {name: (of_split - labels["train"].mean()).square().mean().item() for name, of_split in labels.items()}
+            )
+        found[f"{b:g}"] = {f"{name} MSE": [run[name] for run in runs] for name in ("train", "test")}
+    return found
+
+
+@baseline
+def rc_equivariance(folder: Path, tiny: bool) -> dict[str, Any]:
+    """The rows that the models of each seed read."""
+    splits = load_sequences(str(folder / "human_or_worm_mini.csv.gz"), seed=0)
+    train, test = (40, 20) if tiny else (1000, 2500)
+    runs = []
+    for seed in range(1 if tiny else 3):
+        rows = {
+            "train": splits["train"].shuffle(seed=seed).select(range(train)),
+            "test": splits["test"].select(range(test)),
+        }
+        runs.append(words_and_majority(DatasetDict(rows)))
+    return {name: [run[name] for run in runs] for name in runs[0]}
+
+
+@baseline
+def planted_motifs(folder: Path, tiny: bool) -> dict[str, Any]:
+    sizes = {"num_train": 64, "num_validation": 8, "num_test": 32} if tiny else {}
+    options = {"length": 100, "mutation_rate": 0.1, **sizes}
+    runs = [words_and_majority(load_sequences("planted-motifs", seed=s, **options)) for s in range(1 if tiny else 3)]
+    return {name: [run[name] for run in runs] for name in runs[0]}
+
+
+@baseline
+def masking_planted(folder: Path, tiny: bool) -> dict[str, Any]:
+    sizes = {"num_train": 64, "num_validation": 8, "num_test": 32} if tiny else {"num_train": 6000}
+    return words_and_majority(load_sequences("planted-motifs", seed=0, length=100, copies=1, **sizes))
+
+
+@baseline
+def masking_next_token(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Perplexity of the next base for Markov chains of orders 0 to 8, from the training rows."""
+    from masking_next_token import human_rows
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = human_rows(str(folder / "human_or_worm_mini.csv.gz"), Path(scratch) / "human.csv")
+        data = load_sequences(path, label_column=None, seed=0)
+    texts = {
+        name: [text.upper() for text in data[name]["sequence"]][: 20 if tiny else None] for name in ("train", "test")
+    }
+    chain = MarkovChain(texts["train"], 8)
+    found: dict[str, Any] = {"uniform": 4.0}
+    for order in range(9):
+        known = [text for text in texts["test"] if set(text) <= set("ACGT")]
+        total = sum(chain.log_likelihood(text, order) for text in known)
+        found[f"order {order}"] = float(np.exp(-total / sum(len(text) - order for text in known)))
+    return found
+
+
+@baseline
+def attribution_scoreboard(folder: Path, tiny: bool) -> dict[str, Any]:
+    """The most frequent class of the test rows of each task and seed."""
+    from argparse import Namespace
+
+    from attribution_scoreboard import motif_rows, smooth_rows
+
+    args = Namespace(rows=[64, 16, 16] if tiny else [6000, 300, 300], motif_row=32, motif=6, smooth_row=20)
+    found: dict[str, Any] = {}
+    for task, rows_of in (("motif", motif_rows), ("smooth", smooth_rows)):
+        splits = [rows_of(seed, args)[1] for seed in range(1 if tiny else 3)]
+        found[task] = [most_frequent(rows[0].labels.tolist(), rows[2].labels.tolist()) for rows in splits]
+    return found
+
+
+@baseline
+def synthetic_tasks(folder: Path, tiny: bool) -> dict[str, Any]:
+    """The most frequent answer in training; R² of the mean training label for the functions."""
+    from synthetic_tasks import TASKS
+
+    found = {}
+    for task, (generator, options, kind) in TASKS.items():
+        sizes = (32, 16, 16) if tiny else (16000, 500, 1000)
+        splits = dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True))
+        data = load_sequences(generator, seed=0, **options, **splits)
+        train, test = (np.asarray(data[name]["label"]).ravel() for name in ("train", "test"))
+        if kind == "number":
+            found[task] = 1 - float(((test - train.mean()) ** 2).sum() / ((test - test.mean()) ** 2).sum())
+        else:
+            found[task] = most_frequent(train[train != -100].tolist(), test[test != -100].tolist())
+    return found
+
+
+@baseline
+def motif_variants(folder: Path, tiny: bool) -> dict[str, Any]:
+    """AUROC of the log-likelihood ratio of Markov chains of the training rows, both strands, and of a constant."""
+    from motif_variants import MOTIF, write_variants
+    from sklearn.metrics import roc_auc_score
+
+    found: dict[str, list[float]] = {}
+    for seed in range(1 if tiny else 2):
+        sizes = {"num_train": 200 if tiny else 4000, "num_validation": 0, "num_test": 40 if tiny else 600}
+        data = load_sequences("planted-motifs", motif=MOTIF, length=100, seed=seed, **sizes)
+        with_motif = {name: split.filter(lambda row: row["label"] == 1) for name, split in data.items()}
+        rows = list(with_motif["train"]["sequence"])
+        chain = MarkovChain(rows + [reverse_complement(text) for text in rows], 8)
+        texts = {f"seq{number}": text for number, text in enumerate(with_motif["test"]["sequence"])}
+        with tempfile.TemporaryDirectory() as scratch:
+            write_variants(Path(scratch), with_motif["test"], seed)
+            lines = (Path(scratch) / "variants.vcf").read_text().splitlines()
+        variants = [line.split("\t") for line in lines if not line.startswith("#")]
+        labels = [int(fields[7].removeprefix("BREAKS=")) for fields in variants]
+        for order in (0, 2, 5, 8):
+            # A lower ratio means a harmful variant.
+            ratios = [-ratio(chain, texts[f[0]], int(f[1]) - 1, f[4], order) for f in variants]
+            found.setdefault(f"order {order}", []).append(float(roc_auc_score(labels, ratios)))
+    return found
+
+
+def ratio(chain: MarkovChain, text: str, place: int, alternative: str, order: int) -> float:
+    """Log-likelihood ratio of a substitution under a Markov chain, the mean of both strands."""
+    window = text[max(0, place - order) : place + order + 1]
+    at = min(place, order)
+    changed = window[:at] + alternative + window[at + 1 :]
+    strands = ((window, changed), (reverse_complement(window), reverse_complement(changed)))
+    return statistics.fmean(chain.log_likelihood(new, order) - chain.log_likelihood(old, order) for old, new in strands)
+
+
+@baseline
+def zero_shot_variants(folder: Path, tiny: bool) -> dict[str, Any]:
+    """AUROC and AUPRC of the log-likelihood ratio of Markov chains of the first million bases."""
+    import pandas as pd
+    import stop_variants
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    from hf_ssm.data.genome import Genome
+
+    genome, table = folder / "ecoli_k12_mg1655.fna.gz", "variants.csv"
+    with tempfile.TemporaryDirectory() as scratch:
+        words = ["--genome", genome, "--gff", folder / "ecoli_k12_mg1655.gff.gz", "--from-base", 4_000_000]
+        stop_variants.main([*map(str, words), "--output", f"{scratch}/{table}", "--count", "10" if tiny else "500"])
+        variants = pd.read_csv(f"{scratch}/{table}")
+    with Genome(genome) as opened:
+        contig = variants["chrom"][0]
+        chain = MarkovChain([opened.fetch(contig, 0, 1_000_000)], 8)
+        found = {}
+        for order in (0, 2, 5, 8):
+            scores = []
+            for row in variants.itertuples():
+                start = row.pos - 1 - order
+                scores.append(-ratio(chain, opened.fetch(contig, start, row.pos + order), order, row.alt, order))
+            found[f"order {order}"] = {
+                "auroc": float(roc_auc_score(variants["label"], scores)),
+                "auprc": float(average_precision_score(variants["label"], scores)),
+            }
+    return found
+
+
+@baseline
+def sequential_images(folder: Path, tiny: bool) -> dict[str, Any]:
+    """The most frequent class, and logistic regression on the pixels."""
+    from argparse import Namespace
+
+    from sequential_images import settings_of
+    from sklearn.linear_model import LogisticRegression
+
+    from hf_ssm.training.inputs import load_data
+    from hf_ssm.training.settings import resolve
+
+    path = folder / "mnist_t10k-images-idx3-ubyte.gz"
+    size = {"image_size": 4, "test_fraction": 0.02} if tiny else {"image_size": 14, "test_fraction": 0.5}
+    shape = {"family": "s4", "hidden_size": 4, "layers": 1, "state_size": 4, "epochs": 1, "learning_rate": 1e-2}
+    accuracy: dict[str, list[float]] = {"most frequent class": [], "logistic regression on pixels": []}
+    for seed in range(1 if tiny else 2):
+        args = Namespace(dataset=path, sequence_column=None, **size, **shape)
+        rows = load_data(resolve(settings_of(args, 1.0, 0.0, seed))).splits
+        # From 0 to 1, so that the regression converges.
+        pixels = {
+            name: np.asarray(rows[name]["input_values"]).reshape(len(rows[name]), -1) / 255
+            for name in ("train", "test")
+        }
+        labels = {name: list(rows[name]["labels"]) for name in ("train", "test")}
+        accuracy["most frequent class"].append(most_frequent(labels["train"], labels["test"]))
+        model = LogisticRegression(max_iter=2000).fit(pixels["train"], labels["train"])
+        accuracy["logistic regression on pixels"].append(float(model.score(pixels["test"], labels["test"])))
+    return accuracy
+
+
+@baseline
+def sparse_majority_gap(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Accuracies of the most frequent class and of counting the ones, for each length and seed."""
+    found: dict[str, list[float]] = {}
+    size = 20 if tiny else 1000
+    for length in (25,) if tiny else range(25, 401, 25):
+        for seed in range(1 if tiny else 3):
+            data = sparse_majority(num_train=size, num_validation=0, num_test=size, length=length, seed=seed)
+            labels = {name: list(data[name]["label"]) for name in ("train", "test")}
+            for name, split in labels.items():
+                counted = [int(2 * text.count("1") > length) for text in data[name]["sequence"]]
+                right = sum(a == b for a, b in zip(counted, split, strict=True)) / size
+                found.setdefault(f"counting the ones, {name}", []).append(right)
+                found.setdefault(f"most frequent class, {name}", []).append(most_frequent(labels["train"], split))
+    return found
+
+
+@baseline
+def imdb_length(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Logistic regression on the words among the first T tokens, and the most frequent class; trends of the gap."""
+    from imdb_length import SETTLED
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    data = load_sequences(str(folder / "imdb_4k_2k.csv.gz"), sequence_column="text", validation_fraction=0.0, seed=0)
+    rows: list[dict[str, float]] = []
+    tokens = CountVectorizer().build_analyzer()
+    words = {name: [tokens(text) for text in split["text"]][:: 50 if tiny else 1] for name, split in data.items()}
+    labels = {name: list(split["label"])[:: 50 if tiny else 1] for name, split in data.items()}
+    for length in range(100, 501 if tiny else 1001, 100):
+        cut = {name: [" ".join(text[:length]) for text in texts] for name, texts in words.items()}
+        vectorizer = CountVectorizer(max_features=30_000, min_df=2)
+        counts = {"train": vectorizer.fit_transform(cut["train"]), "test": vectorizer.transform(cut["test"])}
+        model = LogisticRegression(max_iter=1000).fit(counts["train"], labels["train"])
+        train, test = (float(model.score(counts[name], labels[name])) for name in ("train", "test"))
+        rows.append({"T": length, "train": train, "test": test, "gap": train - test})
+    trends = {}
+    for name, least in (("all T", 0), ("T >= 300", SETTLED)):
+        chosen = [row for row in rows if row["T"] >= least]
+        trends[name] = asdict(
+            slope_with_confidence([row["T"] / 1000 for row in chosen], [row["gap"] for row in chosen])
+        )
+    constant = most_frequent(labels["train"], labels["test"])
+    return {"words": rows, "trends": trends, "most frequent class": constant}
+
+
+@baseline
+def denoising(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Ratio of the pass rates and error, on images, of a copy of the input and of the mean of three pixels."""
+    from denoising import crops, flatten, pass_rate, photographs, stripes
+
+    rows, columns = (32, 16) if tiny else (512, 32)
+    images = flatten(crops(photographs(), 16, rows, columns, seed=1))
+
+    def smooth(signals: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(signals.transpose(1, 2), (1, 1), mode="replicate")
+        return torch.nn.functional.avg_pool1d(padded, 3, stride=1).transpose(1, 2)
+
+    found = {}
+    for name, respond in (("copy of the input", lambda signals: signals), ("mean of three pixels", smooth)):
+        low, high = (pass_rate(respond, flatten(stripes(rows, columns, horizontal=flag))) for flag in (True, False))
+        error = (respond(images) - images).square().mean().item()
+        found[name] = {"ratio": low / high, "mse": error}
+    return found
+
+
+@baseline
+def poles(folder: Path, tiny: bool) -> dict[str, Any]:
+    """Shares of the starts that are at a mode already, and that have each mode as the nearer one."""
+    from bimodal import NOISY, starts_between
+
+    places = starts_between(NOISY, 5 if tiny else None)
+    large, small = NOISY.positions
+    at = Counter(NOISY.reached(place) for place in places)
+    nearer = Counter(
+        "large" if abs(p - large) < abs(p - small) else "small" for p in places if p != (large + small) / 2
+    )
+    kinds = ("large", "small", "neither")
+    return {
+        "does not move": {kind: at[kind] / len(places) for kind in kinds},
+        "nearer mode": {kind: nearer[kind] / len(places) for kind in kinds[:2]}
+        | {"neither": 1 - sum(nearer.values()) / len(places)},
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = experiment_parser(__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BASELINES)}")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py")
+    args = parser.parse_args(argv)
+    if unknown := set(args.names) - set(BASELINES):
+        parser.error(f"there is no baseline {', '.join(sorted(unknown))}; choose from {', '.join(BASELINES)}")
+    found = {}
+    for name in args.names or BASELINES:
+        found[name] = BASELINES[name](args.data, args.tiny)
+        print(f"{name}: {json.dumps(found[name], ensure_ascii=False)[:2000]}", flush=True)
+    args.data = str(args.data)
+    write_results(args, {"baselines": found})
+
+
+if __name__ == "__main__":
+    main()

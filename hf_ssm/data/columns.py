@@ -1,0 +1,98 @@
+"""Which columns of a table hold the sequences and the labels: usual names, and one error for all missing columns."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hf_ssm.utils.hints import closest_name
+
+__all__ = ["USUAL_NAMES", "MissingColumns", "check_columns", "usual_column", "usual_columns"]
+
+USUAL_NAMES = {
+    "sequence_column": ("sequence", "seq", "text"),
+    "label_column": ("label", "labels", "class", "target"),
+}
+"""Argument to the names that its column usually has, the default first."""
+
+
+class MissingColumns(ValueError):
+    """A table lacks columns.
+
+    Attributes:
+        likely: Argument of each missing column to the column of the table that may be meant; `None` if unknown.
+    """
+
+    def __init__(self, missing: Mapping[str, str], columns: Collection[str], source: str, likely: Mapping[str, Any]):
+        self.likely = dict(likely)
+        names = ", ".join(f"{argument}={name!r}" for argument, name in missing.items())
+        guesses = ", ".join(f"{argument}={name!r}" for argument, name in likely.items() if name is not None)
+        super().__init__(
+            f"{names}: {source} has no such column{'s' if len(missing) > 1 else ''}; its columns are {list(columns)}."
+            + (f" Perhaps {guesses}." if guesses else "")
+        )
+
+
+def usual_column(argument: str, columns: Collection[str]) -> str | None:
+    """The column of the default name of an argument, or else the only one of another usual name, in any case."""
+    names = USUAL_NAMES.get(argument, ())
+    if names and names[0] in columns:
+        return names[0]
+    usual = [column for column in columns if column.lower() in names]
+    return usual[0] if len(usual) == 1 else None
+
+
+def usual_columns(needed: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
+    """Columns that stand for missing ones of a default name: name in the table to default name.
+
+    Args:
+        needed: Argument name to the required column, such as `sequence_column` to "sequence".
+        columns: Columns of the table.
+    """
+    renamed = {}
+    for argument, name in needed.items():
+        if name not in columns and name == USUAL_NAMES.get(argument, ("",))[0]:
+            column = usual_column(argument, columns)
+            if column is not None and column not in needed.values():
+                renamed[column] = name
+    return renamed
+
+
+def check_columns(needed: Mapping[str, str], columns: Mapping[str, Sequence[Any]], source: str) -> None:
+    """Raise `MissingColumns` for all required columns that a table lacks.
+
+    Args:
+        needed: Argument name to the required column.
+        columns: Column name to its values, or some of them.
+        source: Name of the table in messages.
+    """
+    missing = {argument: name for argument, name in needed.items() if name not in columns}
+    if not missing:
+        return
+    free = {name: values for name, values in columns.items() if name not in needed.values()}
+    likely: dict[str, str | None] = {}
+    for argument, name in missing.items():
+        likely[argument] = _likely_column(argument, name, free)
+        free.pop(likely[argument] or "", None)
+    raise MissingColumns(missing, list(columns), source, likely)
+
+
+def _likely_column(argument: str, name: str, columns: Mapping[str, Sequence[Any]]) -> str | None:
+    """A column of a usual or similar name, or a guess.
+
+    The guess for sequences is the column of the longest texts, that for labels the one with the fewest values.
+    """
+    named = usual_column(argument, columns) or closest_name(name, columns, cutoff=0.6)
+    if named is not None or argument not in USUAL_NAMES:
+        return named
+    if argument == "label_column":
+        counts = {column: len(set(map(str, values))) for column, values in reversed([*columns.items()])}
+        # Texts that are all different are names.
+        classes = {
+            column: count
+            for column, count in counts.items()
+            if count < len(columns[column]) or not all(isinstance(value, str) for value in columns[column])
+        }
+        return min(classes, key=lambda column: classes[column], default=None)
+    texts = {
+        column: values for column, values in columns.items() if len(values) and all(isinstance(v, str) for v in values)
+    }
+    return max(texts, key=lambda column: sum(map(len, texts[column])), default=None)

@@ -1,0 +1,78 @@
+"""The page as a server: whom it answers, what it takes, and what it keeps."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("gradio")
+
+from hf_ssm.app import page
+from hf_ssm.app.reading import MOST_BYTES
+
+
+@pytest.fixture(scope="module")
+def client(forgetful_address: str) -> Iterator[httpx.Client]:
+    """A client of the page."""
+    with httpx.Client(base_url=forgetful_address) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/gradio_api/startup-events"])
+def test_other_names_of_the_loopback_are_refused(client: httpx.Client, path: str) -> None:
+    port = client.base_url.port
+    for host in ("127.0.0.1", "localhost", f"127.0.0.1:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert client.get(path, headers={"Host": host}).status_code == 200
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil", "192.168.1.2", ""):
+        assert client.get(path, headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "share", "names", "expected"),
+    [
+        ("127.0.0.1", False, [], ["localhost", "127.0.0.1", "[::1]"]),
+        ("localhost", False, [], ["localhost", "127.0.0.1", "[::1]"]),
+        ("[::1]", False, [], ["localhost", "127.0.0.1", "[::1]"]),
+        ("127.0.0.1", False, ["my.example"], ["localhost", "127.0.0.1", "[::1]", "my.example"]),
+        ("127.0.0.1", True, [], ["*"]),
+        ("0.0.0.0", False, [], ["*"]),
+        ("lab.example", False, [], ["*"]),
+        ("0.0.0.0", False, ["*.example.org"], ["localhost", "127.0.0.1", "[::1]", "*.example.org"]),
+    ],
+)
+def test_hosts_by_address(host: str, share: bool, names: list[str], expected: list[str]) -> None:
+    assert page._checked_hosts(host, share, names) == expected
+
+
+@pytest.mark.parametrize("name", ["a*", "*a", "a.*.b"])
+def test_bad_name_of_a_host(name: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed_hosts: '.*' is neither a name nor a pattern"):
+        page._checked_hosts("127.0.0.1", False, [name])
+
+
+def test_requests_are_limited(client: httpx.Client) -> None:
+    body = {"data": ["A" * (3 * MOST_BYTES)], "fn_index": 0, "session_hash": "x"}
+    for path in ("queue/join", "run/predict", "reset", "component_server"):
+        assert client.post(f"/gradio_api/{path}", json=body).status_code == 413
+    # Without Content-Length.
+    chunks = (b"[" * MOST_BYTES for _ in range(3))
+    assert client.post("/gradio_api/queue/join", content=chunks).status_code == 413
+    files = {"files": ("a.csv", b"A" * (MOST_BYTES + 1))}
+    assert client.post("/gradio_api/upload", files=files).status_code == 413
+    # Text of the largest file: the end of a line takes two bytes of JSON.
+    body["data"] = ["A\n" * (MOST_BYTES // 2)]
+    assert client.post("/gradio_api/queue/join", json=body).status_code != 413
+
+
+def test_nothing_is_recorded_or_kept(client: httpx.Client) -> None:
+    settings = client.get("/config").json()
+    assert settings["run_history"] is False
+    assert client.get("/gradio_api/runs").status_code == 404
+    assert not client.get("/gradio_api/info").json()["named_endpoints"]
+    (path,) = client.post("/gradio_api/upload", files={"files": ("a.csv", b"sequence\nACGT\n")}).json()
+    end = time.monotonic() + 30
+    while Path(path).exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not Path(path).exists()

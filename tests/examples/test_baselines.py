@@ -1,0 +1,77 @@
+"""The trivial baselines: against counts by hand on small data, and the stored values against the tables."""
+
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stored() -> dict:
+    return json.loads((ROOT / "examples/results/baselines.json").read_text(encoding="utf-8"))["baselines"]
+
+
+def test_each_baseline_is_stored(script: ModuleType, stored: dict) -> None:
+    assert set(script.BASELINES) == set(stored)
+
+
+def test_the_constant_of_gaussian_processes(script: ModuleType, stored: dict) -> None:
+    """By numpy, from the data of the experiment; better than each model, the paper's too."""
+    found = script.gaussian_process(Path(), True)
+    from gaussian_process import PAPER_TABLE_1, Setting, draw_data
+
+    data = draw_data(Setting("s4", num_test=8), 24, 0.1, 0)
+    train, test = (data[name][1].double().numpy() for name in ("train", "test"))
+    assert found["0.1"]["test MSE"] == pytest.approx([((test - train.mean()) ** 2).mean()], rel=1e-5)
+    assert found["0.1"]["train MSE"] == pytest.approx([train.var()], rel=1e-5)
+    for place, (b, value) in enumerate((("1", 0.17), ("0.1", 0.49), ("0.01", 0.52))):
+        mean = sum(stored["gaussian_process"][b]["test MSE"]) / 10
+        assert mean == pytest.approx(value, abs=0.015)
+        assert all(mean < row["test MSE"][place] for row in PAPER_TABLE_1.values())
+
+
+def test_the_log_likelihood_ratio_of_a_substitution(script: ModuleType) -> None:
+    """By counts, each one larger, on both strands: ACA becomes AGA, and TGT becomes TCT."""
+    chain = script.MarkovChain(["ACACACAC", "GTGTGTGT"], 1)
+    forward = math.log(1 / 8 * 1 / 8) - math.log(5 / 8 * 4 / 7)
+    backward = math.log(1 / 7 * 1 / 7) - math.log(4 / 7 * 5 / 8)
+    assert script.ratio(chain, "ACA", 1, "G", 1) == pytest.approx((forward + backward) / 2)
+    # Bases beyond the order do not count, also at the ends.
+    assert script.ratio(chain, "TTACATT", 3, "G", 1) == pytest.approx((forward + backward) / 2)
+    assert script.ratio(chain, "AC", 0, "G", 1) < script.ratio(chain, "AC", 0, "A", 1) == 0
+
+
+def test_words_and_the_most_frequent_class(script: ModuleType) -> None:
+    pytest.importorskip("sklearn")
+    rows = {"sequence": ["ACGTACGT", "TTTTTTTT", "TTTTTTTT"] * 8, "label": [1, 0, 0] * 8}
+    data = DatasetDict(train=Dataset.from_dict(rows), test=Dataset.from_dict(rows))
+    assert script.words_and_majority(data) == {"most frequent class": 2 / 3, "4-mers": 1.0}
+
+
+def test_poles_and_stripes(script: ModuleType, stored: dict) -> None:
+    assert script.poles(Path(), True)["nearer mode"] == pytest.approx({"large": 0.4, "small": 0.4, "neither": 0.2})
+    assert stored["poles"]["nearer mode"]["large"] == pytest.approx(50 / 101)
+    assert stored["denoising"]["copy of the input"] == pytest.approx({"ratio": 1.0, "mse": 0.0})
+
+
+def test_tiny_run_writes_the_results(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    names = ["planted_motifs", "masking_planted", "synthetic_tasks", "motif_variants", "sparse_majority_gap"]
+    script.main([*names, "--tiny", "--output", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["baselines"]
+    assert list(found) == names
+    assert found["sparse_majority_gap"]["counting the ones, test"] == [1.0]
+    assert 0.9 < found["motif_variants"]["order 8"][0] <= 1
+    assert "sparse_majority_gap: {" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        script.main(["sparse"])
+    assert "there is no baseline sparse; choose from gaussian_process" in capsys.readouterr().err
+
+
+def test_the_constant_of_a_task_with_a_frequent_answer(script: ModuleType) -> None:
+    assert script.most_frequent([1, 1, 0], [1, 0, 0, 0]) == 0.25

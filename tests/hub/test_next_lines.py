@@ -1,0 +1,168 @@
+"""Every command line that a command prints under "Next" runs: the lines are read from the output, and run in turn."""
+
+import json
+import random
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from hf_ssm import cli
+from hf_ssm.cli import demo
+from hf_ssm.cli.commands import COMMANDS
+from hf_ssm.tokenization import build_dna_tokenizer
+
+SMALL = ["--set=model.hidden_size=8", "--set=model.num_hidden_layers=1", "--epochs=1", "--batch-size=8"]
+# Files of the user, whose names stand in the lines, and other words that the user replaces.
+WORDS = {"CONTIG:FIRST-LAST": "c:20-24", "LABELS": "labels.csv"}
+# Lines of other programs.
+OTHERS = ("hf",)
+
+
+def sequence(draw: random.Random, length: int = 24) -> str:
+    return "".join(draw.choices("ACGT", k=length))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with files of the names that the lines contain."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    rows = [(sequence(draw), row % 2) for row in range(40)]
+    write = {
+        "my.csv": "sequence,label\n" + "".join(f"{text},{label}\n" for text, label in rows),
+        "odd.csv": "name,dna,kind\n" + "".join(f"r{n},{text},k{label}\n" for n, (text, label) in enumerate(rows)),
+        "values.csv": "seq,target\n" + "".join(f"{text},{text.count('A') / 24}\n" for text, _ in rows),
+        "unlabelled.csv": "sequence\n" + "".join(f"{text}\n" for text, _ in rows),
+        "pairs.csv": "one,two,label\n" + "".join(f"{text},{text[:9]},{label}\n" for text, label in rows),
+        "tokens.jsonl": "".join(
+            json.dumps({"sequence": text, "label": [int(letter in "AG") for letter in text]}) + "\n" for text, _ in rows
+        ),
+        "signals.json": json.dumps(
+            [{"sequence": [draw.gauss(0, 1) for _ in text], "label": label} for text, label in rows]
+        ),
+        "sequences.fa": "".join(f">r{number}\n{text}\n" for number, (text, _) in enumerate(rows)),
+        "labels.csv": "name,label\n" + "".join(f"r{number},{label}\n" for number, (_, label) in enumerate(rows)),
+        "genome.fa": f">c\n{sequence(draw, 600)}\n",
+        "variants.vcf": "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n",
+    }
+    reference = write["genome.fa"].split()[1]
+    write["variants.vcf"] += f"c\t30\t.\t{reference[29]}\t{'A' if reference[29] != 'A' else 'C'}\t.\t.\t.\n"
+    for name, text in write.items():
+        Path(name).write_text(text, encoding="utf-8")
+    torch.manual_seed(0)
+    MambaForCausalLM(MambaConfig(vocab_size=12, hidden_size=8, num_hidden_layers=1, state_size=4)).save_pretrained("m")
+    build_dna_tokenizer().save_pretrained("m")
+    return tmp_path
+
+
+def lines_of(printed: str) -> list[list[str]]:
+    """The words of the commands under "Next"."""
+    _, _, block = printed.partition("Next:\n")
+    lines = [line for line in block.splitlines() if line.startswith("  ")]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """`run(*words)`: run a command and return the lines that it prints under "Next"."""
+    served: list[Any] = []
+
+    def call(*words: str) -> list[list[str]]:
+        if words[0] == "app":
+            pytest.importorskip("gradio")
+            # The model and its examples are loaded, and the page is not served.
+            monkeypatch.setattr("hf_ssm.app.launch", lambda model, **options: served.append(model))
+        capsys.readouterr()
+        status = cli.main(list(words))
+        printed = capsys.readouterr()
+        assert status == 0, f"hf-ssm {shlex.join(words)}\n{printed.err}"
+        return lines_of(printed.out) + lines_of(printed.err)
+
+    return call
+
+
+def run_all(run: Callable[..., list[list[str]]], *first: str) -> set[str]:
+    """Run a command, the lines that it prints under "Next", those that these print, ...; return the commands run."""
+    waiting, seen = [list(first)], set[str]()
+    names = set()
+    while waiting:
+        words = waiting.pop(0)
+        if shlex.join(words) in seen:
+            continue
+        seen.add(shlex.join(words))
+        names.add(words[0])
+        # The printed settings take long with the default sizes.
+        for line in run(*words, *(SMALL if words[0] == "train" else [])):
+            if line[0] in OTHERS:
+                assert Path(line[-1]).exists()
+                continue
+            assert line[0] == "hf-ssm" and line[1] in COMMANDS
+            waiting.append([WORDS.get(word, word.replace("USER/", "ada/")) for word in line[1:]])
+    return names
+
+
+TRAIN = {
+    "usual names": (["values.csv", "--task=sequence-regression"], {"predict", "embed", "report", "spectrum"}),
+    "other names": (
+        ["odd.csv", "--sequence-column=dna", "--label-column=kind"],
+        {"predict", "embed", "probe", "report", "spectrum", "push", "verify"},
+    ),
+    "no test split": (["my.csv", "--set=data.test_fraction=0"], {"probe", "report"}),
+    "genome": (["genome.fa", "--task=causal-lm", "--set=data.window=20"], {"score", "report", "spectrum"}),
+    "masked": (["unlabelled.csv", "--task=masked-lm"], {"score", "report", "spectrum"}),
+    "tokens": (["tokens.jsonl", "--task=token-classification"], {"predict", "embed", "report"}),
+    "pairs": (
+        ["pairs.csv", "--task=sequence-pair-classification", "--sequence-column=one", "--set=data.pair_column=two"],
+        {"report"},
+    ),
+    "signals": (["signals.json", "--family=s4"], {"report", "spectrum"}),
+    "limited": (["my.csv", "--set=model.max_position_embeddings=24", "--max-length=20"], {"predict", "embed"}),
+}
+
+
+@pytest.mark.parametrize("kind", TRAIN)
+def test_lines_after_training(place, run, hub, proofs, kind):
+    (dataset, *options), expected = TRAIN[kind]
+    ran = run_all(run, "train", f"--dataset={dataset}", *options, "--output", "runs/x")
+    assert ran >= expected | {"app", "push", "verify"}
+
+
+@pytest.mark.parametrize(
+    "dataset", ["my.csv", "values.csv", "unlabelled.csv", "genome.fa --set=data.window=20", "tokens.jsonl"]
+)
+def test_lines_after_a_spectrum(place, run, hub, proofs, dataset):
+    assert {"spectrum", "train"} <= run_all(run, "spectrum", *dataset.split())
+
+
+@pytest.mark.parametrize("family", ["hyena", "s4", "s5", "selective", "ssd"])
+def test_lines_after_the_settings(place, run, family):
+    (line,) = run("settings", "--family", family, "--section", "data")
+    run(*line[1:], *SMALL)
+
+
+def test_lines_after_a_conversion(place, run, hub, proofs):
+    assert run_all(run, "convert", "m", "converted") == {"convert", "verify", "push"}
+
+
+def test_lines_after_an_export(place, run, hub, proofs):
+    run("train", "--dataset=my.csv", *SMALL, "--family=s4", "--output", "runs/x")
+    assert run_all(run, "export", "runs/x", "program", "--format=torch") == {"export"}
+
+
+def test_lines_after_the_kernels(place, run):
+    assert run_all(run, "kernels", "kernels") == {"kernels"}
+
+
+@pytest.mark.slow
+def test_lines_after_the_demo(place, run, monkeypatch):
+    small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
+    for name, value in small.items():
+        monkeypatch.setitem(demo.DEMO_SETTINGS["data"], name, value)
+    monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "num_train_epochs", 1)
+    for line in run("demo"):
+        run(*line[1:])

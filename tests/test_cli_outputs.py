@@ -1,0 +1,115 @@
+"""No command replaces what it reads."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.cli.commands import COMMANDS
+from hf_ssm.cli.parser import build_parser
+from hf_ssm.inference.predict import Predictor
+from hf_ssm.training import run as training_run
+from hf_ssm.training.settings import resolve
+
+ROWS = "".join(f"{'ACGT'[n % 4] * 20},{n % 2}\n" for n in range(20))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A working directory with a model and data, and links to the data."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = hf_ssm.S4Config(hidden_size=4, num_hidden_layers=1, state_size=4, vocab_size=12, num_labels=2)
+    for name, head in (("model", "S4ForSequenceClassification"), ("lm", "S4ForCausalLM")):
+        getattr(hf_ssm, head)(config).save_pretrained(name)
+        hf_ssm.build_dna_tokenizer().save_pretrained(name)
+    for folder in ("data", "beside"):
+        Path(folder).mkdir()
+    Path("data/x.csv").write_text("sequence,label\n" + ROWS)
+    Path("other.csv").write_text("sequence,label\n" + ROWS)
+    Path("data/link.csv").symlink_to("x.csv")
+    os.link("data/x.csv", "data/hard.csv")
+    Path("beside/v.metrics.json").write_text(json.dumps([{"ref_sequence": "ACGT", "alt_sequence": "ACGA", "y": 1}]))
+    Path("beside/v.linear_probe.json").write_text(json.dumps([{"sequence": "ACGT", "class": 0}]))
+    Path("train.yaml").write_text("data:\n  dataset: data/x.csv\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict model data/x.csv --output data/x.csv",
+        "predict model data/x.csv --output data/link.csv",
+        "predict model data/link.csv --output data/x.csv",
+        "predict model data/x.csv --output data/hard.csv",
+        "score lm data/x.csv --output data/../data/x.csv",
+        "score lm beside/v.metrics.json --label-column y --output beside/v.csv",
+        "embed model beside/v.linear_probe.json --output beside/v.parquet",
+        "train --dataset data/x.csv --output data",
+        "train --config train.yaml --output data",
+        "train --dataset other.csv --set data.test_file=data/x.csv --output data",
+        "train --dataset data/x.csv --model model --output model",
+        "train --dataset data/x.csv --tokenizer model --output model",
+        "report model --dataset data/x.csv --output data",
+        "probe model --dataset other.csv --set data.test_file=data/x.csv --output data",
+        "spectrum data/x.csv --output .",
+        "convert model model",
+        "convert model/model.safetensors model",
+    ],
+)
+def test_an_output_that_is_an_input_is_refused(place, capsys, command):
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert cli.main([*command.split(), "--overwrite-output"]) == 2
+    message = capsys.readouterr().err
+    assert " the input '" in message and "which would be lost: choose another name" in message
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_from_python_is_refused_too(place):
+    settings = resolve({"data": {"dataset": "data/x.csv"}, "training": {"use_cpu": True}})
+    with pytest.raises(ValueError, match=r"'data' contains the input 'data/x\.csv'"):
+        training_run.train(settings, Path("data"), overwrite=True)
+    assert Path("data/x.csv").read_text().endswith(ROWS)
+
+
+def test_a_failed_command_leaves_the_earlier_output(place, monkeypatch):
+    Path("out.csv").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "table_of_groups", lambda *arguments: exec("raise OSError"))
+        assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 2
+    assert Path("out.csv").read_text() == "mine"
+    assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 0
+    assert len(Path("out.csv").read_text().splitlines()) == 21
+
+
+def test_every_option_that_names_a_file_is_compared_with_the_output():
+    """A new option of type path has to be added to the inputs or to these outputs."""
+    for name in COMMANDS:
+        (commands,) = (action for action in build_parser(name)._actions if isinstance(action.choices, dict))
+        paths = {action.dest for action in commands.choices[name]._actions if action.type is Path}
+        assert paths - {"output", "target", "folder"} <= {*cli._FILES, *cli._MODELS}
+
+
+def test_processes_of_a_command_import_nothing_from_the_working_directory(monkeypatch, capsys):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert cli.main(["settings", "--family", "s4"]) == 0
+    assert "PYTHONSAFEPATH" not in os.environ
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.delenv("PYTHONSAFEPATH")
+    monkeypatch.setattr(sys, "argv", ["hf-ssm", "settings", "--family", "s4"])
+    assert cli.main() == 0
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("command", ["predict MODEL x.csv --output y.csv", "report MODEL --output y"])
+def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(command.split()) == 2
+    assert "runs in one process, but a launcher has started WORLD_SIZE=2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
