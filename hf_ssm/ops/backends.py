@@ -263,7 +263,7 @@ class Operation:
 
     def choose(self, *args: Any) -> Any:
         """The function that computes these arguments; `None` where no backend supports them."""
-        refusals = []
+        refusals: list[str] = []
         for name, device, implementation in self.implementations:
             if not is_enabled(name):
                 refusal = "is not installed" if current() in BACKENDS[name].choices else ""
