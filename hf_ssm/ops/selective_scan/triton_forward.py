@@ -287,7 +287,7 @@ def scan(
                     total += skip * value
                 if z is not None:
                     total *= silu(load_row(row_of(z, first, z_row) + i * z_row, d, there, channels))
-                outputs += (tl.where(there, total, 0.0),)  # type: ignore[assignment]
+                outputs += (total,)  # type: ignore[assignment]
             # Loads after a store could not be moved before it.
             y_tile = row_of(y, first, channels)
             for i in tl.static_range(TILE):
