@@ -8,7 +8,7 @@
 
 Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs vector registers,
 bytes of private memory and of LDS in the compiled code. Predictions follow from the bytes and operations that the tests
-count, and rates of the GPUs (`hf_ssm/ops/gpu/costs.py`): bounds that a good kernel comes near to, not measurements.
+count, and rates of the GPUs (`benchmarks/costs/rates.py`): bounds that a good kernel comes near to, not measurements.
 """
 
 import argparse
@@ -180,9 +180,10 @@ Forecast = tuple[str, str, Any, int]
 
 
 def _of_scans() -> Iterator[Forecast]:
-    from hf_ssm.ops.selective_scan import triton_costs as mamba
+    from costs import selective_scan as mamba
+    from costs import ssd as mamba2
+
     from hf_ssm.ops.selective_scan.triton import chunk_positions
-    from hf_ssm.ops.ssd import triton_costs as mamba2
     from hf_ssm.ops.ssd.triton_tiles import Tiling, chunk_size_of
 
     states = 16
@@ -207,8 +208,7 @@ def _of_scans() -> Iterator[Forecast]:
 
 
 def _of_convolutions() -> Iterator[Forecast]:
-    from hf_ssm.ops.long_conv import triton_costs
-    from hf_ssm.ops.short_conv import triton as short_conv
+    from costs import long_conv, short_conv
 
     sizes, numbers = f"B {_B}, L {_L:,}, D {_D:,}, K 4", _B * _L * _D
     forward = short_conv.forward_cost(_B, _L, _D, 4, 2, tile=32)
@@ -218,16 +218,16 @@ def _of_convolutions() -> Iterator[Forecast]:
         sizes, numbers = f"B {batch}, L {length:,}, D {channels}", batch * length * channels
         taps = 4 * channels * length
         for way, function, least in (
-            ("forward", triton_costs.forward_cost, 2 * 2 * numbers + taps),
-            ("backward", triton_costs.backward_cost, 3 * 2 * numbers + 2 * taps),
+            ("forward", long_conv.forward_cost, 2 * 2 * numbers + taps),
+            ("backward", long_conv.backward_cost, 3 * 2 * numbers + 2 * taps),
         ):
             kernels, others = function(batch, length, channels, length, 2)
             yield f"long convolution, {way}", sizes, kernels + others, least
 
 
 def _of_kernel_generation() -> Iterator[Forecast]:
-    from hf_ssm.ops.lti import triton_exponential_sums as s4d
-    from hf_ssm.ops.lti import triton_krylov_costs as s4
+    from costs import exponential_sums as s4d
+    from costs import krylov as s4
 
     channels, states = 1024, 64
     for length in (1024, 16384):
@@ -239,18 +239,17 @@ def _of_kernel_generation() -> Iterator[Forecast]:
 
 
 def _of_decoding() -> Iterator[Forecast]:
-    from hf_ssm.ops.selective_scan import triton_decoding as mamba
-    from hf_ssm.ops.ssd import triton_decoding as mamba2
+    from costs import decoding
 
     layers, hidden, channels = 48, 2048, 4096
     states, rank = 16, 128
     weights = layers * (3 * hidden * channels + (rank + 2 * states + rank) * channels)
-    cost = mamba.blocks_cost(layers, 1, hidden, channels, states, rank, 4, 2, tile=16)
+    cost = decoding.blocks_cost(layers, 1, hidden, channels, states, rank, 4, 2, tile=16)
     label = f"{layers} blocks, hidden {hidden:,}, N {states}, batch 1"
     yield "Mamba, a token, bfloat16", label, cost, 2 * weights + layers * 8 * channels * states
     states = 128
     weights = layers * (3 * hidden * channels + 2 * states * hidden)
-    cost = mamba2.ssd_blocks_cost(layers, 1, hidden, channels // 64, 64, 1, states, 4, tile=8)
+    cost = decoding.ssd_blocks_cost(layers, 1, hidden, channels // 64, 64, 1, states, 4, tile=8)
     label = f"{layers} blocks, hidden {hidden:,}, N {states}, batch 1"
     yield "Mamba-2, a token, float32", label, cost, 4 * weights + layers * 8 * channels * states
 
@@ -262,7 +261,7 @@ def forecasts() -> Iterator[Forecast]:
 
 
 def predictions(args: argparse.Namespace) -> int:
-    from hf_ssm.ops.gpu.costs import GPUS as RATES
+    from costs.rates import GPUS as RATES
 
     rows = []
     for operation, sizes, cost, least in forecasts():

@@ -99,3 +99,11 @@ def test_chance_is_printed_and_stored_and_score_says_if_nothing_is_learnt(tmp_pa
     # The logs of earlier versions hold no chance: bases are four.
     log = [{"test_perplexity": 4.74}]
     assert "(perplexity 4.74, chance 4): it has learnt nothing." in said()
+
+
+def test_a_spectrum_suggests_the_training_with_the_labels(odd, capsys):
+    assert run("spectrum", odd, "--sequence-column", "dna", "--label-column", "kind", "--rows", 9) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "hf-ssm train" in line)
+    assert "--sequence-column dna --label-column kind" in line and "--task" not in line
+    assert run("spectrum", odd, "--sequence-column", "dna", "--label-column", "kin", "--rows", 9) == 2
+    assert "label_column='kin': " in capsys.readouterr().err

@@ -353,3 +353,11 @@ def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp
     assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
         f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"
     )
+
+
+def test_damaged_settings_of_the_training_do_not_end_the_command(checkpoints, file, tmp_path, capfd):
+    folder = tmp_path / "run"
+    shutil.copytree(checkpoints["own"], folder)
+    (folder / "train_config.yaml").write_text("lr: [")
+    assert run(folder, file("i.csv", CSV), "--output", tmp_path / "o.csv") == 0
+    assert "the settings of the training are not used: " in capfd.readouterr().err

@@ -279,6 +279,7 @@ class AlphaRecommendation:
         from_data: Share q to the α_max that places the fastest pole at ω_q.
         band: Frequency below which 90 % of the power lies, in radians per sample; `None` without data.
         flatness: Distance of the power from that of white noise, as of `distance_from_flat`; `None` without data.
+        flat_below: Distance below which the spectrum counts as nearly flat.
     """
 
     state_size: int
@@ -292,6 +293,7 @@ class AlphaRecommendation:
     from_data: dict[float, tuple[float, float]]
     band: float | None = None
     flatness: float | None = None
+    flat_below: float = _FLAT
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -308,7 +310,7 @@ class AlphaRecommendation:
         fastest pole of every channel. A smaller α has no reason in the data: slow poles are part of each
         initialisation, whatever its fastest pole.
         """
-        if self.band is None or self.flatness is None or self.flatness < _FLAT or self.band <= self.reach[1]:
+        if self.band is None or self.flatness is None or self.flatness < self.flat_below or self.band <= self.reach[1]:
             return None
         step, size = self.time_steps[1], self.state_size
         return alpha_max_from_spectrum(
@@ -321,7 +323,7 @@ class AlphaRecommendation:
         kept = f"no change of frequency_scale = {self.frequency_scale:g} is recommended"
         if self.band is None or self.flatness is None:
             return f"Without data, {kept}."
-        if self.flatness < _FLAT:
+        if self.flatness < self.flat_below:
             return f"The spectrum is nearly flat (distance from white noise {self.flatness:.3f}): {kept}."
         low, high, band = (omega / (2 * math.pi) for omega in (*self.reach, self.band))
         poles = f"the fastest poles are at {low:.2g} to {high:.2g} cycles per sample"
@@ -356,7 +358,11 @@ class AlphaRecommendation:
 
 
 def alpha_recommendation(
-    model_or_config: Any, power: Tensor | None = None, *, quantiles: Sequence[float] = _QUANTILES
+    model_or_config: Any,
+    power: Tensor | None = None,
+    *,
+    quantiles: Sequence[float] = _QUANTILES,
+    positions: int | None = None,
 ) -> AlphaRecommendation:
     """The upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
 
@@ -370,6 +376,8 @@ def alpha_recommendation(
         power: Power of the inputs, `(F,)` or `(..., F)` as of `power_spectrum` (summed over the other axes); default:
             limits without data only.
         quantiles: Shares q of the power.
+        positions: Number of positions from which the power was computed: the spectrum of so many positions of white
+            noise counts as nearly flat (Bartlett's test at 1 %). Default: enough of them.
 
     Raises:
         ValueError: The configuration has no state matrix with frequencies other than 0 and a range of step sizes, or
@@ -415,4 +423,5 @@ def alpha_recommendation(
         from_data={q: (pair[0], pair[1]) for q, pair in limits.items()},
         band=band,
         flatness=flatness,
+        flat_below=_FLAT if not positions else max(_FLAT, 1.63 / math.sqrt(positions / 2)),
     )

@@ -20,7 +20,7 @@ __all__ = ["build_parser", "main"]
 # Options and arguments of all commands that name what is read.
 _MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
 _FILES = (
-    *("config", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
+    *("data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
     "variants",
 )
 # Commands that write, beside a model too, files of names that no model has.

@@ -35,7 +35,7 @@ OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwri
 _DECISIVE = ("perplexity", "accuracy", "mse")
 _METRICS = (*_DECISIVE, "mcc", "pearson")
 # Data settings of a run that also apply to other data, the latter where these have the columns.
-_GENERAL_SETTINGS = ("max_length",)
+_GENERAL_SETTINGS = ("max_length", "keep_case")
 _COLUMN_SETTINGS = ("sequence_column", "label_column", "pair_column")
 # Settings that options of the commands set; a command may lack some.
 _DATA_OPTIONS = ("dataset", "sequence_column", "label_column", "tokenizer", "max_length")

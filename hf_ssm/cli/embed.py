@@ -15,6 +15,7 @@ from hf_ssm.cli.sequences import (
     keeps_case,
     load_sequence_model,
     sequence_column,
+    stored_data,
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
@@ -23,6 +24,7 @@ from hf_ssm.data.columns import usual_column
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import read_records, table_columns
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.hub.committing import is_weights
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.model import UnknownLetters
@@ -38,6 +40,9 @@ def run_embed(args: argparse.Namespace) -> None:
     """`hf-ssm embed`: write the hidden states of each sequence, and the scores of a linear probe."""
     if args.output.suffix not in _OUTPUTS:
         raise ValueError(f"--output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}")
+    folders = (Path(name).expanduser() for name in (args.checkpoint, args.tokenizer) if name)
+    files = (path for folder in folders for path in folder.glob("*.safetensors"))
+    check_not_input(args.output, *(path for path in files if is_weights(path.name)))
     column = sequence_column(args)
     labels = None if args.linear_probe is None else _read_labels(args, column)
     given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
@@ -76,7 +81,8 @@ def run_embed(args: argparse.Namespace) -> None:
     print(f"{args.output} holds the hidden states" + (f", {scores} the scores" if labels is not None else ""))
     if labels is None and args.pooling != "token":
         columns = table_columns(args.input)
-        label = usual_column("label_column", columns) or "LABELS"
+        stored = stored_data(args.checkpoint).get("label_column") if columns else None
+        label = (stored if stored in columns else usual_column("label_column", columns)) or "LABELS"
         words = [word for word in args.words[1:] if word != "--overwrite-output"]
         what = command("embed", *words, "--overwrite-output", "--linear-probe", label)
         kind = "a column of the input" if columns else "a table with the columns name and label"

@@ -7,7 +7,14 @@ import pyarrow as pa
 from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.sequences import checkpoint_facts, keeps_case, load_sequence_model, model_words, sequence_column
+from hf_ssm.cli.sequences import (
+    checkpoint_facts,
+    is_own_model,
+    keeps_case,
+    load_sequence_model,
+    model_words,
+    sequence_column,
+)
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.records import Record, read_records
 from hf_ssm.inference.parts import file_facts, write_in_parts
@@ -23,7 +30,8 @@ def run_predict(args: argparse.Namespace) -> None:
     predictor = Predictor(model, **options)
     # A tokenizer for which the case makes no difference needs no line about it.
     keep_case = keeps_case(args) or not model.needs_capitals
-    warn_of_chance(args.checkpoint, model.tokenizer)
+    if is_own_model(args.checkpoint):
+        warn_of_chance(args.checkpoint, model.tokenizer)
 
     def records() -> Iterator[Record]:
         return read_records(args.input, column, args.genome, keep_case)

@@ -19,6 +19,7 @@ from hf_ssm.cli.checkpoints import warn_of_chance
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
+    is_own_model,
     keeps_case,
     load_sequence_model,
     model_words,
@@ -65,7 +66,8 @@ def run_score(args: argparse.Namespace) -> None:
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
-        warn_of_chance(args.checkpoint, model.tokenizer)
+        if is_own_model(args.checkpoint):
+            warn_of_chance(args.checkpoint, model.tokenizer)
         settings = {
             **{name: getattr(args, name) for name in _SETTINGS},
             "regions": regions,

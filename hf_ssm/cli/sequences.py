@@ -87,14 +87,24 @@ def load_tokenizer(args: argparse.Namespace) -> Any:
     return read_tokenizer(name)
 
 
+def stored_data(checkpoint: str) -> dict[str, Any]:
+    """The settings of the data of the run that made a checkpoint of hf_ssm; empty if they cannot be read."""
+    # Files of this name in other repositories have another content.
+    if not is_own_model(checkpoint):
+        return {}
+    try:
+        return dict(stored_settings(checkpoint).get("data", {}))
+    except ValueError as error:
+        print(f"hf-ssm: the settings of the training are not used: {error}", file=sys.stderr)
+        return {}
+
+
 def sequence_column(args: argparse.Namespace) -> str:
     """The column of the sequences in INPUT: that of the option, of the training, or one of a usual name."""
     if args.sequence_column is not None:
         return str(args.sequence_column)
     columns = table_columns(args.input)
-    # Files of this name in other repositories have another content.
-    run = stored_settings(args.checkpoint) if columns and is_own_model(args.checkpoint) else {}
-    stored = run.get("data", {}).get("sequence_column")
+    stored = stored_data(args.checkpoint).get("sequence_column") if columns else None
     chosen = stored if stored in columns else usual_column("sequence_column", columns)
     if chosen is not None and chosen != "sequence":
         print(f"Sequences are read from the column {chosen!r} of {args.input.name}.", file=sys.stderr)
@@ -106,8 +116,7 @@ def sequence_column(args: argparse.Namespace) -> str:
 
 def keeps_case(args: argparse.Namespace) -> bool:
     """Whether lower-case bases stay so: by the option, or because the model was trained on them."""
-    run = {} if args.keep_case or not is_own_model(args.checkpoint) else stored_settings(args.checkpoint)
-    return args.keep_case or bool(run.get("data", {}).get("keep_case"))
+    return bool(args.keep_case or stored_data(args.checkpoint).get("keep_case"))
 
 
 def model_words(args: argparse.Namespace) -> list[object]:

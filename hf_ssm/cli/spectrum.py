@@ -32,7 +32,7 @@ from hf_ssm.cli.checkpoints import (
 from hf_ssm.cli.options.analysis import CONFIG_OPTIONS
 from hf_ssm.cli.sequences import with_progress
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.data.columns import usual_column
+from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.labels import read_labels
 from hf_ssm.data.signals import is_signal
 from hf_ssm.ops.long_conv import next_fast_len
@@ -71,7 +71,9 @@ def _run_spectrum(args: argparse.Namespace) -> None:
     spectra, positions = _spectra(args.model, config, data, rows)
     recommended = spectra.get(_ALL_LAYERS, spectra[_INPUTS])
     try:
-        alpha: AlphaRecommendation | str = alpha_recommendation(config, recommended, quantiles=_SHARES)
+        alpha: AlphaRecommendation | str = alpha_recommendation(
+            config, recommended, quantiles=_SHARES, positions=positions
+        )
     except ValueError as error:
         alpha = f"no recommendation of frequency_scale: {error}"
     facts = {
@@ -103,7 +105,12 @@ def _fitting_task(settings: RunSettings) -> str | None:
     """The task of `hf-ssm train` for the labels of the data; `None` without labels that a model of numbers needs."""
     rows = load_rows(settings, labelled=False)["train"]
     numbers = is_signal(rows.features[settings.sequence_column])
-    column = usual_column("label_column", rows.column_names)
+    given = settings.data.get("label_column")
+    if isinstance(given, list):
+        return "signal-regression" if numbers else "sequence-regression"
+    if given is not None:
+        check_columns({"label_column": given}, rows[:10], settings.data["dataset"])
+    column = given or usual_column("label_column", rows.column_names)
     if column is not None:
         for targets in (False, True):
             try:

@@ -26,7 +26,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
         label: Column of the label: two classes, or numbers, for which there is only a rank correlation.
         positive: The label of the positive class; default: 1 or true. All other labels are negative.
         by: Column of groups, such as "chrom": the metrics of each group, averaged with the number of their variants as
-            weights, as in TraitGym (Benegas et al. 2025). Groups with one class only are left out.
+            weights, as in TraitGym (Benegas et al. 2025). Groups with one label only, and variants without a group, are
+            left out.
         seed: Of the bootstrap.
 
     Returns:
@@ -43,6 +44,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     rows = []
     for score in (name for name in SCORES if name in frame):
         known = frame[score].notna() & labels.notna()
+        if by is not None:
+            known &= frame[by].notna()
         if labels[known].nunique() < (2 if is_binary else 1):
             raise ValueError(
                 f"`label`={label!r}: of the variants with the score {score!r}, none has a label or all have the same."
@@ -75,7 +78,7 @@ def check_evaluation(
     if is_binary and labels.nunique() < 2:
         raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
     if by is not None and labels.groupby(frame[by].astype(str)).nunique().max() < 2:
-        raise ValueError(f"`by`={by!r}: no group has variants of both classes.")
+        raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
     return labels, is_binary
 
 
@@ -113,7 +116,7 @@ def _metric(
     parts = [groups == name for name in np.unique(groups)]
     parts = [part for part in parts if np.ptp(labels[part]) > 0]
     if not parts:
-        raise ValueError(f"`by`={by!r}: no group has variants of both classes.")
+        raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
     counts = np.array([part.sum() for part in parts])
     found = np.array([_value(metric, score, labels[part], values[part]) for part in parts])
     draws = (rng.integers(0, len(parts), len(parts)) for _ in range(_GROUP_BOOTSTRAPS))

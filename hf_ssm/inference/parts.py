@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 TABLE_OUTPUTS = (".csv", ".tsv", ".parquet")
 _SETTINGS = "settings.json"
+# Size and time of change of the joined output.
+_JOINED = "joined.json"
 # Key in the file of the settings: the facts of an earlier output, which stays until the new one replaces it.
 _REPLACES = "output that is replaced"
 
@@ -186,6 +188,8 @@ class Parts:
             content = self._settings | ({} if earlier is None else {_REPLACES: earlier})
             write_text_atomically(self.folder / _SETTINGS, json.dumps(content))
         elif earlier is not None and not is_kept:
+            if self._joined_facts() != earlier[1:]:
+                raise ValueError(f"output {str(self.output)!r} is not that of the interrupted command: {remedy}.")
             self._delete()
             self.is_joined = True
         while self._path(self.count).exists():
@@ -200,6 +204,13 @@ class Parts:
         except (TypeError, ValueError):
             # A damaged file is that of no settings.
             return {}
+
+    def _joined_facts(self) -> Any:
+        """Size and time of change of the output that was written from these parts; `None` if there is none."""
+        try:
+            return json.loads((self.folder / _JOINED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.arrow"
@@ -227,14 +238,15 @@ class Parts:
         """Write the output from all parts, and remove them."""
         with self._written_whole(self.output) as path:
             join(self.tables(), path)
+            # Before the output has its name, so that the next call knows it, if this one is killed afterwards.
+            (self.folder / _JOINED).write_text(json.dumps(file_facts(path)[1:]), encoding="utf-8")
         self._delete()
 
     def _delete(self) -> None:
         """Remove the parts of a finished output."""
-        # The settings last: from them the next call sees that the output is finished, if this one is killed here.
-        for path in self.folder.iterdir():
-            if path.name != _SETTINGS:
-                path.unlink()
+        # Those that the next call reads last, if this one is killed here.
+        for number in range(self.count):
+            self._path(number).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 
     def _written_whole(self, path: Path) -> AbstractContextManager[Path]:

@@ -179,7 +179,10 @@ class Saturation:
         """The scores of all four bases at each position, `(N, 4)`, and why a position has none."""
         own = self._encoded(context)
         ids, special = without_end(own.encoded), own.before
-        faults = [self._fault(own.is_unknown[: n + self.horizon], n) for n in range(first, last)]
+        left, faults = self.window // 2, []
+        for n in range(first, last):
+            start = max(0, n - left)
+            faults.append(self._fault(own.is_unknown[start : n + self.horizon], n - start))
         bases = torch.cat([bases.new_zeros(special, len(BASES)), bases])
         first, last = first + special, last + special
         reference = _Reference(ids, bases)

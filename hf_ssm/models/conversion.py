@@ -1,6 +1,7 @@
 """Conversion of other libraries' checkpoints to folders that the Auto classes load."""
 
 import json
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ def convert_checkpoint(
     """
     check_not_input(target, source, name="target")
     target = Path(target).resolve()
+    replaced = target.with_name(f".{target.name}.replaced")
+    if replaced.is_dir() and not target.exists():
+        # An earlier call was killed between the two moves.
+        replaced.rename(target)
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
     if target.is_dir() and any(target.iterdir()):
@@ -58,21 +63,24 @@ def convert_checkpoint(
         model.save_pretrained(whole)
         if tokenizer is not None:
             tokenizer.save_pretrained(whole)
-        _replace(target, whole, scratch / "replaced")
+        _replace(target, whole, replaced)
     return model
 
 
 def _replace(target: Path, whole: Path, replaced: Path) -> None:
-    """Move a finished folder to `target`, and the folder that it replaces, if any, to `replaced`."""
-    exists = target.exists()
-    if exists:
+    """Move a finished folder to `target`, whose former content stays in `replaced` until then."""
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    if target.exists():
         target.rename(replaced)
     try:
         whole.rename(target)
     except BaseException:
-        if exists:
+        if replaced.exists():
             replaced.rename(target)
         raise
+    if replaced.exists():
+        shutil.rmtree(replaced)
 
 
 def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:

@@ -41,12 +41,13 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         """The norm of `(N, D)` with the statistics of the tokens of all processes, in float32 or better."""
         values = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
         sums = processes.sum(torch.cat([values.sum(0), values.new_full((1,), len(values))]))
-        count = sums[-1].detach()
+        # No token at all, or one, gives no statistics; values are not read on a GPU.
+        count = sums[-1].detach().clamp(min=1)
         mean = sums[:-1] / count
         centred = values - mean
         variance = processes.sum(centred.square().sum(0)) / count
         if not is_in_backward():
-            self._update(mean.detach(), variance.detach() * count / (count - 1))
+            self._update(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         normed = centred * torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             normed = normed * self.weight + self.bias

@@ -16,6 +16,9 @@ While a program is exported (`is_exporting`), the implementations `export` and `
 
 `set_backend` changes the choice of the process. `use_backend` overrides it for a `with` block, in the current thread
 or asyncio task only.
+
+With the environment variable `HF_SSM_LOG=debug`, each call logs the backend that runs it, and why those before it do
+not.
 """
 
 import importlib
@@ -25,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from logging import getLogger
+from logging import DEBUG, StreamHandler, getLogger
 from typing import Any, NamedTuple
 
 import torch
@@ -260,17 +263,35 @@ class Operation:
 
     def choose(self, *args: Any) -> Any:
         """The function that computes these arguments; `None` where no backend supports them."""
+        refusals: list[str] = []
         for name, device, implementation in self.implementations:
             if not is_enabled(name):
-                continue
-            if device is not None and not all(t.device.type == device for t in _tensors(args)):
-                continue
-            if implementation.is_available() and implementation.supports(*args):
+                refusal = "is not installed" if current() in BACKENDS[name].choices else ""
+            elif device is not None and not all(t.device.type == device for t in _tensors(args)):
+                refusal = f"needs tensors on {device}"
+            elif not implementation.is_available():
+                refusal = "cannot be imported"
+            elif not implementation.supports(*args):
+                refusal = "does not support these arguments"
+            else:
+                _log_choice(implementation.run, refusals)
                 return implementation.run
+            if refusal:
+                refusals.append(f"{name} {refusal}")
         return None
 
     def __call__(self, *args: Any) -> Any:
         return self.choose(*args)(*args)
 
 
+def _log_choice(run: Any, refusals: list[str]) -> None:
+    # torch.compile cannot trace a logger.
+    if _LOGS_CHOICES and not torch.compiler.is_compiling():
+        getLogger(__name__).debug("%s.%s runs%s", run.__module__, run.__name__, "".join(f"; {r}" for r in refusals))
+
+
+_LOGS_CHOICES = os.environ.get("HF_SSM_LOG", "").lower() == "debug"
+if _LOGS_CHOICES:
+    getLogger(__name__).setLevel(DEBUG)
+    getLogger(__name__).addHandler(StreamHandler())
 set_backend(os.environ.get("HF_SSM_KERNELS") or "auto")

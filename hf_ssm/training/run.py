@@ -298,7 +298,8 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
             how = f"{counts[0]} then, {counts[1]} now" if counts[0] != counts[1] else "other rows, or another order"
             raise ValueError(
                 f"--resume: the {name} split is not that of the beginning of the run ({how}), so rows of the test "
-                "split may have been trained on: restore the data, or start a new run in another --output"
+                "split may have been trained on: restore the data, or start a new run in another --output (runs of "
+                "earlier versions kept the case of FASTA files: --set data.keep_case=true)"
             )
 
 

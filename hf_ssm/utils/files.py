@@ -39,10 +39,12 @@ def check_not_input(output: str | Path, *inputs: str | Path | None, name: str = 
         places = Path(path).absolute(), Path(path).resolve()
         # Equal files are compared, not names: links, and file systems that ignore case, give a file several names.
         if any(os.path.samefile(output, place) for start in places for place in (start, *start.parents)):
-            relation = "contains" if os.path.isdir(output) and not os.path.samefile(output, path) else "is"
-            raise ValueError(
-                f"{name} {str(output)!r} {relation} the input {path!r}, which would be lost: choose another name"
-            )
+            if os.path.isdir(output) and not os.path.samefile(output, path):
+                raise ValueError(
+                    f"{name} {str(output)!r} contains the input {path!r}: choose another name, or move the input out "
+                    "of the output"
+                )
+            raise ValueError(f"{name} {str(output)!r} is the input {path!r}, which would be lost: choose another name")
 
 
 @contextmanager
@@ -68,7 +70,8 @@ def scratch_folder(parent: str | Path) -> Iterator[Path]:
 
 def delete_temporary(parent: str | Path, unused: bool = False) -> None:
     """Delete the temporary folders in a folder; `unused`: those only that no process holds."""
-    for folder in Path(parent).glob(f"{TEMPORARY_PREFIX}*"):
+    # With the eight random letters of `mkdtemp`, not folders of a user.
+    for folder in Path(parent).glob(f"{TEMPORARY_PREFIX}{8 * '?'}"):
         if folder.is_symlink() or not folder.is_dir():
             continue
         if not unused:

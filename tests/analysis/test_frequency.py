@@ -390,3 +390,16 @@ def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
 def test_alpha_needs_frequencies(config, message):
     with pytest.raises(ValueError, match=message):
         alpha_recommendation(config())
+
+
+def test_short_noise_is_no_reason_for_another_alpha():
+    """The spectrum of little noise is far from flat, though its expectation is flat."""
+    config = hf_ssm.S4Config(state_size=8, init="lin", time_step_max=0.03)
+    trials = {"all": 0, "known": 0}
+    for seed in range(40):
+        noise = torch.randn(1, 60, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        power = power_spectrum(noise, num_frequencies=129)[0]
+        trials["all"] += alpha_recommendation(config, power).trial is not None
+        trials["known"] += alpha_recommendation(config, power, positions=60).trial is not None
+    assert trials["all"] > 20
+    assert trials["known"] <= 2

@@ -57,6 +57,16 @@ def test_groups_are_weighted_by_their_variants() -> None:
     assert chance == pytest.approx((10 * LABELS[:10].mean() + 30 * LABELS[10:].mean()) / 40)
 
 
+def test_variants_without_a_group_are_left_out() -> None:
+    frame = TABLE.to_pandas()
+    frame["chrom"] = frame["chrom"].astype(object)
+    frame.loc[frame.index[:4], "chrom"] = None
+    found = evaluate_scores(Dataset.from_pandas(frame), "label", by="chrom")
+    assert {row["variants"] for row in found} == {36}
+    with pytest.raises(ValueError, match="no group has variants of different labels"):
+        evaluate_scores(TABLE.add_column("own", [str(row) for row in range(40)]), "label", by="own")
+
+
 def test_labels_by_name_and_numbers() -> None:
     named = TABLE.remove_columns("label").add_column("label", [["no", "yes"][label] for label in LABELS])
     assert evaluate_scores(named, "label", "yes").to_list() == evaluate_scores(TABLE, "label").to_list()

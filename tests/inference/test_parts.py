@@ -1,6 +1,7 @@
 """Tables that are written in parts: continuation, other settings, locks, formats."""
 
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -99,6 +100,8 @@ def test_interrupted_between_the_output_and_the_removal_of_its_parts(tmp_path, m
             patch.setattr(*place, interrupt)
 
         write(output, join=join)
+    # A folder that a process killed in `write_text_atomically` leaves.
+    (tmp_path / ".o.csv.parts" / ".hf_ssm-abcdefgh").mkdir()
     before = output.read_bytes()
     write(output, function=lambda items: pytest.fail("the output is there"))
     assert output.read_bytes() == before
@@ -245,3 +248,20 @@ def test_a_changed_file_has_other_facts(tmp_path):
     assert json.loads(json.dumps(before)) == before == file_facts(path)
     path.write_text(">a\nACGTA\n")
     assert file_facts(path) != before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_another_output_is_not_taken_for_that_of_the_parts(tmp_path, overwrite):
+    """A file that appeared, or the earlier output of an interrupted replacement with another time of change."""
+    output = tmp_path / "o.csv"
+    if overwrite:
+        output.write_text("earlier")
+    with pytest.raises(Interrupted):
+        write(output, function=FailsAt(2), overwrite=overwrite)
+    output.write_text("other")
+    os.utime(output, (1, 1))
+    with pytest.raises(ValueError, match="is not that of the interrupted command: choose another file, or replace it"):
+        write(output)
+    assert output.read_text() == "other"
+    write(output, overwrite=True)
+    assert len(pd.read_csv(output)) == sum(range(1, 8))

@@ -160,9 +160,19 @@ def test_heads_need_an_output(make_model, head: str) -> None:
     make_model("S4", "ForCausalLM", num_labels=0)
 
 
-def test_unnormalised_selective_models_begin_small() -> None:
+@pytest.mark.parametrize("config", [HyenaConfig, SelectiveSSMConfig])
+def test_unnormalised_models_of_products_begin_small(config: type) -> None:
     with pytest.raises(ValueError, match=r"`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
-        SelectiveSSMConfig(norm_type="none", initializer_range=3.0)
+        config(norm_type="none", initializer_range=3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("text_config", {"a": 1}), ("decoder", {"a": 1}), ("task_specific_params", 1j), ("architectures", [1])],
+)
+def test_fields_of_transformers_with_values_that_it_cannot_read(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` "):
+        S4Config.from_dict({name: value})
 
 
 @pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])

@@ -260,3 +260,26 @@ def test_importing_operations_does_not_import_numba():
     modules = ", ".join(f"hf_ssm.ops.{name}" for name in ("long_conv", "short_conv", "selective_scan"))
     result = run(f"import sys, {modules}; print('numba' in sys.modules)")
     assert result.stdout.strip() == "False", result.stderr
+
+
+def test_the_log_names_the_implementation_and_the_refusals():
+    program = (
+        "import torch; from hf_ssm.ops.long_conv import long_conv; long_conv(torch.zeros(1, 4, 2), torch.zeros(2, 4))"
+    )
+    environment = {**os.environ, "HF_SSM_LOG": "debug", "HF_SSM_KERNELS": "torch"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr.strip() == "hf_ssm.ops.long_conv.fft.long_conv_fft runs"
+    double = torch.zeros(1, 4, 2, dtype=torch.float64)
+    refused = Operation(
+        triton=named("triton"), torch=named("torch"), numba=Implementation(named("numba"), lambda t: False)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(backends._INSTALLED, "triton", True)
+        patch.setitem(backends._INSTALLED, "numba", True)
+        lines: list[list[str]] = []
+        patch.setattr(backends, "_log_choice", lambda run, refusals: lines.append(refusals))
+        assert refused(double) == "torch"
+    expected = ["numba does not support these arguments"]
+    if backends.BACKENDS["triton"].device == "cuda":
+        expected.append("triton needs tensors on cuda")
+    assert lines == [expected]

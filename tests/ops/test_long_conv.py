@@ -326,43 +326,7 @@ def test_the_reference_serves_where_it_is_asked_for(monkeypatch):
         assert long_conv(u.detach().bfloat16(), kernel.float()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gates", ["i", "o", "io"])
-def test_gates_are_products_before_and_after(backend, dtype, gates):
-    u, kernel, back = randn(2, 30, 3), randn(3, 20, seed=1), randn(3, 9, seed=2)
-    leaves = [u.to(dtype), kernel.float(), back.float(), *(randn(2, 30, 3, seed=3 + n).to(dtype) for n in range(2))]
-    wanted = [True, True, True, "i" in gates, "o" in gates]
-
-    def own(u, kernel, back, before, after):
-        given = {"in_gate": before if wanted[3] else None, "out_gate": after if wanted[4] else None}
-        return long_conv(u, kernel, back, **given)
-
-    def outside(u, kernel, back, before, after):
-        y = long_conv(u * before if wanted[3] else u, kernel, back)
-        return y * after if wanted[4] else y
-
-    with use_backend(backend):
-        found, expected = (gradients(f, leaves, wanted) for f in (own, outside))
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
-def test_gates_of_an_exported_program():
-    inputs = [randn(*shape, seed=n).float() for n, shape in enumerate([(2, 12, 3), (3, 12), (2, 12, 3), (2, 12, 3)])]
-
-    class Gated(torch.nn.Module):
-        def forward(self, u, kernel, in_gate, out_gate):
-            return long_conv(u, kernel, in_gate=in_gate, out_gate=out_gate)
-
-    program = torch.export.export(Gated(), tuple(inputs)).module()
-    u, kernel, before, after = inputs
-    torch.testing.assert_close(program(*inputs), long_conv(u * before, kernel) * after)
-
-
 def test_errors():
-    for name in ("in_gate", "out_gate"):
-        with pytest.raises(ValueError, match=rf"^{name} must have the shape of u, \(2, 5, 3\), got \(2, 1, 3\)"):
-            long_conv(torch.zeros(2, 5, 3), torch.zeros(3, 2), **{name: torch.zeros(2, 1, 3)})
     with pytest.raises(ValueError, match=r"u must have shape .* got \(4, 3\)"):
         long_conv(torch.zeros(4, 3), torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"length >= 1.* got \(2, 0, 3\)"):

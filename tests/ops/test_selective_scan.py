@@ -11,11 +11,10 @@ from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 import hf_ssm.ops.selective_scan as module
 from hf_ssm.ops.backends import Implementation, Operation, use_backend
-from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.selective_scan import chunked as chunked_scan
 from hf_ssm.ops.selective_scan import hub, scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
-from hf_ssm.ops.selective_scan.levels import scan_by_levels
+from hf_ssm.ops.selective_scan.levels import selective_scan_by_levels
 
 BATCH, CHANNELS, STATES = 3, 4, 3
 # Tensors by the name of the argument; Any, for they are unpacked beside flags.
@@ -642,95 +641,13 @@ def test_compiles_as_one_graph(is_complex):
     torch.testing.assert_close(compiled(**inputs), selective_scan(**inputs), rtol=1e-9, atol=1e-9)
 
 
-# The state is reset at the first positions of chunks and inside them, also where the position is masked.
-def packed_and_masked(length: int) -> dict[str, torch.Tensor]:
-    seq_idx = torch.zeros(BATCH, length, dtype=torch.long)
-    for row, start in [(0, 5), (0, 6), (1, 7), (1, 12), (2, length - 1)]:
-        seq_idx[row, start:] += 1
-    mask = torch.ones(BATCH, length, dtype=torch.bool)
-    for row, position in [(0, 0), (0, 4), (1, 7), (1, 8), (2, 3), (2, length - 1)]:
-        mask[row, position] = False
-    return {"seq_idx": seq_idx, "mask": mask}
-
-
-def poisoned(inputs: Inputs, mask: torch.Tensor) -> Inputs:
-    """The inputs with NaN at masked positions, and gradients."""
-    hidden = ~mask.unsqueeze(-1)
-    filled = {k: v.detach().masked_fill(hidden, torch.nan) if k in STEPWISE else v.detach() for k, v in inputs.items()}
-    return {k: v.requires_grad_() for k, v in filled.items()}
-
-
-def by_document(positions: dict[str, torch.Tensor], **tensors: Any) -> Any:
-    """The reference on the visible positions of each document, which is what both arguments mean."""
-    rows, ends = [], []
-    state = tensors.pop("initial_state")
-    for row in range(BATCH):
-        seq_idx, mask = (positions[name][row] for name in ("seq_idx", "mask"))
-        y, last = torch.zeros_like(tensors["u"][row]), state[row : row + 1]
-        for document in seq_idx.unique():
-            at = ((seq_idx == document) & mask).nonzero().squeeze(1)
-            last = last if document == seq_idx[0] else torch.zeros_like(last)
-            if len(at):
-                now = {k: v[row : row + 1, at] if k in STEPWISE else v for k, v in tensors.items()}
-                part, last = selective_scan_reference(**now, initial_state=last)
-                y = y.index_put((at,), part[0])
-        rows.append(y)
-        ends.append(last)
-    return torch.stack(rows), torch.cat(ends)
-
-
-@pytest.mark.parametrize("implementation", ["torch", "auto", "reference"], indirect=True)
-@SHARED
-@COMPLEX
-def test_masks_and_documents(is_complex, shared):
-    positions = packed_and_masked(21)
-    inputs = poisoned(scan_inputs(21, is_complex, shared), positions["mask"])
-    actual = outputs_and_gradients(partial(selective_scan, **positions), inputs)
-
-    def expected_scan(delta_softplus: bool, return_last_state: bool, **tensors: Any) -> Any:
-        return by_document(positions, **tensors, delta_softplus=True, return_last_state=True)
-
-    # The gradient at masked positions is zero, also where by_document does not read them.
-    assert_all_close(actual, outputs_and_gradients(expected_scan, inputs))
-    assert not actual["y"][~positions["mask"]].any()
-
-
-@COMPLEX
-def test_second_derivatives_with_masks_and_documents(is_complex):
-    positions = {name: value[:1] for name, value in packed_and_masked(9).items()}
-    inputs = scan_inputs(9, is_complex)
-    inputs = {k: v.detach()[:1] if k in (*STEPWISE, "initial_state") else v.detach() for k, v in inputs.items()}
-    names = list(inputs)
-
-    def scan(*tensors: torch.Tensor) -> Any:
-        return selective_scan(**dict(zip(names, tensors, strict=True)), delta_softplus=True, **positions)
-
-    assert torch.autograd.gradgradcheck(scan, [t.requires_grad_() for t in inputs.values()], fast_mode=True)
-
-
 @COMPLEX
 @pytest.mark.parametrize("length", [1, 21, 300])
-def test_masks_and_documents_in_exported_programs(is_complex, length):
-    positions = packed_and_masked(21) if length == 21 else {}
-    if length != 21:
-        generator = torch.Generator().manual_seed(3)
-        documents = (torch.rand(BATCH, length, generator=generator) < 0.02).long().cumsum(1)
-        positions = {"seq_idx": documents, "mask": torch.rand(BATCH, length, generator=generator) < 0.7}
-    inputs = poisoned(scan_inputs(length, is_complex), positions["mask"])
-    starts = document_starts(positions["seq_idx"], inputs["u"])
+def test_exported_programs(is_complex, length):
+    inputs = {name: value.detach().requires_grad_() for name, value in scan_inputs(length, is_complex).items()}
 
     def by_levels(delta_softplus: bool, return_last_state: bool, initial_state: torch.Tensor, **tensors: Any) -> Any:
-        return scan_by_levels(ScanTensors(**tensors, state=initial_state), True, True, positions["mask"], starts)
+        return selective_scan_by_levels(ScanTensors(**tensors, state=initial_state), True, True)
 
-    expected = outputs_and_gradients(partial(selective_scan_reference, **positions), inputs)
+    expected = outputs_and_gradients(selective_scan_reference, inputs)
     assert_all_close(outputs_and_gradients(by_levels, inputs), expected)
-
-
-def test_wrong_masks_and_documents():
-    inputs = scan_inputs(5)
-    with pytest.raises(ValueError, match="mask must be bool"):
-        selective_scan(**inputs, mask=torch.ones(BATCH, 5))
-    with pytest.raises(ValueError, match=r"mask .* got torch.bool \(3, 4\)"):
-        selective_scan(**inputs, mask=torch.ones(BATCH, 4, dtype=torch.bool))
-    with pytest.raises(TypeError, match="seq_idx must be of an integer type"):
-        selective_scan(**inputs, seq_idx=torch.ones(BATCH, 5))

@@ -39,9 +39,8 @@ def add_data_options(
         source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
         add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
     add_sequence_column(add)
-    if of_checkpoint:
-        labels = "column of the labels (default: as in the training, otherwise label, labels, class or target)"
-        add("--label-column", metavar="NAME", help=labels)
+    labels = "column of the labels (default: as in the training, otherwise label, labels, class or target)"
+    add("--label-column", metavar="NAME", help=labels)
     add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
     add("--max-length", "--max-seq-length", metavar="TOKENS", type=int, help="cut longer sequences")
     add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")

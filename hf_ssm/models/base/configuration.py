@@ -109,6 +109,13 @@ def _check_attribute(name: str, value: Any) -> None:
     is_map = value is None or isinstance(value, dict)
     if name == "per_layer_config" and not (is_map and all(isinstance(part, dict) for part in (value or {}).values())):
         raise ValueError(f"`per_layer_config` must be a dictionary of dictionaries, got {value!r}: leave it out.")
+    if name == "task_specific_params" and not is_map:
+        raise ValueError(f"`task_specific_params` must be a dictionary, got {value!r}: leave it out.")
+    names = value if isinstance(value, (list, tuple)) else [None]
+    if name == "architectures" and value is not None and not all(isinstance(part, str) for part in names):
+        raise ValueError(f"`architectures` must be a list of names of classes, got {value!r}: leave it out.")
+    if name in ("decoder", "generator", "text_config") and value is not None:
+        raise ValueError(f"`{name}` is for models of several parts, got {value!r}: leave it out.")
     if name == "quantization_config" and not (is_map or hasattr(value, "to_dict")):
         raise ValueError(
             f"`quantization_config` must be a configuration of transformers, such as `TorchAoConfig`, or a dictionary, "
@@ -411,6 +418,14 @@ class SSMConfig(PreTrainedConfig):
         if push_to_hub:
             # With `push_to_hub` above, transformers would upload what was written after the code.
             self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
+
+    def check_products(self) -> None:
+        """Raise `ValueError` for large weights of layers that multiply their input with itself, without norms."""
+        if self.norm_type == "none" and self.initializer_range > 1:
+            raise ValueError(
+                f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
+                "multiplies its input with itself, so that outputs would not be finite."
+            )
 
     def check(self) -> None:
         """Raise `ValueError` for values out of range; models call it too, as fields can be assigned later."""

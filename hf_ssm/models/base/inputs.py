@@ -192,6 +192,9 @@ def mask_of_new_positions(attention_mask: Tensor, shape: tuple[int, int], past: 
         )
     mask = attention_mask[:, -length:]
     if mask.dtype != torch.bool and has_readable_values(mask):
+        if mask.numel() == 1 and mask.item() in (0, 1):
+            # Decoding of one sequence, where each operation counts.
+            return mask
         tokens = mask.bool()
         # Types such as torch.uint16 have no comparison with a number.
         wrong = tokens.to(mask.dtype) != mask

@@ -121,6 +121,7 @@ class HyenaConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
+        self.check_products()
         if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
             raise ValueError(
                 "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "

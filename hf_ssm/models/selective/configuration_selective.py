@@ -174,11 +174,7 @@ class SelectiveSSMConfig(SSMConfig):
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave it out."
                 )
-        if self.norm_type == "none" and self.initializer_range > 1:
-            raise ValueError(
-                f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
-                "multiplies its input with itself, so that outputs would not be finite."
-            )
+        self.check_products()
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision
 from hf_ssm.ops.gpu.language import dot, silu, softplus
 
-__all__ = ["Projection", "add_norm", "normalize_cost", "project_cost"]
+__all__ = ["Projection", "add_norm"]
 
 _NORMS = {"none": 0, "layer": 1, "rms": 2}
 _LAYER = tl.constexpr(1)
@@ -356,39 +355,9 @@ class Projection:
         )
 
 
-def project_cost(batch: int, rows: int, columns: int, size: int, *, normed: bool = False, groups: int = 1) -> Cost:
-    """Cost of a linear map without bias of up to 4 vectors, `batch` a power of 2, by `ceil(Y / ROWS)` programs.
-
-    `X Y` weights of `size` bytes are read once: the bound. `B X` inputs of 4 bytes are read by each program; with an
-    RMS norm (of `groups` groups of columns) twice, and the `X` weights of the norm as well. Outputs are written once.
-
-    Args:
-        batch: B.
-        rows: Y, a multiple of the rows of a program.
-        columns: X.
-        size: Bytes of a weight.
-        normed: Whether an RMS norm precedes the map.
-        groups: Number of groups of columns with norms of their own.
-    """
-    programs = -(-rows // rows_of_program(rows, batch))
-    inputs = columns * (4 * batch + size * normed)
-    again = programs * 4 * batch * columns * normed + (programs - 1) * inputs
-    special = 3 * batch * programs * groups * normed
-    return Cost(size * rows * columns + inputs, again, 4 * batch * rows, special)
-
-
 def add_norm(y: Tensor, kind: str, epsilon: float, weight: Tensor | None, bias: Tensor | None) -> None:
     """Replace each row of `y` `(B, X)`, float32, by its norm."""
     if kind != "none":
         columns = y.shape[1]
         sizes = {"columns": columns, "WIDE": triton.next_power_of_2(columns)}
         _normalize.launch((len(y),), y=y, weight=weight, bias=bias, epsilon=epsilon, NORM=_NORMS[kind], **sizes)
-
-
-def normalize_cost(batch: int, columns: int, size: int) -> Cost:
-    """Cost of the RMS norm of `(B, X)` in place, with a weight of numbers of `size` bytes that each row reads.
-
-    `columns` is a power of 2.
-    """
-    numbers = batch * columns
-    return Cost(4 * numbers + size * columns, size * (numbers - columns), 4 * numbers, numbers + 2 * batch)

@@ -14,30 +14,23 @@ from torch import Tensor
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.long_conv.dft import long_conv_dft
 from hf_ssm.ops.long_conv.fft import long_conv_fft, next_fast_len
-from hf_ssm.ops.long_conv.reference import check_long_conv, gated, long_conv_reference
+from hf_ssm.ops.long_conv.reference import check_long_conv, long_conv_reference
 
 __all__ = ["long_conv", "long_conv_reference", "next_fast_len"]
 
 _LONG_CONV = Operation(
-    export=gated(long_conv_dft),
+    export=long_conv_dft,
     triton=Compiled("hf_ssm.ops.long_conv.triton", "long_conv_triton", "supports_long_conv"),
-    torch=gated(long_conv_fft),
+    torch=long_conv_fft,
     reference=long_conv_reference,
 )
 
 
-def long_conv(
-    u: Tensor,
-    kernel: Tensor,
-    backward_kernel: Tensor | None = None,
-    in_gate: Tensor | None = None,
-    out_gate: Tensor | None = None,
-) -> Tensor:
-    """Causal or two-sided convolution along the length, one kernel per channel, with gates before and after it.
+def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:
+    """Causal or two-sided convolution along the length, one kernel per channel.
 
-    `y[t] = Σ_{j<=t} kernel[t-j] v[j] + Σ_{j>t} backward_kernel[j-t-1] v[j]`, zero outside the input, where
-    `v = u * in_gate`; the result is `y * out_gate`. Kernels may be shorter or longer than the input; taps beyond the
-    input are not used, and their gradient is zero.
+    `y[t] = Σ_{j<=t} kernel[t-j] u[j] + Σ_{j>t} backward_kernel[j-t-1] u[j]`, zero outside the input. Kernels may be
+    shorter or longer than the input; taps beyond the input are not used, and their gradient is zero.
 
     The backward keeps the inputs and the taps or their transform, but no spectra of the inputs.
 
@@ -45,18 +38,14 @@ def long_conv(
         u: Input `(B, L, D)`.
         kernel: Taps of lag 0, 1, ..., `(D, K)`.
         backward_kernel: Taps of lag -1, -2, ..., `(D, K2)`; without it the convolution is causal.
-        in_gate: Factor of the input, `(B, L, D)`; default none.
-        out_gate: Factor of the output, `(B, L, D)`; default none. On a GPU both products are part of kernels that
-            copy inputs and outputs; elsewhere they are products of PyTorch, as if they were outside.
 
     Returns:
-        `(B, L, D)`, contiguous, in the dtype of `u` (with gates, of the products). Half precision is computed in
-        float32, float64 stays float64. Second derivatives and transforms of `torch.func` take plain transforms, which
-        need more memory.
+        `(B, L, D)`, contiguous, in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
+        Second derivatives and transforms of `torch.func` take plain transforms, which need more memory.
 
     Raises:
         ValueError: Shapes do not fit, or the sequence is empty.
     """
-    check_long_conv(u, kernel, backward_kernel, in_gate, out_gate)
-    y: Tensor = _LONG_CONV(u, kernel, backward_kernel, in_gate, out_gate)
+    check_long_conv(u, kernel, backward_kernel)
+    y: Tensor = _LONG_CONV(u, kernel, backward_kernel)
     return y

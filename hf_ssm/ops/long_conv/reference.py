@@ -3,21 +3,13 @@
 Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-__all__ = ["check_long_conv", "gated", "long_conv_reference", "usable_taps"]
+__all__ = ["check_long_conv", "long_conv_reference", "usable_taps"]
 
 
-def check_long_conv(
-    u: Tensor,
-    kernel: Tensor,
-    backward_kernel: Tensor | None,
-    in_gate: Tensor | None = None,
-    out_gate: Tensor | None = None,
-) -> None:
+def check_long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> None:
     """Raise a ValueError where the shapes of the arguments of `long_conv` do not fit."""
     if u.dim() != 3 or u.shape[1] < 1:
         raise ValueError(f"u must have shape (batch, length >= 1, channels), got {tuple(u.shape)}")
@@ -29,25 +21,6 @@ def check_long_conv(
                 f"{name} must have shape (channels, taps >= 1) with channels = {u.shape[2]} as in u, "
                 f"got {tuple(k.shape)}"
             )
-    for name, gate in (("in_gate", in_gate), ("out_gate", out_gate)):
-        if gate is not None and gate.shape != u.shape:
-            raise ValueError(f"{name} must have the shape of u, {tuple(u.shape)}, got {tuple(gate.shape)}")
-
-
-def gated(convolve: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Callable[..., Tensor]:
-    """A convolution with gates as plain products before and after `convolve`."""
-
-    def convolve_gated(
-        u: Tensor,
-        kernel: Tensor,
-        backward_kernel: Tensor | None = None,
-        in_gate: Tensor | None = None,
-        out_gate: Tensor | None = None,
-    ) -> Tensor:
-        y = convolve(u if in_gate is None else u * in_gate, kernel, backward_kernel)
-        return y if out_gate is None else y * out_gate
-
-    return convolve_gated
 
 
 def usable_taps(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -59,19 +32,9 @@ def usable_taps(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> tu
     return kernel[:, :length].to(dtype), back
 
 
-def long_conv_reference(
-    u: Tensor,
-    kernel: Tensor,
-    backward_kernel: Tensor | None = None,
-    in_gate: Tensor | None = None,
-    out_gate: Tensor | None = None,
-) -> Tensor:
+def long_conv_reference(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:
     """`long_conv` as a sum at each position; same arguments, differentiable any number of times."""
-    check_long_conv(u, kernel, backward_kernel, in_gate, out_gate)
-    return gated(_sum_at_each_position)(u, kernel, backward_kernel, in_gate, out_gate)
-
-
-def _sum_at_each_position(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> Tensor:
+    check_long_conv(u, kernel, backward_kernel)
     length = u.shape[1]
     taps, back = usable_taps(u, kernel, backward_kernel)
     inputs = u.to(taps.dtype)

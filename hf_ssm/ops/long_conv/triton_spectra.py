@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.long_conv.fft import fft_length
 
-__all__ = ["Transforms", "product_cost", "transform_cost"]
+__all__ = ["Transforms"]
 
 _EXAMPLE = {
     **dict.fromkeys(("values", "weights", "inputs", "total"), "*fp32"),
@@ -91,27 +90,6 @@ def _multiply_spectra(
         if ACCUMULATE:
             result += tl.load(total + place, mask=mask, other=0.0)
         tl.store(total + place, result, mask=mask)
-
-
-def product_cost(batch: int, channels: int, points: int, backward: bool = False) -> Cost:
-    """Cost of the products: with `N = 8 D F` bytes of a spectrum, `(B + 1) N` are read and `B N` written.
-
-    In the backward with all gradients `(2 B + 1) N` are read and `(B + 1) N` written.
-    """
-    size = 8 * channels * (points // 2 + 1)
-    if backward:
-        return Cost(read=(2 * batch + 1) * size, written=(batch + 1) * size)
-    return Cost(read=(batch + 1) * size, written=batch * size)
-
-
-def transform_cost(rows: int, points: int, inverse: bool = False) -> Cost:
-    """Assumed cost of the vendor's real transforms of `rows` rows, which no test counts.
-
-    A transform reads and writes its `4 n` bytes once up to 2^13 points (of which a block of threads keeps the points in
-    its shared memory), and twice beyond. The inverse first copies the spectra, as torch does.
-    """
-    passes = (1 if points <= 1 << 13 else 2) + inverse
-    return Cost(read=4 * passes * rows * points, written=4 * passes * rows * points)
 
 
 class Transforms:

@@ -23,12 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.gpu.arguments import dense_rows
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision
 from hf_ssm.ops.gpu.language import dot
 from hf_ssm.ops.long_conv.fft import fft_length
 
-__all__ = ["Blocks", "blocks_cost", "takes_blocks", "taps_gradient_cost"]
+__all__ = ["Blocks", "takes_blocks"]
 
 # Taps for each point of the transforms up to which blocks are taken. Transforms move about 36 bytes a point more than
 # blocks: 11 ps at 3.35 TB/s. A product of float32 takes 0.03 ps at 67 TFLOPS, so that both ways take the same time at
@@ -160,68 +159,6 @@ def _convolve_blocks(
     out += channel * out_channel + part.to(tl.int64) * out_batch
     # Columns beyond the last block are beyond the last output.
     tl.store(out + (row * out_batch)[:, None] + to, total, mask=to < out_count)
-
-
-def blocks_cost(
-    batch: int, channels: int, points: int, taps: int, size: int, block: int, step: int, columns: int
-) -> Cost:
-    """Cost of the convolution of rows with causal taps.
-
-    For each program of `N` blocks of `T` points and each of its distances, `T S` taps and `S N` numbers of the rows are
-    read, all but once from a cache, and `2 T S N` operations are products: about `B D K²` of them for as many taps as
-    positions, and `2 B D L K` for far fewer taps. Of bfloat16 rows they are twice as many.
-
-    Args:
-        batch: B.
-        channels: D.
-        points: n, a multiple of `step`.
-        taps: K, at most n.
-        size: Bytes of a number of a row.
-        block: T.
-        step: S, a divisor of `block`.
-        columns: N.
-    """
-    blocks = -(-points // block)
-    signals = weights = products = local = 0
-    for begin in range(0, batch * blocks, columns):
-        own = [(n % batch, n // batch * block) for n in range(begin, min(begin + columns, batch * blocks))]
-        stop = min((taps + step - 2) // step, (own[-1][1] + step - 1) // step)
-        distances = range(1 - block // step, stop + 1)
-        reads = [(row, at - s * step) for s in distances for row, at in own if 0 <= at - s * step < points]
-        signals += step * len(reads)
-        known = sum(0 <= s * step + a - c < taps for s in distances for a in range(block) for c in range(step))
-        weights += known
-        local += size * step * (len(reads) - len(set(reads))) + 4 * (known - min(taps, stop * step + block))
-        products += 2 * block * step * columns * len(distances)
-    requested = channels * (size * signals + 4 * weights)
-    read, written = channels * (size * batch * points + 4 * taps), 4 * channels * batch * points
-    exact, half = (products, 0) if size == 4 else (0, 2 * products)
-    return Cost(read, requested - read, written, 0, channels * exact, channels * half, channels * local)
-
-
-def taps_gradient_cost(
-    batch: int, channels: int, points: int, taps: int, length: int, size: int, block: int, step: int, columns: int
-) -> Cost:
-    """Cost of the gradient of causal taps in one part, from rows of `length` inputs; sizes as in `blocks_cost`.
-
-    For each row, program of `N` blocks of lags and distance, `T S` inputs and `S N` gradients are read.
-    """
-    blocks = -(-(-(-taps // _ALIGNMENT) * _ALIGNMENT) // block)
-    signals = weights = products = local = 0
-    for begin in range(0, blocks, columns):
-        own = [n * block for n in range(begin, min(begin + columns, blocks))]
-        stop = min((length + block - 2) // step, (points - 1 - own[0]) // step)
-        reads = [at + s * step for s in range(stop + 1) for at in own if at + s * step < points]
-        signals += step * len(reads)
-        known = sum(0 <= s * step - a + c < length for s in range(stop + 1) for a in range(block) for c in range(step))
-        weights += known
-        local += step * (len(reads) - len(set(reads))) + known - min(length, (stop + 1) * step)
-        products += 2 * block * step * columns * (stop + 1)
-    rows = batch * channels
-    read, written = rows * size * (points + length), 4 * channels * blocks * block
-    exact, half = (products, 0) if size == 4 else (0, products)
-    requested = rows * size * (signals + weights)
-    return Cost(read, requested - read, written, 0, rows * exact, rows * half, rows * size * local)
 
 
 def takes_blocks(length: int, count: int, back_count: int, dtype: torch.dtype) -> bool:

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
 from hf_ssm.ops.gpu.arguments import dense_rows
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision, runs_kernels
 from hf_ssm.ops.gpu.language import dot
 from hf_ssm.ops.lti.exponential_sums import plain_exponential_sums
 
-__all__ = ["backward_cost", "exponential_sums_triton", "forward_cost", "supports_exponential_sums", "tile_rows"]
+__all__ = ["exponential_sums_triton", "supports_exponential_sums", "tile_rows"]
 
 COLUMNS = 64
 """Columns of a tile."""
@@ -271,41 +270,6 @@ def _gradients_of_sums(
 
 def _tiles(length: int) -> int:
     return triton.cdiv(length, tile_rows(length) * COLUMNS)
-
-
-def forward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cost:
-    """Cost of the sums; `block` pairs at a time.
-
-    `4 D L` bytes written, `32 D H` read, by each of the `T` tiles. With `H'` pairs, a multiple of the block,
-    `T D (R + C) H'` exponentials and `4 T D R C H'` floating point operations in products.
-    """
-    rows, tiles, padded = tile_rows(length), _tiles(length), -(-pairs // block) * block
-    read = 32 * channels * pairs
-    return Cost(
-        read,
-        read * (tiles - 1),
-        4 * channels * length,
-        tiles * channels * (rows + COLUMNS) * padded,
-        4 * tiles * channels * rows * COLUMNS * padded,
-    )
-
-
-def backward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cost:
-    """Cost of both gradients; `block` pairs at a time.
-
-    `4 D L` bytes of the gradient and `16 D H` of the bases read, the former for each block, the latter by each tile;
-    `16 T D H` bytes of sums written and read, and `32 D H` of gradients written. Exponentials as in the forward,
-    products twice as many.
-    """
-    forward = forward_cost(channels, pairs, length, block)
-    tiles, numbers = _tiles(length), channels * pairs
-    return Cost(
-        4 * channels * length + 16 * numbers + 16 * tiles * numbers + 16 * numbers,
-        16 * numbers * (tiles - 1) + 4 * channels * length * (triton.cdiv(pairs, block) - 1),
-        16 * tiles * numbers + 32 * numbers,
-        forward.exponentials,
-        2 * forward.products,
-    )
 
 
 def _parts(z: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ Of complex states one of each conjugate pair is stored, and the sum is `2 Re Σ_
 
 - `reference.py`: the loop over positions, and the scan as a matrix;
 - `chunked.py`: PyTorch, in chunks whose states the backward recomputes;
-- `levels.py`: nested blocks, for exported programs;
+- `levels.py`: nested blocks of `linear_scan`, for exported programs;
 - `numba*.py`: compiled kernels for CPUs;
 - `triton*.py`: kernels for GPUs;
 - `hub.py`: mamba_ssm's CUDA kernel;
@@ -25,11 +25,10 @@ from typing import Any
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Implementation, Operation
-from hf_ssm.ops.documents import document_starts
-from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_mask, check_scan_tensors
+from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_tensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 from hf_ssm.ops.selective_scan.hub import hub_scan, hub_selective_scan, supports_hub_scan
-from hf_ssm.ops.selective_scan.levels import scan_by_levels
+from hf_ssm.ops.selective_scan.levels import selective_scan_by_levels
 from hf_ssm.ops.selective_scan.reference import loop_scan, scan_matrix, selective_scan_reference
 from hf_ssm.ops.selective_scan.step import selective_scan_step
 
@@ -42,7 +41,7 @@ __all__ = [
 ]
 
 _SELECTIVE_SCAN = Operation(
-    export=scan_by_levels,
+    export=selective_scan_by_levels,
     hub=Implementation(hub_scan, supports_hub_scan),
     numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba", "supports_scan"),
     triton=Compiled("hf_ssm.ops.selective_scan.triton", "scan_triton", "supports_scan"),
@@ -63,8 +62,6 @@ def selective_scan(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    seq_idx: Tensor | None = None,
-    mask: Tensor | None = None,
 ) -> Any:
     """The selective scan of the module's docstring, differentiable in every argument.
 
@@ -84,23 +81,15 @@ def selective_scan(
         delta_softplus: Whether to apply the softplus to `delta + delta_bias`.
         initial_state: State before the first position `(B, D, N)`, default zero.
         return_last_state: Whether to return the state after the last position too.
-        seq_idx: Index of the document at each position `(B, L)`, integers, default a single document. Where it changes
-            along a row, the state is reset to zero; the initial state belongs to the first document of the row.
-        mask: `(B, L)`, bool. At masked positions (false) `u`, `delta`, `B`, `C` and `z` are not read, whatever their
-            values; the state stays as it is, the output is zero, and no gradient passes. Default: no position is
-            masked.
 
     Returns:
         `y` `(B, L, D)` in the dtype of `u`, or `(y, last_state)` with `last_state` `(B, D, N)` in the dtype of the
         arithmetic: float64 if an argument is in double precision, else float32 (complex with complex `A`).
 
     Raises:
-        ValueError: Shapes or types do not fit, the sequence is empty, complex and real arguments are mixed, or the
-            mask is not bool.
-        TypeError: `seq_idx` does not hold integers.
+        ValueError: Shapes or types do not fit, the sequence is empty, or complex and real arguments are mixed.
     """
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_scan_mask(mask, u)
-    y, last = _SELECTIVE_SCAN(args, delta_softplus, return_last_state, mask, document_starts(seq_idx, u))
+    y, last = _SELECTIVE_SCAN(args, delta_softplus, return_last_state)
     return (y, last) if return_last_state else y

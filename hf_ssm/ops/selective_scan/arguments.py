@@ -14,13 +14,11 @@ from torch import Tensor
 __all__ = [
     "LOG2_E",
     "ScanTensors",
-    "check_scan_mask",
     "check_scan_tensors",
     "complex_or_real_exp",
     "skip_and_gate",
     "step_sizes",
     "sum_over_states",
-    "without_masked_positions",
 ]
 
 # exp2 costs less than half of exp on a CPU and is one instruction on a GPU.
@@ -93,30 +91,10 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
 
 
-def check_scan_mask(mask: Tensor | None, u: Tensor) -> None:
-    """Raise a ValueError unless the mask is absent, or bool and of the first two axes of `u`."""
-    if mask is not None and (mask.shape != u.shape[:2] or mask.dtype != torch.bool):
-        raise ValueError(
-            f"mask must be bool and have shape (batch, length) = {tuple(u.shape[:2])}, got {mask.dtype} "
-            f"{tuple(mask.shape)}"
-        )
-
-
-def without_masked_positions(args: ScanTensors, mask: Tensor | None) -> ScanTensors:
-    """The tensors with zeros, also in place of NaN, at masked positions; there the step of `step_sizes` is zero too."""
-    if mask is None:
-        return args
-    hidden = ~mask.unsqueeze(-1)
-    u, delta, B, C = (t.masked_fill(hidden, 0) for t in (args.u, args.delta, args.B, args.C))
-    z = None if args.z is None else args.z.masked_fill(hidden, 0)
-    return args._replace(u=u, delta=delta, B=B, C=C, z=z)
-
-
-def step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, mask: Tensor | None = None) -> Tensor:
-    """`d = softplus(delta + delta_bias)`, or without the softplus; zero where the mask `(B, L)` is false."""
+def step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool) -> Tensor:
+    """`d = softplus(delta + delta_bias)`, or without the softplus."""
     delta = delta if delta_bias is None else delta + delta_bias
-    d = F.softplus(delta) if delta_softplus else delta
-    return d if mask is None else d.masked_fill(~mask.unsqueeze(-1), 0)
+    return F.softplus(delta) if delta_softplus else delta
 
 
 def skip_and_gate(y: Tensor, u: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:

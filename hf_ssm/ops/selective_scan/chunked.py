@@ -20,7 +20,6 @@ from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
     skip_and_gate,
     step_sizes,
-    without_masked_positions,
 )
 
 __all__ = ["ChunkedScan", "chunked_scan"]
@@ -74,10 +73,8 @@ def _run_chunk(
     decays: Tensor,
     states: Tensor,
     paired: bool,
-    starts: Tensor | None,
 ) -> None:
-    """Fill `decays` `(T, B, R, D)` with `exp(d A)`, zero at `starts`, and `states` `(T + 1, B, R, D)` after its first
-    position."""
+    """Fill `decays` `(T, B, R, D)` with `exp(d A)`, and `states` `(T + 1, B, R, D)` after its first position."""
     torch.mul(d.unsqueeze(2), A2, out=decays)
     size, *phases = _real_planes(decays, paired)
     size.exp2_()
@@ -85,8 +82,6 @@ def _run_chunk(
         cosine = torch.cos(phase)
         phase.sin_().mul_(size)
         size.mul_(cosine)
-    if starts is not None:
-        decays.masked_fill_(starts[:, :, None, None], 0)
     torch.mul(x.unsqueeze(2), B.unsqueeze(3), out=states[1:])
     at = _planes_by_position(states, paired)
     for decay, before, now in zip(_planes_by_position(decays, paired), at[:-1], at[1:], strict=True):
@@ -126,16 +121,11 @@ def _scan_chunk(tensor: Tensor, rows: slice, chunk: slice) -> Tensor:
     return tensor[rows, chunk].transpose(0, 1)
 
 
-def _starts_of(starts: Tensor | None, rows: slice, chunk: slice) -> Tensor | None:
-    return None if starts is None else _scan_chunk(starts, rows, chunk)
-
-
 class ChunkedScan(torch.autograd.Function):
     """The recurrence on real rows; keeps the states at the start of each chunk and recomputes all others.
 
     Maps `d` `(B, L, D)` or `(B, L, 1)`, `x = d u` `(B, L, D)`, `A` `(R, D)`, `B` and `C` `(B, L, R)` and `state`
-    `(B, R, D)` to `y` `(B, L, D)` and the last state, which is reset at `starts` `(B, L)` or `None`. With `keep` false
-    nothing is stored.
+    `(B, R, D)` to `y` `(B, L, D)` and the last state. With `keep` false nothing is stored.
     """
 
     @staticmethod
@@ -147,7 +137,6 @@ class ChunkedScan(torch.autograd.Function):
         B: Tensor,
         C: Tensor,
         state: Tensor,
-        starts: Tensor | None,
         paired: bool,
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -164,11 +153,11 @@ class ChunkedScan(torch.autograd.Function):
                 s[0] = last[rows]
                 if keep:
                     kept[k, rows] = s[0]
-                _run_chunk(d_c, x_c, A2, B_c, e, s, paired, _starts_of(starts, rows, chunk))
+                _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
                 _scan_chunk(y, rows, chunk).copy_((C_c.unsqueeze(2) @ s[1:]).squeeze(2))
                 last[rows] = s[-1]
         if keep:
-            ctx.save_for_backward(d, x, A, B, C, state, starts, kept)
+            ctx.save_for_backward(d, x, A, B, C, state, kept)
             ctx.paired = paired
         return y, last
 
@@ -176,15 +165,15 @@ class ChunkedScan(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         with no_autocast(grad_y.device):
             if torch.is_grad_enabled():
-                *tensors, starts, _ = ctx.saved_tensors
-                plain = partial(_plain_scan, starts=starts, paired=ctx.paired)
+                *tensors, _ = ctx.saved_tensors
+                plain = partial(_plain_scan, paired=ctx.paired)
                 return (*differentiable_gradients(plain, tensors, [grad_y, grad_last]), None, None, None)
             return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None, None)
 
 
 def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `ChunkedScan`; `e`, `s` and `g` are decays, states and cotangents of a chunk."""
-    d, x, A, B, C, _, starts, kept = ctx.saved_tensors
+    d, x, A, B, C, _, kept = ctx.saved_tensors
     chunks, paired, A2 = _scan_chunks(x.shape[1]), ctx.paired, _binary_exponent(A, ctx.paired)
     wanted = zip((d, x, A, B, C), ctx.needs_input_grad, strict=False)
     grad_d, grad_x, grad_A, grad_B, grad_C = (torch.zeros_like(t) if need else None for t, need in wanted)
@@ -196,7 +185,7 @@ def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor
             d_c, x_c, B_c, C_c, g_c = (_scan_chunk(t, rows, chunks[k]) for t in (d, x, B, C, grad_y))
             e, s, g = decays[: len(x_c)], states[: len(x_c) + 1], cotangents[: len(x_c)]
             s[0] = kept[k, rows]
-            _run_chunk(d_c, x_c, A2, B_c, e, s, paired, _starts_of(starts, rows, chunks[k]))
+            _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
             torch.mul(g_c.unsqueeze(2), C_c.unsqueeze(3), out=g)
             _run_chunk_back(g, e, carry[rows], paired)
             if grad_C is not None:
@@ -224,14 +213,11 @@ def _plain_scan(
     C: Tensor,
     state: Tensor,
     *,
-    starts: Tensor | None,
     paired: bool,
 ) -> tuple[Tensor, Tensor]:
     """`ChunkedScan` position by position, by operations that are differentiable any number of times, in any mode."""
     rows = []
     for t in range(x.shape[1]):
-        if starts is not None:
-            state = state.masked_fill(starts[:, t, None, None], 0)
         exponent = d[:, t].unsqueeze(1) * A
         if paired:
             (growth, phase), (real, imag) = exponent.chunk(2, dim=1), state.chunk(2, dim=1)
@@ -249,26 +235,20 @@ def _to_real_rows(t: Tensor) -> Tensor:
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
 
 
-def chunked_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def chunked_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    u, delta, A, B, C, D, z, delta_bias, state = without_masked_positions(args, mask).cast(args.dtype)
+    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(u.shape[0], *A.shape) if state is None else state
-    d = step_sizes(delta, delta_bias, delta_softplus, mask)
+    d = step_sizes(delta, delta_bias, delta_softplus)
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     weights = _to_real_rows(A).t(), _to_real_rows(B), _to_real_rows(2 * C.conj() if paired else C)
     with no_autocast(u.device):
         inputs = (t.contiguous() for t in (d, d * u, *weights, _to_real_rows(state).transpose(1, 2)))
         if in_function_transform():
-            y, last = _plain_scan(*inputs, starts=starts, paired=paired)
+            y, last = _plain_scan(*inputs, paired=paired)
         else:
-            y, last = ChunkedScan.apply(*inputs, starts, paired, torch.is_grad_enabled())
+            y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
     last = last.transpose(1, 2)
     last = torch.complex(*last.chunk(2, dim=-1)) if paired else last
     return skip_and_gate(y, u, D, z).to(args.u.dtype), last.contiguous()

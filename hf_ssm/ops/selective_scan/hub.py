@@ -60,29 +60,16 @@ def has_hub_kernel() -> bool:
     return importlib.util.find_spec("mamba_ssm") is not None
 
 
-def supports_hub_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> bool:
-    """Real states that start from zero, in single precision, no mask and one document in a row; the kernel has no
-    gradient through the last state."""
-    if not has_hub_kernel() or mask is not None or starts is not None:
+def supports_hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
+    """Real states that start from zero, in single precision; the kernel has no gradient through the last state."""
+    if not has_hub_kernel():
         return False
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     simple = args.state is None and not args.A.is_complex() and args.A.shape[1] <= _MAX_HUB_STATES
     return simple and args.dtype == torch.float32 and not (learns and needs_last) and not in_function_transform()
 
 
-def hub_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def hub_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """`hub_selective_scan` with the dtypes of its kernel: one along the sequence, float32 for the rest."""
     u, delta, A, B, C, D, z, bias, _ = args
     dtype = reduce(torch.promote_types, (t.dtype for t in (u, delta, B, C, z) if t is not None))

@@ -254,24 +254,12 @@ def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, 
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def supports_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> bool:
-    """The kernels visit consecutive positions: no mask, and one document in a row."""
-    return mask is None and starts is None and not in_function_transform()
+def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
+    """The kernels have no rules for transforms of functions."""
+    return not in_function_transform()
 
 
-def scan_numba(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
     given = tuple(args.cast(args.dtype))
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)

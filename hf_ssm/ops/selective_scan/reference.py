@@ -8,35 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
-    check_scan_mask,
     check_scan_tensors,
     complex_or_real_exp,
     step_sizes,
     sum_over_states,
-    without_masked_positions,
 )
 
 __all__ = ["loop_scan", "scan_matrix", "selective_scan_reference"]
 
 
-def loop_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The output and the last state; `starts` `(B, L)` is true where a document other than the first begins."""
-    u, delta, A, B, C, D, z, delta_bias, state = without_masked_positions(args, mask).cast(args.dtype)
+def loop_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
+    """The output and the last state."""
+    u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(len(u), *A.shape) if state is None else state
-    d = step_sizes(delta, delta_bias, delta_softplus, mask)
+    d = step_sizes(delta, delta_bias, delta_softplus)
     rows = []
     for t in range(u.shape[1]):
-        if starts is not None:
-            state = state.masked_fill(starts[:, t, None, None], 0)
         state = torch.exp(d[:, t, :, None] * A) * state + (d[:, t] * u[:, t])[:, :, None] * B[:, t, None]
         rows.append(sum_over_states(C[:, t, None], state))
     y = torch.stack(rows, dim=1)
@@ -57,14 +46,11 @@ def selective_scan_reference(
     delta_softplus: bool = False,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
-    seq_idx: Tensor | None = None,
-    mask: Tensor | None = None,
 ) -> Any:
     """`selective_scan` as a loop over positions; same arguments."""
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, initial_state)
     check_scan_tensors(args)
-    check_scan_mask(mask, u)
-    y, last = loop_scan(args, delta_softplus, return_last_state, mask, document_starts(seq_idx, u))
+    y, last = loop_scan(args, delta_softplus, return_last_state)
     return (y, last) if return_last_state else y
 
 

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
-from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
+from hf_ssm.ops.gpu.arguments import dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.reference import loop_scan
@@ -29,8 +28,8 @@ __all__ = ["chunk_positions", "scan_triton", "supports_scan"]
 _ENOUGH, _WANTED = 16384, 65536
 _MAX_STATES = 64
 
-# u, delta, A, B, C, D, z, the bias, mask and starts.
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Any, Any]
+# u, delta, A, B, C, D, z and the bias.
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def chunk_positions(batch: int, length: int, channels: int) -> int:
@@ -68,14 +67,6 @@ def _strided(**tensors: Tensor | None) -> dict[str, Any]:
     return with_strides(("batch", "row"), **rows)
 
 
-def _flags(mask: Tensor | None, starts: Tensor | None) -> Tensor | None:
-    """`(B, L)` bytes: 1 where the position is not masked, and 2 more where a document begins."""
-    if starts is None:
-        return as_bytes(mask)
-    visible = torch.ones_like(starts, dtype=torch.int8) if mask is None else mask.to(torch.int8)
-    return (visible + 2 * starts.to(torch.int8)).contiguous()
-
-
 class _Job:
     """What the launches of a scan share.
 
@@ -85,10 +76,9 @@ class _Job:
     """
 
     def __init__(self, inputs: _Inputs, softplus: bool):
-        u, delta, A, B, C, D, z, bias, mask, starts = inputs
+        u, delta, A, B, C, D, z, bias = inputs
         self.batch, self.length, self.channels = u.shape
         self.states, self.planes = A.shape[1], 2 if A.is_complex() else 1
-        self.flags, self.starts = _flags(mask, starts), starts
         self.device, self.A = u.device, scaled_matrix(A.resolve_conj())
         chunk = chunk_positions(*u.shape)
         self.chunks = -(-self.length // chunk)
@@ -103,7 +93,6 @@ class _Job:
             **self.state,
             **_strided(delta=delta),
             "bias": None if bias is None else bias.contiguous(),
-            "flags": self.flags,
             "length": self.length,
             "chunk": chunk,
             "SOFTPLUS": softplus,
@@ -128,14 +117,10 @@ class _Job:
         ends, before = self.states_of(self.batch, self.chunks), self.states_of(self.batch, self.chunks)
         spans = self.empty(self.batch, self.chunks, self.channels)
         kernel.launch(self.grid, **self.step, **arguments, ends=ends, spans=spans)
-        resets = None
-        if self.starts is not None:
-            padded = F.pad(self.starts.to(torch.int8), (0, self.chunks * self.step["chunk"] - self.length))
-            resets = padded.view(self.batch, self.chunks, -1).amax(-1)
         carry.launch(
             lambda meta: (triton.cdiv(self.channels, meta["BLOCK_D"]), self.batch),
             **self.state,
-            **{"ends": ends, "spans": spans, "resets": resets, "state": state, "before": before},
+            **{"ends": ends, "spans": spans, "state": state, "before": before},
             chunks=self.chunks,
             REVERSE=reverse,
         )
@@ -157,13 +142,11 @@ def _forward(
     z: Tensor | None,
     delta_bias: Tensor | None,
     initial_state: Tensor | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
     delta_softplus: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each segment for the backward."""
-    job = _Job((u, delta, A, B, C, D, z, delta_bias, mask, starts), delta_softplus)
+    job = _Job((u, delta, A, B, C, D, z, delta_bias), delta_softplus)
     state = None if initial_state is None else _planes(initial_state)
     before = job.carried(chunk_ends, state, False, job.some("u", "B"))
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
@@ -174,7 +157,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, initial_state, mask, starts, delta_softplus, keep):
+def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
     (batch, length, channels), states = u.shape, A.shape[1]
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     size = (batch, (length + SEGMENT - 1) // SEGMENT, 2 if A.is_complex() else 1, states, channels)
@@ -195,14 +178,12 @@ def _backward(
     D: Tensor | None,
     z: Tensor | None,
     delta_bias: Tensor | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
     saved: Tensor,
     delta_softplus: bool,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
-    job = _Job((u, delta, A, B, C, D, z, delta_bias, mask, starts), delta_softplus)
+    job = _Job((u, delta, A, B, C, D, z, delta_bias), delta_softplus)
     grad = _strided(grad=grad_y)
     state = None if grad_last is None else _planes(grad_last)
     after = job.carried(cotangent_ends, state, True, {**grad, **job.some("C", "z")})
@@ -250,7 +231,7 @@ def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[boo
 
 
 @_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, mask, starts, saved, delta_softplus, wanted):
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, saved, delta_softplus, wanted):
     kind = torch.complex64 if A.is_complex() else torch.float32
     state = torch.empty((len(u), *A.shape), dtype=kind, device=u.device)
     like = (u, delta, A, B, C, D, z, delta_bias, state)
@@ -269,49 +250,35 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, mask, starts, saved = ctx.saved_tensors
+    *tensors, initial_state, saved = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:9])
-    none = (None,) * 4
+    none = (None,) * 2
     if torch.is_grad_enabled():
-        plain = partial(_plain_scan, ctx.delta_softplus, mask, starts)
+        plain = partial(_plain_scan, ctx.delta_softplus)
         return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), *none
     grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, mask, starts, saved, ctx.delta_softplus, wanted)
+    grads = _backward(grad_y, grad_last, *tensors, saved, ctx.delta_softplus, wanted)
     grads = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
     if grads[8] is not None:
         grads[8] = grads[8].to(initial_state.dtype)
     return *grads, *none
 
 
-def _plain_scan(
-    delta_softplus: bool, mask: Tensor | None, starts: Tensor | None, *tensors: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
     given: Any = tensors
-    return loop_scan(ScanTensors(*given), delta_softplus, True, mask, starts)
+    return loop_scan(ScanTensors(*given), delta_softplus, True)
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def supports_scan(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> bool:
+def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
     """Arithmetic in float32, and a number of states that fits in the registers."""
     return args.A.shape[1] * (2 if args.A.is_complex() else 1) <= _MAX_STATES and runs_kernels(*args)
 
 
-def scan_triton(
-    args: ScanTensors,
-    delta_softplus: bool,
-    needs_last: bool,
-    mask: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def scan_triton(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
-    y, last, _ = _forward(*args, mask, starts, delta_softplus, keep)
+    y, last, _ = _forward(*args, delta_softplus, keep)
     return y, last

@@ -28,7 +28,6 @@ from hf_ssm.ops.selective_scan.triton_tiles import (
     advance,
     decay_of,
     enter,
-    flags_at,
     load_parameter,
     load_planes,
     load_row,
@@ -60,11 +59,11 @@ def _add_output(g_real, g_imag, grad, c_real, c_imag, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX: tl.constexpr):
+def _back(g_real, g_imag, decay_real, decay_imag, COMPLEX: tl.constexpr):
     """The cotangent of the state before a position."""
     if COMPLEX:
         decay_imag = -decay_imag
-    g_real, g_imag = advance(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
+    g_real, g_imag = advance(g_real, g_imag, decay_real, decay_imag, COMPLEX)
     return g_real, g_imag
 
 
@@ -101,7 +100,6 @@ def cotangent_ends(
     C,
     z,
     bias,
-    flags,
     ends,
     spans,
     grad_batch,
@@ -138,8 +136,6 @@ def cotangent_ends(
     C += row * C_batch
     if z is not None:
         z += row * z_batch
-    if flags is not None:
-        flags += row * length
     begin = index * chunk
     stop = tl.minimum(begin + chunk, length)
     place = row * tl.num_programs(1) + index
@@ -155,7 +151,7 @@ def cotangent_ends(
         grad_tile, delta_tile = row_of(grad, first, grad_row), row_of(delta, first, delta_row)
         C_tile = row_of(C, first, C_row)
         for i in tl.static_range(TILE - 1, -1, -1):
-            there, fresh = flags_at(flags, first + i, stop)
+            there = first + i < stop
             _, step = step_at(delta_tile + i * delta_row, offset, d, there, channels, SOFTPLUS, SHARED)
             slope = load_row(grad_tile + i * grad_row, d, there, channels)
             if z is not None:
@@ -163,7 +159,7 @@ def cotangent_ends(
             c_real, c_imag = load_weights(C_tile + i * C_row, n, there, STATES, COMPLEX)
             g_real, g_imag = _add_output(g_real, g_imag, slope, c_real, c_imag, COMPLEX)
             decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-            g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
+            g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, COMPLEX)
             span += step
     store_state(ends, place, g_real, g_imag, n, d, STATES, channels, COMPLEX)
     tl.store(spans + place * channels + d, span, mask=d < channels)
@@ -194,7 +190,6 @@ def scan_backward(
     D,
     z,
     bias,
-    flags,
     saved,
     after,
     scratch,
@@ -248,8 +243,6 @@ def scan_backward(
     C += row * C_batch
     if z is not None:
         z += row * z_batch
-    if flags is not None:
-        flags += row * length
     u += row * u_batch
     B += row * B_batch
     grad_u += row * length * channels
@@ -291,11 +284,11 @@ def scan_backward(
             u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
             B_tile = row_of(B, first, B_row)
             for i in tl.static_range(TILE):
-                there, fresh = flags_at(flags, first + i, stop)
+                there = first + i < stop
                 state = (x_real, x_imag)
                 rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
                 _, _, x_real, x_imag, _, _, _ = enter(
-                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                    state, rows, matrix, offset, there, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
                 )
         tl.debug_barrier()
         for back in range(0, count):
@@ -307,11 +300,11 @@ def scan_backward(
             x_real, x_imag = load_state(scratch, place * tiles + tile, n, d, STATES, channels, COMPLEX)
             kept_real, kept_imag, steps, raws = (), (), (), ()
             for i in tl.static_range(TILE):
-                there, fresh = flags_at(flags, first + i, stop)
+                there = first + i < stop
                 state = (x_real, x_imag)
                 rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
                 h_real, h_imag, x_real, x_imag, _, raw, step = enter(
-                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                    state, rows, matrix, offset, there, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
                 )
                 kept_real += (h_real,)  # type: ignore[assignment]
                 kept_imag += (h_imag,)  # type: ignore[assignment]
@@ -319,7 +312,7 @@ def scan_backward(
                 raws += (raw,)  # type: ignore[assignment]
             for i in tl.static_range(TILE - 1, -1, -1):
                 t = first + i
-                there, fresh = flags_at(flags, t, stop)
+                there = t < stop
                 keep = (t < stop) & inside
                 step, h_real, h_imag = steps[i], kept_real[i], kept_imag[i]
                 value = load_row(u_tile + i * u_row, d, there, channels)
@@ -369,7 +362,7 @@ def scan_backward(
                     tl.store(target, of_step.to(grad_delta.dtype.element_ty), mask=keep)
 
                 decay_real, decay_imag = decay_of(step, a_real, a_turns, COMPLEX)
-                g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, fresh, COMPLEX)
+                g_real, g_imag = _back(g_real, g_imag, decay_real, decay_imag, COMPLEX)
         tl.debug_barrier()
     total_row = sums + place * (STATES * planes + 2) * channels
     store_state(total_row, 0, sum_A_real, sum_A_imag, n, d, STATES, channels, COMPLEX)

@@ -17,19 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
-from hf_ssm.ops.gpu.projection import Projection, normalize_cost, project_cost
+from hf_ssm.ops.gpu.projection import Projection
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, check_block_weights
 
 __all__ = [
     "TritonBlocksStep",
-    "blocks_cost",
     "scan_step_triton",
-    "step_cost",
     "supports_blocks",
     "supports_scan_step",
 ]
@@ -267,19 +264,6 @@ def scan_step_triton(args: ScanTensors, softplus: bool) -> tuple[Tensor, Tensor]
     return y, new_state
 
 
-def step_cost(batch: int, channels: int, states: int, *, tile: int) -> Cost:
-    """Cost of a step in float32 of real states with softplus, bias, skip and gate, by programs of `tile` channels.
-
-    `2 B D N` numbers of the states are read and written; A, `D N` numbers, is read again for each row of the batch,
-    and the weights of bias and skip too. B and C are read by each program of a row.
-    """
-    numbers, programs = batch * channels, -(-channels // tile)
-    read = numbers * states + 3 * numbers + channels * (states + 2) + 2 * batch * states
-    again = (batch - 1) * channels * (states + 2) + (programs - 1) * 2 * batch * states
-    # Softplus: exponential, logarithm, division. SiLU: exponential, division.
-    return Cost(4 * read, 4 * again, 4 * (numbers * states + numbers), numbers * (states + 5))
-
-
 class _Block:
     """The launches of a Mamba block."""
 
@@ -334,26 +318,3 @@ class TritonBlocksStep(BlocksOnGPU):
         blocks = [_Block(block, options) for block in weights]
         scratch = 2 * channels, rank + 2 * states, channels
         super().__init__(blocks, weights, options, final_norm, shapes, scratch)
-
-
-def blocks_cost(
-    count: int, batch: int, size: int, channels: int, states: int, rank: int, taps: int, item: int, *, tile: int
-) -> Cost:
-    """Cost of one position of all blocks with RMS norms first, weights of `item` bytes and no bias but that of steps.
-
-    The bound are the weights, `item (3 H D + (2 R + 2 N) D + ...)` bytes of each block, read once whatever the batch;
-    after them the states, `8 B D N` bytes. Inputs that every program reads again come from the cache.
-    """
-    numbers, programs = batch * channels, -(-channels // tile)
-    selected = 4 * batch * (rank + 2 * states)
-    weights = item * channels * (rank + states + 2)
-    read = 4 * (numbers * states + 2 * numbers) + selected + weights
-    again = (batch - 1) * weights + (programs - 1) * selected
-    update = Cost(read, again, 4 * numbers * (states + 1), numbers * (states + 5) + batch * channels * states)
-    read_in = project_cost(batch, 2 * channels, size, item, normed=True)
-    past = 4 * numbers * (taps - 1)
-    convolution = Cost(item * channels * taps + past, 0, past, 2 * numbers)
-    residual = Cost(4 * batch * size)
-    block = read_in + convolution + project_cost(batch, rank + 2 * states, channels, item) + update
-    block = block + project_cost(batch, size, channels, item) + residual
-    return normalize_cost(batch, size, item) + block * count

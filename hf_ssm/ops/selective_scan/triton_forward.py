@@ -16,7 +16,6 @@ from hf_ssm.ops.selective_scan.triton_tiles import (
     advance,
     decay_of,
     enter,
-    flags_at,
     load_parameter,
     load_planes,
     load_row,
@@ -38,7 +37,6 @@ EXAMPLES = {
     dtype: {
         **dict.fromkeys(("u", "delta", "B", "C", "z"), f"*{dtype}"),
         **dict.fromkeys(("A", "D", "bias"), "*fp32"),
-        **dict.fromkeys(("flags",), "*i8"),
         **dict.fromkeys(_STRIDES, "i32:16"),
         **dict.fromkeys(("length", "chunk"), "i32"),
         "channels": "i32:16",
@@ -57,7 +55,7 @@ def _example(*names: str, **more: object) -> dict[str, dict[str, object]]:
     return {dtype: {**{name: example[name] for name in names}, **more} for dtype, example in EXAMPLES.items()}
 
 
-_INPUTS = ("u", "delta", "A", "B", "bias", "flags", "u_batch", "u_row", "delta_batch", "delta_row", "B_batch")
+_INPUTS = ("u", "delta", "A", "B", "bias", "u_batch", "u_row", "delta_batch", "delta_row", "B_batch")
 _SIZES = ("B_row", "length", "channels", "chunk", "SOFTPLUS", "SHARED", "SHARED_BIAS", "COMPLEX", "STATES", "BLOCK_N")
 
 
@@ -73,7 +71,6 @@ def chunk_ends(
     A,
     B,
     bias,
-    flags,
     ends,
     spans,
     u_batch,
@@ -100,7 +97,6 @@ def chunk_ends(
         u: `(B, L, D)` with strides; so are `delta`, `(B, L, 1)` if `SHARED`, and B `(B, L, N)`.
         A: `(P, N, D)`, by `scaled_matrix`.
         bias: `(D,)`, or `(1,)` if `SHARED_BIAS`.
-        flags: `(B, L)`, bytes: 1 where the position is not masked, and 2 more where a document begins; or absent.
         ends: `(B, K, P, N, D)`, float32.
         spans: `(B, K, D)`, float32.
         chunk: Positions of a chunk.
@@ -110,8 +106,6 @@ def chunk_ends(
     u += row * u_batch
     delta += row * delta_batch
     B += row * B_batch
-    if flags is not None:
-        flags += row * length
     begin = index * chunk
     stop = tl.minimum(begin + chunk, length)
     place = row * tl.num_programs(1) + index
@@ -126,11 +120,11 @@ def chunk_ends(
         u_tile, delta_tile = row_of(u, first, u_row), row_of(delta, first, delta_row)
         B_tile = row_of(B, first, B_row)
         for i in tl.static_range(TILE):
-            there, fresh = flags_at(flags, first + i, stop)
+            there = first + i < stop
             state = (x_real, x_imag)
             rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
             _, _, x_real, x_imag, _, _, step = enter(
-                state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                state, rows, matrix, offset, there, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
             )
             span += step
     store_state(ends, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
@@ -143,7 +137,6 @@ def chunk_ends(
     examples=_example(
         *("A", "channels", "COMPLEX", "STATES", "BLOCK_N"),
         **dict.fromkeys(("ends", "spans", "state", "before"), "*fp32"),
-        resets="*i8",
         chunks="i32",
         REVERSE=False,
     ),
@@ -153,7 +146,6 @@ def carry(
     A,
     ends,
     spans,
-    resets,
     state,
     before,
     channels,
@@ -170,7 +162,6 @@ def carry(
         A: `(P, N, D)`, by `scaled_matrix`.
         ends: States that each chunk adds, `(B, K, P, N, D)`.
         spans: Sum of the steps of each chunk, `(B, K, D)`.
-        resets: Whether a document begins in a chunk, `(B, K)`, bytes, or absent.
         state: State that enters the first chunk, `(B, P, N, D)`, or absent for zero.
         before: `(B, K, P, N, D)`.
         REVERSE: From the last chunk to the first, with conjugate decays: the cotangents of the states.
@@ -187,12 +178,9 @@ def carry(
             place = row * chunks + chunks - 1 - number
         span = tl.load(spans + place * channels + d, mask=d < channels, other=0.0)
         added_real, added_imag = load_state(ends, place, n, d, STATES, channels, COMPLEX)
-        fresh = None
-        if resets is not None:
-            fresh = tl.load(resets + place) != 0
         store_state(before, place, x_real, x_imag, n, d, STATES, channels, COMPLEX)
         decay_real, decay_imag = decay_of(span, a_real, a_turns, COMPLEX)
-        x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX)
+        x_real, x_imag = advance(x_real, x_imag, decay_real, decay_imag, COMPLEX)
         x_real += added_real
         if COMPLEX:
             x_imag += added_imag
@@ -221,7 +209,6 @@ def scan(
     D,
     z,
     bias,
-    flags,
     before,
     y,
     saved,
@@ -263,8 +250,6 @@ def scan(
     u += row * u_batch
     delta += row * delta_batch
     B += row * B_batch
-    if flags is not None:
-        flags += row * length
     C += row * C_batch
     if z is not None:
         z += row * z_batch
@@ -290,11 +275,11 @@ def scan(
             B_tile, C_tile = row_of(B, first, B_row), row_of(C, first, C_row)
             outputs = ()
             for i in tl.static_range(TILE):
-                there, fresh = flags_at(flags, first + i, stop)
+                there = first + i < stop
                 state = (x_real, x_imag)
                 rows = (u_tile + i * u_row, delta_tile + i * delta_row, B_tile + i * B_row)
                 _, _, x_real, x_imag, value, _, _ = enter(
-                    state, rows, matrix, offset, there, fresh, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
+                    state, rows, matrix, offset, there, n, d, channels, SOFTPLUS, SHARED, STATES, COMPLEX
                 )
                 c_real, c_imag = load_weights(C_tile + i * C_row, n, there, STATES, COMPLEX)
                 total = output_of(x_real, x_imag, c_real, c_imag, COMPLEX)
@@ -302,7 +287,7 @@ def scan(
                     total += skip * value
                 if z is not None:
                     total *= silu(load_row(row_of(z, first, z_row) + i * z_row, d, there, channels))
-                outputs += (tl.where(there, total, 0.0),)  # type: ignore[assignment]
+                outputs += (total,)  # type: ignore[assignment]
             # Loads after a store could not be moved before it.
             y_tile = row_of(y, first, channels)
             for i in tl.static_range(TILE):

@@ -22,7 +22,6 @@ __all__ = [
     "advance",
     "decay_of",
     "enter",
-    "flags_at",
     "load_parameter",
     "load_planes",
     "load_row",
@@ -82,13 +81,9 @@ def decay_of(step, a_real, a_turns, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def advance(x_real, x_imag, decay_real, decay_imag, fresh, COMPLEX: tl.constexpr):
-    """The decayed state; zero where a document begins."""
-    if fresh is not None:
-        x_real = tl.where(fresh, 0.0, x_real)
+def advance(x_real, x_imag, decay_real, decay_imag, COMPLEX: tl.constexpr):
+    """The decayed state."""
     if COMPLEX:
-        if fresh is not None:
-            x_imag = tl.where(fresh, 0.0, x_imag)
         return decay_real * x_real - decay_imag * x_imag, decay_real * x_imag + decay_imag * x_real
     return decay_real * x_real, x_imag
 
@@ -115,16 +110,6 @@ def load_parameter(parameter, d, channels, SHARED: tl.constexpr):
         return tl.load(parameter).to(tl.float32) + tl.zeros([d.shape[0]], tl.float32)
     else:
         return tl.load(parameter + d, mask=d < channels, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def flags_at(flags, t, stop):
-    """Whether the position `t` is before `stop` and not masked, and whether a document begins there or `None`."""
-    if flags is None:
-        return t < stop, None
-    else:
-        flag = tl.load(flags + t, mask=t < stop, other=0)
-        return (flag & 1) != 0, (flag & 2) != 0
 
 
 @triton.jit
@@ -164,7 +149,6 @@ def enter(
     A,
     offset,
     there,
-    fresh,
     n,
     d,
     channels,
@@ -180,8 +164,7 @@ def enter(
         rows: Addresses of the rows of u, delta and B.
         A: Pair of tiles.
         offset: The bias `(D,)`.
-        there: Whether the position is not masked.
-        fresh: Whether a document begins, or `None`.
+        there: Whether the position is before the end.
 
     Returns:
         The decayed state, the state, u, the step before the softplus, and the step.
@@ -190,7 +173,7 @@ def enter(
     value = load_row(rows[0], d, there, channels)
     b_real, b_imag = load_weights(rows[2], n, there, STATES, COMPLEX)
     decay_real, decay_imag = decay_of(step, A[0], A[1], COMPLEX)
-    h_real, h_imag = advance(state[0], state[1], decay_real, decay_imag, fresh, COMPLEX)
+    h_real, h_imag = advance(state[0], state[1], decay_real, decay_imag, COMPLEX)
     x = (step * value)[None, :]
     x_real, x_imag = h_real + x * b_real, h_imag
     if COMPLEX:

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE, is_plain_call
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import silu, silu_slope
 from hf_ssm.ops.short_conv.operators import register
 from hf_ssm.ops.short_conv.reference import taps_before
 
 __all__ = [
-    "backward_cost",
     "extend_triton",
-    "forward_cost",
     "short_conv_triton",
     "supports_extend",
     "supports_short_conv",
@@ -206,37 +203,6 @@ def _convolve_backward(
             total = tl.where((tl.load(mask + t, mask=t < length, other=0) != 0)[:, None], total, 0.0)
         grad_u += row * length * channels
         tl.store(grad_u + t.to(tl.int64)[:, None] * channels + d[None, :], total.to(grad_u.dtype.element_ty), mask=keep)
-
-
-def forward_cost(batch: int, length: int, channels: int, taps: int, size: int, tile: int) -> Cost:
-    """Cost of a causal forward with SiLU and bias, by programs of `tile` positions.
-
-    `2 B L D` numbers of `size` bytes to and from the memory; each input is read once for each tap, all but once from a
-    cache: from the L2 cache for the `K - 1` positions before a tile. Two operations of the special function units
-    (exponential, reciprocal) for each output.
-    """
-    outputs, tiles = batch * length * channels, -(-length // tile)
-    reads = batch * channels * sum(max(0, length - i) for i in range(taps))
-    before, weights = batch * channels * (tiles - 1) * (taps - 1), (taps + 1) * channels
-    again = size * (reads - outputs + (batch * tiles - 1) * weights)
-    return Cost(size * (outputs + weights), again, size * outputs, 2 * outputs, local=size * (reads - outputs - before))
-
-
-def backward_cost(batch: int, length: int, channels: int, taps: int, size: int, tile: int) -> Cost:
-    """Cost of a causal backward with SiLU and bias, by programs of `tile` positions.
-
-    `3 B L D` numbers to and from the memory, `(3 K - 3) B L D` from a cache, and `(K + 1) D` float32 sums of each tile.
-    Each input of SiLU is computed again for each tap: `2 K` operations of the special function units.
-    """
-    inputs, tiles, reach = batch * length * channels, -(-length // tile), range(1, taps)
-    reads = batch * channels * (3 * taps * length - length - 3 * sum(reach))
-    around, weights = 3 * batch * channels * (tiles - 1) * (taps - 1), (taps + 1) * channels
-    sums = 4 * batch * tiles * (taps + 1) * channels
-    again = size * (reads - 2 * inputs + (batch * tiles - 1) * weights)
-    return Cost(
-        *(size * (2 * inputs + weights), again, size * inputs + sums, 2 * taps * inputs),
-        local=size * (reads - 2 * inputs - around),
-    )
 
 
 _AXES = ("batch", "row")

@@ -18,18 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
-from hf_ssm.ops.gpu.projection import Projection, normalize_cost, project_cost
+from hf_ssm.ops.gpu.projection import Projection
 from hf_ssm.ops.ssd.arguments import SSDTensors
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, check_ssd_block_weights
 
 __all__ = [
     "TritonSSDBlocksStep",
-    "ssd_blocks_cost",
-    "ssd_step_cost",
     "ssd_step_triton",
     "supports_blocks",
     "supports_ssd_step",
@@ -269,45 +266,3 @@ class TritonSSDBlocksStep(BlocksOnGPU):
         blocks = [_Block(block, options, sizes) for block in weights]
         scratch = channels + mixed + heads, channels
         super().__init__(blocks, weights, options, final_norm, shapes, scratch)
-
-
-def _update_cost(
-    batch: int, heads: int, size: int, groups: int, states: int, tile: int, *, biased: bool, gated: bool
-) -> Cost:
-    """Cost of `update` with skips `(H,)`: `biased` with bias and softplus, `gated` with a gate and the logarithm of A.
-
-    `2 B D N` numbers of the states are read and written. B and C are read by each program, `2 N` numbers, and step
-    size, bias and A, one number each.
-    """
-    numbers, programs = batch * heads * size, batch * heads * -(-size // tile)
-    of_head = 2 + biased
-    read = numbers * (states + 1 + gated) + batch * heads + of_head * heads + 2 * batch * groups * states
-    # The skip of a head is loaded once for each channel.
-    wanted = numbers * (states + 2 + gated) + programs * (of_head + 2 * states)
-    special = programs * (1 + 3 * biased + gated) + 2 * numbers * gated
-    return Cost(4 * read, 4 * (wanted - read), 4 * numbers * (states + 1), special)
-
-
-def ssd_step_cost(batch: int, heads: int, size: int, groups: int, states: int, *, tile: int) -> Cost:
-    """Cost of a step in float32 with softplus, bias and skips `(H,)`, by programs of `tile` channels: `8 B D N` bytes
-    of states, and little else."""
-    return _update_cost(batch, heads, size, groups, states, tile, biased=True, gated=False)
-
-
-def ssd_blocks_cost(
-    count: int, batch: int, width: int, heads: int, size: int, groups: int, states: int, taps: int, *, tile: int
-) -> Cost:
-    """Cost of one position of all blocks in float32, RMS norms first, gated norms, no bias but that of step sizes.
-
-    The bound are the weights, `4 (3 S D + 2 S G N + S H + ...)` bytes of each block, read once whatever the batch;
-    after them the states, `8 B D N` bytes. Inputs that every program reads again come from the cache.
-    """
-    channels = heads * size
-    mixed = channels + 2 * groups * states
-    rows = channels + mixed + heads
-    past = 4 * batch * (taps - 1) * mixed
-    following = Cost(4 * mixed * taps + past + 4 * heads, 0, past, batch * (2 * mixed + 3 * heads))
-    update = _update_cost(batch, heads, size, groups, states, tile, biased=False, gated=True)
-    block = project_cost(batch, rows, width, 4, normed=True) + following + update
-    block = block + project_cost(batch, width, channels, 4, normed=True, groups=groups) + Cost(4 * batch * width)
-    return normalize_cost(batch, width, 4) + block * count

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from costs.rates import Cost
 from torch import Tensor
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.gpu.costs import Cost
 
 # Relative to the largest number of a result: rounding of the arithmetic, and of results in half precision.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

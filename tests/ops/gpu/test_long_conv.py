@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.long_conv import backward_cost, forward_cost
+from costs.rates import Cost
 from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.long_conv import long_conv, long_conv_reference, triton_toeplitz
 from hf_ssm.ops.long_conv import triton as module
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.long_conv.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.long_conv.triton_layout import _crop, _pad
 from hf_ssm.ops.long_conv.triton_toeplitz import _convolve_blocks
 
@@ -32,8 +32,8 @@ def way(request, monkeypatch):
     return request.param
 
 
-def operands(shape, taps, back, gates, dtype, device, taps_dtype=torch.float32):
-    """Inputs, taps of both sides, and gates; absent where a size is zero or a letter is not in `gates`."""
+def operands(shape, taps, back, dtype, device, taps_dtype=torch.float32):
+    """Inputs and taps of both sides, which are absent where a size is zero."""
     channels = shape[2]
     generator = torch.Generator().manual_seed(sum(shape) + taps)
 
@@ -45,20 +45,18 @@ def operands(shape, taps, back, gates, dtype, device, taps_dtype=torch.float32):
         make(shape, dtype),
         make((channels, taps), taps_dtype),
         make((channels, back), taps_dtype, back > 0),
-        make(shape, dtype, "i" in gates),
-        make(shape, dtype, "o" in gates),
     ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("back", "gates"), [(0, ""), (0, "io"), (30, "i"), (50, "o")])
-def test_parity(device, way, dtype, back, gates):
-    assert_parity(long_conv, long_conv_reference, operands((3, 37, 2), 37, back, gates, dtype, device))
+@pytest.mark.parametrize("back", [0, 30, 50])
+def test_parity(device, way, dtype, back):
+    assert_parity(long_conv, long_conv_reference, operands((3, 37, 2), 37, back, dtype, device))
 
 
 @pytest.mark.parametrize("taps_dtype", [torch.float32, torch.bfloat16])
 def test_half_precision(device, way, taps_dtype):
-    arguments = operands((2, 21, 3), 9, 4, "io", torch.float16, device, taps_dtype)
+    arguments = operands((2, 21, 3), 9, 4, torch.float16, device, taps_dtype)
     assert_parity(long_conv, long_conv_reference, arguments)
 
 
@@ -66,15 +64,14 @@ def test_half_precision(device, way, taps_dtype):
     st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 2)),
     st.integers(1, 50),
     st.integers(0, 50),
-    st.sampled_from(["", "i", "o", "io"]),
     st.sampled_from(WAYS),
 )
 @settings(max_examples=5)
-def test_parity_at_any_shape(shape, taps, back, gates, way):
+def test_parity_at_any_shape(shape, taps, back, way):
     device = "cpu" if torch.cuda.device_count() == 0 else "cuda"
     with pytest.MonkeyPatch.context() as patch:
         choose(way, patch)
-        assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, gates, torch.float32, device))
+        assert_parity(long_conv, long_conv_reference, operands(shape, taps, back, torch.float32, device))
 
 
 @pytest.mark.slow
@@ -83,7 +80,7 @@ def test_every_configuration(device, kernel, monkeypatch):
     choose("blocks" if kernel is _convolve_blocks else "transforms", monkeypatch)
     for config in kernel.configs:
         monkeypatch.setattr(kernel, "configs", [config])
-        arguments = operands((1, 130, 1), 70, 40, "io", torch.float32, device)
+        arguments = operands((1, 130, 1), 70, 40, torch.float32, device)
         assert_parity(long_conv, long_conv_reference, arguments)
 
 
@@ -91,7 +88,7 @@ def test_blocks_of_rows_and_channels(device, way, monkeypatch):
     """Two rows and two channels at a time."""
     monkeypatch.setattr(module, "_FEWEST_CHANNELS", 2)
     monkeypatch.setattr(module, "MOST_SAMPLES_ON_A_GPU", 2 * 2 * 32)
-    arguments = operands((3, 12, 3), 12, 5, "io", torch.float32, device)
+    arguments = operands((3, 12, 3), 12, 5, torch.float32, device)
     assert_parity(long_conv, long_conv_reference, arguments)
 
 
@@ -105,7 +102,7 @@ def test_the_division_fits_a_grid_and_the_memory():
 
 
 def test_the_default_dtype_does_not_matter(device, way):
-    arguments = operands((2, 9, 2), 5, 3, "io", torch.float32, device)
+    arguments = operands((2, 9, 2), 5, 3, torch.float32, device)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -118,7 +115,7 @@ def test_parts_of_the_batch_are_summed(device, monkeypatch):
     choose("blocks", monkeypatch)
     for fewest in (1, 2, 100):
         monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", fewest)
-        assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, "", torch.float32, device))
+        assert_parity(long_conv, long_conv_reference, operands((5, 9, 1), 6, 3, torch.float32, device))
 
 
 def test_parts_of_the_batch_read_their_rows_only(device, monkeypatch):
@@ -135,21 +132,21 @@ def test_parts_of_the_batch_read_their_rows_only(device, monkeypatch):
         torch.testing.assert_close(by_lag[0, 32 + lag], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("wanted", range(5))
+@pytest.mark.parametrize("wanted", range(3))
 def test_gradient_of_one_argument_only(device, way, wanted):
-    arguments = operands((2, 19, 3), 11, 7, "io", torch.float32, device)
+    arguments = operands((2, 19, 3), 11, 7, torch.float32, device)
     arguments = [t.detach().requires_grad_(number == wanted) for number, t in enumerate(arguments)]
     assert_parity(long_conv, long_conv_reference, arguments)
 
 
 def test_only_the_inputs_are_read(device, way):
-    """Inputs and gates are slices of one tensor whose other numbers are NaN, and taps those of longer rows."""
+    """Inputs are a slice of a tensor whose other numbers are NaN, and taps those of longer rows."""
     whole = torch.full((3, 40, 12), torch.nan, device=device)
     whole[1:, :23, 2:11] = torch.randn(2, 23, 9, device=device)
-    u, in_gate, out_gate = whole[1:, :23, 2:11].split(3, dim=-1)
+    u = whole[1:, :23, 2:5]
     taps = torch.full((3, 40), torch.nan, device=device)
     taps[:, :20] = torch.randn(3, 20, device=device)
-    leaves = [t.detach().requires_grad_() for t in (u, taps[:, :20], taps[:, :20].flip(0), in_gate, out_gate)]
+    leaves = [t.detach().requires_grad_() for t in (u, taps[:, :20], taps[:, :20].flip(0))]
     assert leaves[0].stride() == (480, 12, 1)
     assert_parity(long_conv, long_conv_reference, leaves)
     # Channels that are not innermost.
@@ -158,7 +155,7 @@ def test_only_the_inputs_are_read(device, way):
 
 
 def test_nan_stays_in_its_row_and_channel(device, way):
-    u, taps, *_ = operands((3, 40, 3), 40, 0, "", torch.float32, device)
+    u, taps, *_ = operands((3, 40, 3), 40, 0, torch.float32, device)
     with torch.no_grad():
         u[1, 20, 2] = torch.nan
     with use_backend("triton"):
@@ -173,23 +170,22 @@ def test_nan_stays_in_its_row_and_channel(device, way):
 
 def test_an_empty_batch(device, way):
     with use_backend("triton"):
-        arguments = operands((0, 30, 2), 7, 3, "io", torch.float32, device)
+        arguments = operands((0, 30, 2), 7, 3, torch.float32, device)
         y = long_conv(*arguments)
         grads = torch.autograd.grad(y, arguments, torch.ones_like(y))
-    assert y.shape == grads[0].shape == grads[3].shape == grads[4].shape == (0, 30, 2)
+    assert y.shape == grads[0].shape == (0, 30, 2)
     assert not grads[1].any()
     assert not grads[2].any()
 
 
-@pytest.mark.parametrize("gates", ["", "io"])
-def test_second_derivatives(device, way, gates):
+def test_second_derivatives(device, way):
     def penalty(function, tensors, cast=lambda t: t):
         leaves = [t if t is None else cast(t.detach()).requires_grad_() for t in tensors]
         given = [t for t in leaves if t is not None]
         first = torch.autograd.grad(function(*leaves).sin().sum(), given, create_graph=True)
         return torch.autograd.grad(sum(g.pow(2).sum() for g in first), given)
 
-    arguments = operands((2, 10, 2), 10, 4, gates, torch.float32, device)
+    arguments = operands((2, 10, 2), 10, 4, torch.float32, device)
     expected = penalty(long_conv_reference, arguments, lambda t: t.double())
     with use_backend("triton"):
         found = penalty(long_conv, arguments)
@@ -198,33 +194,29 @@ def test_second_derivatives(device, way, gates):
 
 
 def test_function_transforms_and_other_dtypes_take_torch(device):
-    u, taps, *_ = (t.detach() for t in operands((2, 9, 2), 5, 0, "", torch.float32, device) if t is not None)
+    u, taps, *_ = (t.detach() for t in operands((2, 9, 2), 5, 0, torch.float32, device) if t is not None)
     with use_backend("triton"):
         found = torch.func.vmap(long_conv, in_dims=(0, None))(u.unsqueeze(1), taps)
         torch.testing.assert_close(found.squeeze(1), long_conv(u, taps))
         assert long_conv(u.double(), taps).dtype == torch.float64
-        assert not module.supports_long_conv(u.double(), taps, None, None, None)
-        assert not module.supports_long_conv(u, taps.double(), None, None, None)
-        assert not module.supports_long_conv(u.half(), taps, None, u, None)
-        assert module.supports_long_conv(u.half(), taps, None, u.half(), None)
-        mixed = long_conv(u.half(), taps, in_gate=u)
-    torch.testing.assert_close(mixed, long_conv_reference(u.half().float() * u, taps))
+        assert not module.supports_long_conv(u.double(), taps, None)
+        assert not module.supports_long_conv(u, taps.double(), None)
+        assert module.supports_long_conv(u.half(), taps, None)
 
 
 def test_it_compiles_as_one_graph(device, way):
     torch._dynamo.reset()
-    arguments = operands((2, 9, 1), 5, 3, "io", torch.float32, device)
+    arguments = operands((2, 9, 1), 5, 3, torch.float32, device)
     compiled = torch.compile(long_conv, backend="aot_eager", fullgraph=True)
     assert_parity(compiled, long_conv_reference, arguments)
 
 
 def test_the_operators_keep_the_rules_of_operators(device, way):
-    arguments = operands((2, 8, 1), 5, 4, "io", torch.float32, device)
+    arguments = operands((2, 8, 1), 5, 4, torch.float32, device)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for keep in (False, True):
-        torch.library.opcheck(torch.ops.hf_ssm.long_conv_triton.default, (*arguments, keep), test_utils=tests)
+    torch.library.opcheck(torch.ops.hf_ssm.long_conv_triton.default, tuple(arguments), test_utils=tests)
     detached = [t.detach() for t in (arguments[0], *arguments)]
-    for needs in ((True, True, True), (False, True, False)):
+    for needs in ((True, True), (False, True)):
         torch.library.opcheck(
             torch.ops.hf_ssm.long_conv_triton_backward.default, (*detached, *needs), test_utils=tests[::2]
         )
@@ -232,7 +224,7 @@ def test_the_operators_keep_the_rules_of_operators(device, way):
 
 @pytest.mark.parametrize("pieces", [(70,), (20, 45, 1, 4), (1, 1, 68)])
 def test_a_stream_equals_the_whole(device, pieces):
-    u, taps, *_ = (t.detach() for t in operands((2, 70, 1), 70, 0, "", torch.float32, device) if t is not None)
+    u, taps, *_ = (t.detach() for t in operands((2, 70, 1), 70, 0, torch.float32, device) if t is not None)
     stream, outputs = StreamingConvolution(longest=70), []
     with use_backend("triton"):
         outputs = [stream.extend(piece, lambda n: taps[:, :n]) for piece in u.split(pieces, dim=1)]
@@ -248,21 +240,20 @@ def test_a_stream_equals_the_whole(device, pieces):
     torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("dtype", "gates"), [(torch.float32, ""), (torch.bfloat16, "io")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(3, 120, 1, 120), (2, 90, 2, 20)])
-def test_counted_cost(device, way, sizes, dtype, gates, monkeypatch):
+def test_counted_cost(device, way, sizes, dtype, monkeypatch):
     # One part of the sum over the batch.
     monkeypatch.setattr(triton_toeplitz, "_FEWEST_PROGRAMS", 1)
     *shape, taps = sizes
-    arguments = operands(shape, taps, 0, gates, dtype, device)
+    arguments = operands(shape, taps, 0, dtype, device)
     with use_backend("triton"):
         with counted() as forward:
             y = long_conv(*arguments)
         with counted() as backward:
             torch.autograd.grad(y, [t for t in arguments if t is not None], torch.ones_like(y))
-    options = {"gated": bool(gates), "blocks": way == "blocks"}
     for counter, cost in ((forward, forward_cost), (backward, backward_cost)):
-        expected, _ = cost(*sizes, dtype.itemsize, **options)
+        expected, _ = cost(*sizes, dtype.itemsize, blocks=way == "blocks")
         assert expected.exponentials == 0
         assert_counted(counter, expected, local=True)
 

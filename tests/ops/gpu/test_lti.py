@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs import exponential_sums as costs_of_sums
+from costs import krylov as costs
 from proofs import assert_counted, assert_near, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
@@ -17,7 +19,6 @@ from hf_ssm.ops.lti import triton_dplr as operators
 from hf_ssm.ops.lti import triton_exponential_sums as sums
 from hf_ssm.ops.lti import triton_krylov as krylov
 from hf_ssm.ops.lti import triton_krylov_backward as backward
-from hf_ssm.ops.lti import triton_krylov_costs as costs
 from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_kernel_reference
 from hf_ssm.ops.lti.dplr import dplr_kernel, dplr_kernel_reference, dplr_start
 from hf_ssm.ops.lti.exponential_sums import exponential_sums
@@ -250,8 +251,8 @@ def test_counted_cost_of_the_sums(device, triton_kernels, length):
         taps = narrow_sums(*given_bases, length)
     with counted() as backward_count:
         taps.backward(torch.ones_like(taps))
-    assert_counted(forward_count, sums.forward_cost(1, 17, length))
-    assert_counted(backward_count, sums.backward_cost(1, 17, length))
+    assert_counted(forward_count, costs_of_sums.forward_cost(1, 17, length))
+    assert_counted(backward_count, costs_of_sums.backward_cost(1, 17, length))
 
 
 @pytest.mark.parametrize(("pairs", "length", "columns"), [(3, 200, 1), (9, 1100, 1), (3, 1100, 4)])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.selective_scan import backward_cost, forward_cost
 from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
@@ -15,11 +16,9 @@ from hf_ssm.ops.selective_scan import triton as operators
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.triton import chunk_positions
 from hf_ssm.ops.selective_scan.triton_backward import cotangent_ends, scan_backward
-from hf_ssm.ops.selective_scan.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.selective_scan.triton_forward import carry, chunk_ends, scan
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
-BY_POSITION = ("u", "delta", "B", "C", "z")
 
 
 def tensors(batch, length, channels, states, device, dtype=torch.float32, is_complex=False, shared=False):
@@ -43,16 +42,16 @@ def tensors(batch, length, channels, states, device, dtype=torch.float32, is_com
     return {name: t.to(device).requires_grad_() for name, t in found.items()}
 
 
-def by_name(function, names, positions, *values, **options):
-    return function(**dict(zip(names, values, strict=True)), **positions, delta_softplus=True, return_last_state=True)
+def by_name(function, names, *values):
+    return function(**dict(zip(names, values, strict=True)), delta_softplus=True, return_last_state=True)
 
 
-def assert_scan(values, positions=None):
+def assert_scan(values):
     """Parity of the output, the last state and all gradients."""
-    names, positions = tuple(values), positions or {}
+    names = tuple(values)
     assert_parity(
-        lambda *args: by_name(selective_scan, names, positions, *args),
-        lambda *args: by_name(selective_scan_reference, names, positions, *args),
+        lambda *args: by_name(selective_scan, names, *args),
+        lambda *args: by_name(selective_scan_reference, names, *args),
         list(values.values()),
     )
 
@@ -69,28 +68,11 @@ def short_segments(monkeypatch):
     monkeypatch.setattr(operators, "SEGMENT", 8)
 
 
-def packed_and_masked(batch, length, device):
-    """Documents that begin inside chunks and at their first position, also at a masked one."""
-    seq_idx = torch.zeros(batch, length, dtype=torch.long)
-    seq_idx[0, 3:] += 1
-    seq_idx[0, 8:] += 1
-    seq_idx[-1, 9:] += 4
-    mask = torch.ones(batch, length, dtype=torch.bool)
-    mask[0, [0, 8, 9]] = False
-    mask[-1, [5, length - 1]] = False
-    return {"seq_idx": seq_idx.to(device), "mask": mask.to(device)}
-
-
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_masks_documents_and_chunks(device, is_complex):
-    values = tensors(2, 11, 3, 2, device, is_complex=is_complex)
+def test_chunks(device, is_complex):
     assert chunk_positions(2, 11, 3) == 8
-    positions = packed_and_masked(2, 11, device)
-    with torch.no_grad():
-        for name in BY_POSITION:
-            values[name][~positions["mask"]] = float("nan")
-    assert_scan(values, positions)
+    assert_scan(tensors(2, 11, 3, 2, device, is_complex=is_complex))
 
 
 @pytest.mark.usefixtures("short_segments")
@@ -112,12 +94,12 @@ def test_one_chunk_of_several_segments(device, monkeypatch):
 def test_shared_steps(device, bias):
     values = tensors(2, 6, 5, 2, device, shared=True)
     values["delta_bias"] = torch.randn(bias, device=device, requires_grad=True)
-    assert_scan(values, {"mask": torch.tensor([[True, True, False, True, True, True]] * 2, device=device)})
+    assert_scan(values)
 
 
 @given(
     *(st.integers(1, 2), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4)),
-    st.sets(st.sampled_from(("D", "z", "delta_bias", "initial_state", "softplus", "last", "seq_idx"))),
+    st.sets(st.sampled_from(("D", "z", "delta_bias", "initial_state", "softplus", "last"))),
 )
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("short_segments")
@@ -126,9 +108,7 @@ def test_parity_at_any_shape(batch, length, channels, states, options):
     found = tensors(batch, length, channels, states, device)
     names = [name for name in NAMES if name in options or name in ("u", "delta", "A", "B", "C")]
     more = {"delta_softplus": "softplus" in options, "return_last_state": "last" in options}
-    if "seq_idx" in options:
-        more["seq_idx"] = torch.randint(0, 2, (batch, length), device=device)
-    elif "softplus" not in options:
+    if "softplus" not in options:
         with torch.no_grad():
             found["delta"].abs_()
 
@@ -179,7 +159,7 @@ def test_second_derivatives(device):
     found = []
     for backend in ("triton", "torch"):
         with use_backend(backend):
-            y = selective_scan(**values, delta_softplus=True, mask=torch.ones(1, 4, dtype=torch.bool, device=device))
+            y = selective_scan(**values, delta_softplus=True)
             (first,) = torch.autograd.grad(y.sum(), values["delta"], create_graph=True)
             found.append(torch.autograd.grad(first.square().sum(), list(values.values())[:-1], allow_unused=True))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
@@ -189,10 +169,9 @@ def test_second_derivatives(device):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_compiled_whole(device, is_complex):
     values = tensors(1, 3, 3, 2, device, is_complex=is_complex)
-    mask = torch.tensor([[True, False, True]], device=device)
 
     def call(**tensors):
-        return selective_scan(**tensors, delta_softplus=True, return_last_state=True, mask=mask)
+        return selective_scan(**tensors, delta_softplus=True, return_last_state=True)
 
     found = []
     with use_backend("triton"):

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.short_conv import backward_cost, forward_cost
 from proofs import assert_counted, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend, short_conv_reference
-from hf_ssm.ops.short_conv.triton import _convolve, _convolve_backward, backward_cost, forward_cost
+from hf_ssm.ops.short_conv.triton import _convolve, _convolve_backward
 
 
 def arguments(batch, length, channels, taps, dtype, device, bias=True):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from costs.ssd import backward_cost, forward_cost
 from proofs import assert_counted, assert_near, assert_parity, counted
 
 from hf_ssm.ops.backends import use_backend
@@ -16,7 +17,6 @@ from hf_ssm.ops.ssd import ssd_scan, triton_tiles
 from hf_ssm.ops.ssd.reference import loop_ssd
 from hf_ssm.ops.ssd.triton import ssd_triton, supports_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_weights
-from hf_ssm.ops.ssd.triton_costs import backward_cost, forward_cost
 from hf_ssm.ops.ssd.triton_forward import chunk_scan
 from hf_ssm.ops.ssd.triton_tiles import Tiling
 

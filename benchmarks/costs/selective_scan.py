@@ -3,11 +3,10 @@
 Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks.
 """
 
-from hf_ssm.ops.gpu.costs import Cost
+from costs.rates import Cost
+
 from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT
-
-__all__ = ["backward_cost", "carry_cost", "forward_cost"]
 
 
 def carry_cost(batch: int, channels: int, states: int, chunks: int) -> Cost:

@@ -5,11 +5,10 @@ resets and without initial state and gradient of the last state. The states `(B,
 memory traffic of a forward, which writes and reads them twice, where `T < 16 N / (3 size)`.
 """
 
-from hf_ssm.ops.gpu.costs import Cost
+from costs.rates import Cost
+
 from hf_ssm.ops.ssd.triton_forward import pass_states
 from hf_ssm.ops.ssd.triton_tiles import Tiling
-
-__all__ = ["backward_cost", "forward_cost"]
 
 
 class _Numbers:

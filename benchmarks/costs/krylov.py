@@ -3,12 +3,10 @@
 All products count together, those in float64 too: on data center GPUs their rate is at least that of exact float32.
 """
 
+from costs.rates import Cost
 from triton import cdiv
 
-from hf_ssm.ops.gpu.costs import Cost
 from hf_ssm.ops.lti.triton_krylov import Plan, plan_steps, tile_size
-
-__all__ = ["backward_cost", "forward_cost"]
 
 
 def _powers_used(plan: Plan) -> tuple[int, int]:
