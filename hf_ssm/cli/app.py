@@ -88,7 +88,7 @@ def _examples(checkpoint: str) -> list[Any]:
         rows = rows_of(splits, next(name for name in ("test", "validation", "train") if name in splits))
     except (ValueError, OSError, TypeError, KeyError):
         return []
-    return [_example(rows, row, settings) for row in _varied(rows, settings.data.get("label_column", "label"))]
+    return [_example(rows, row, settings) for row in _varied(rows, settings.label_column)]
 
 
 def _varied(rows: Any, label_column: str | None) -> list[int]:
@@ -106,7 +106,7 @@ def _varied(rows: Any, label_column: str | None) -> list[int]:
 def _example(rows: Any, number: int, settings: Any) -> Any:
     from hf_ssm.app.served import Example
 
-    column, label = settings.sequence_column, settings.data.get("label_column", "label")
+    column, label = settings.sequence_column, settings.label_column
     feature = rows.features.get(label)
     kind = rows[number].get(label) if label is not None else None
     if hasattr(feature, "int2str") and isinstance(kind, int):

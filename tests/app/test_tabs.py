@@ -240,6 +240,12 @@ def test_examples_are_rows_of_the_data(tmp_path: Path, monkeypatch: pytest.Monke
     found = app._examples(str(tmp_path))
     assert len(found) == 4 and all(example.label.endswith(f": {rows[example.text]}") for example in found)
     assert len({rows[example.text] for example in found}) == 2
+    (tmp_path / "rows.csv").write_text(
+        "\n".join(["sequence,x,y", *(f"{text},{n},{n + 1}" for n, text in enumerate(rows))])
+    )
+    data = f"data: {{dataset: {tmp_path / 'rows.csv'}, label_column: [x, y]}}"
+    settings.write_text(f"{data}\nmodel: {{task: sequence-regression}}\n")
+    assert [example.label for example in app._examples(str(tmp_path))] == ["row 1", "row 2", "row 3", "row 4"]
     # The settings of a repository do not open files of this machine.
     monkeypatch.setattr(app, "file_of", lambda checkpoint, name: settings)
     assert app._examples("ada/run") == []
