@@ -153,7 +153,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--label-column", "alt"], "`label`='alt' has labels such as"),
         (["--label-column", "clas"], "v.csv has no column 'clas'; it has alt, chrom"),
         (["--label-column", "label", "--by", "gene"], "v.csv has no column 'gene'"),
-        (["--label-column", "label", "--by", "pos"], "no group has variants of both classes"),
+        (["--label-column", "label", "--by", "pos"], "no group has variants of different labels"),
         (["--label-column", "label", "--positive", "bad"], "`positive`='bad' is no label"),
     ],
 )
