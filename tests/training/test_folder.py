@@ -104,8 +104,8 @@ def test_leftovers_of_a_save_are_deleted_and_nothing_else(tmp_path):
     (tmp_path / "modeling_s4.py").write_text("")
     (tmp_path / "configuration_s4.py").write_text(HEADER[:10])
     (tmp_path / "mine.py").write_text("print()")
-    (tmp_path / f"{TEMPORARY_PREFIX}abc").mkdir()
-    (tmp_path / f"{TEMPORARY_PREFIX}abc" / "half.json").write_text("{")
+    (tmp_path / f"{TEMPORARY_PREFIX}abcdefgh").mkdir()
+    (tmp_path / f"{TEMPORARY_PREFIX}abcdefgh" / "half.json").write_text("{")
     folder.discard_incomplete(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
@@ -121,7 +121,7 @@ def test_clearing_deletes_the_run_whatever_its_checkpoints_hold_and_nothing_else
     for name, source in bundle(S4Config).items():
         (tmp_path / name).write_text(source)
     (tmp_path / "truncated.py").write_text(HEADER[:5])
-    (tmp_path / f"{TEMPORARY_PREFIX}abc").mkdir()
+    (tmp_path / f"{TEMPORARY_PREFIX}abcdefgh").mkdir()
     folder.clear_output(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-of-mine", "data.csv", "model.py", "runs"]
     assert [path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()] == ["mine.txt"]

@@ -67,9 +67,9 @@ with scratch_folder(sys.argv[1]) as folder:
 
 
 def test_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path):
-    (tmp_path / f"{TEMPORARY_PREFIX}file").write_text("mine")
+    (tmp_path / f"{TEMPORARY_PREFIX}file0000").write_text("mine")
     (tmp_path / "target").mkdir()
-    (tmp_path / f"{TEMPORARY_PREFIX}link").symlink_to(tmp_path / "target")
+    (tmp_path / f"{TEMPORARY_PREFIX}link0000").symlink_to(tmp_path / "target")
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"ready\n"
@@ -81,7 +81,7 @@ def test_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path):
     with staged_files(tmp_path) as folder:
         (folder / "new").write_text("new")
         assert not used & set(names(tmp_path))
-    assert names(tmp_path) == [f"{TEMPORARY_PREFIX}file", f"{TEMPORARY_PREFIX}link", "new", "target"]
+    assert names(tmp_path) == [f"{TEMPORARY_PREFIX}file0000", f"{TEMPORARY_PREFIX}link0000", "new", "target"]
 
 
 def test_outdated_files_are_deleted_after_the_new_ones_are_there(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
 import importlib
-import math
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -9,12 +8,19 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
+from hf_ssm.models.base.field_checks import (
+    check_attribute,
+    check_dtype,
+    check_label_names,
+    check_numbers,
+    check_sobolev,
+    warn_of_changed_filter,
+)
 from hf_ssm.models.base.loading import converter_for
 from hf_ssm.models.base.reverse_complement import check_strands, complements
 from hf_ssm.models.base.weights import FETCHING
@@ -46,12 +52,6 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
 )
 # transformers makes a dictionary of this size of a number.
 _MOST_LABELS = 1_000_000
-# Sizes and counts, which torch multiplies as 64-bit integers.
-_LARGEST_SIZE = 2**31 - 1
-# Readers of JSON round integers beyond.
-_LARGEST_INTEGER = 2**53
-# Largest gain of a Sobolev filter at a frequency: the square of an output is finite in float32.
-_LARGEST_GAIN = 1e15
 
 C = TypeVar("C", bound=type)
 
@@ -70,17 +70,12 @@ def strict_config(cls: C) -> C:
             construct(self, *args, **kwargs)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        _check_attribute(name, value)
+        check_attribute(name, value)
         with _value_errors(type(self).__name__):
             assign(self, self.attribute_map.get(name, name), value)
 
     validated.__init__, validated.__setattr__ = __init__, __setattr__
     return cls
-
-
-def _short(number: int) -> str:
-    """A number, shortened: Python refuses to write integers of some thousand digits."""
-    return str(number) if number.bit_length() <= 128 else f"an integer of {number.bit_length()} bits"
 
 
 @contextmanager
@@ -89,62 +84,6 @@ def _value_errors(name: str) -> Iterator[None]:
         yield
     except StrictDataclassError as error:
         raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
-
-
-def _check_dtype(dtype: Any) -> None:
-    value = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
-        raise ValueError(
-            f"`dtype` must be the name of a type of torch, such as 'float32', or a floating point type of torch, got "
-            f"{dtype!r}."
-        )
-
-
-def _check_attribute(name: str, value: Any) -> None:
-    """Check what transformers reads without a check, in arguments and in assigned values."""
-    if name == "attribute_map":
-        raise ValueError("`attribute_map` is part of the class, not a field of the configuration: leave it out.")
-    if name == "id2label":
-        _check_names(value)
-    is_map = value is None or isinstance(value, dict)
-    if name == "per_layer_config" and not (is_map and all(isinstance(part, dict) for part in (value or {}).values())):
-        raise ValueError(f"`per_layer_config` must be a dictionary of dictionaries, got {value!r}: leave it out.")
-    if name == "task_specific_params" and not is_map:
-        raise ValueError(f"`task_specific_params` must be a dictionary, got {value!r}: leave it out.")
-    names = value if isinstance(value, (list, tuple)) else [None]
-    if name == "architectures" and value is not None and not all(isinstance(part, str) for part in names):
-        raise ValueError(f"`architectures` must be a list of names of classes, got {value!r}: leave it out.")
-    if name in ("decoder", "generator", "text_config") and value is not None:
-        raise ValueError(f"`{name}` is for models of several parts, got {value!r}: leave it out.")
-    if name == "quantization_config" and not (is_map or hasattr(value, "to_dict")):
-        raise ValueError(
-            f"`quantization_config` must be a configuration of transformers, such as `TorchAoConfig`, or a dictionary, "
-            f"got {value!r}: leave it out for weights that are not quantised."
-        )
-
-
-def _check_names(id2label: Any) -> None:
-    is_map = isinstance(id2label, dict) and all(str(key).isdecimal() for key in id2label)
-    if id2label is not None and not is_map:
-        raise ValueError(f"`id2label` must map numbers to names, got {id2label!r}.")
-
-
-def _warn_of_changed_filter(config: dict[str, Any]) -> None:
-    """Warn of a checkpoint that was trained with the zero-phase filter before its bilinear frequencies had a cutoff.
-
-    A saved configuration has all fields; `tie_dropout` was added together with the cutoff.
-    """
-    orders = config.get("sobolev_order")
-    has_filter = config.get("sobolev_trainable") or (any(orders) if isinstance(orders, list) else orders)
-    flags = config.get("sobolev_mode"), config.get("sobolev_frequency")
-    is_saved = "transformers_version" in config
-    if is_saved and "tie_dropout" not in config and flags == ("zero_phase", "bilinear") and has_filter:
-        logger.warning_once(
-            "This checkpoint was saved before bilinear frequencies of the zero-phase Sobolev filter became constant "
-            "above 0.95 π: its outputs differ from those of its training (logits by up to 1.4 at β = 0.5). For the "
-            "former outputs, load the checkpoint with its own code (`trust_remote_code=True`); otherwise evaluate or "
-            "train it again, and save it to end this warning."
-        )
 
 
 @strict_config
@@ -322,8 +261,8 @@ class SSMConfig(PreTrainedConfig):
         # A flag is an int, too.
         if num_labels is not None and not (type(num_labels) is int and 0 <= num_labels <= _MOST_LABELS):
             raise ValueError(f"`num_labels` must be a number up to {_MOST_LABELS}, got {num_labels!r}.")
-        _check_names(self.id2label)
-        _check_dtype(torch_dtype if self.dtype is None else self.dtype)
+        check_label_names(self.id2label)
+        check_dtype(torch_dtype if self.dtype is None else self.dtype)
 
     def _derive(self) -> None:
         """Fill fields whose default depends on others; called after `attribute_map` has been applied."""
@@ -376,7 +315,7 @@ class SSMConfig(PreTrainedConfig):
         Raises:
             ValueError: A keyword argument whose name is nearly that of a field.
         """
-        _warn_of_changed_filter(config_dict)
+        warn_of_changed_filter(config_dict)
         known = cls.known_arguments()
         for name in (config_dict.keys() | kwargs.keys()) - known:
             if name[:1] != "_" and hasattr(cls, name):
@@ -386,7 +325,7 @@ class SSMConfig(PreTrainedConfig):
                 )
         # transformers ignores some arguments here that it reads when it loads the model.
         for name, value in kwargs.items():
-            _check_attribute(name, value)
+            check_attribute(name, value)
         for name in kwargs.keys() - known:
             near = closest_name(name, known, cutoff=0.8)
             if near is not None:
@@ -433,11 +372,11 @@ class SSMConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-        _check_dtype(self.dtype)
-        _check_names(self.id2label)
+        check_dtype(self.dtype)
+        check_label_names(self.id2label)
         if not isinstance(self.num_labels, int):
             raise ValueError(f"`num_labels` must be a number, got {self.num_labels!r}: set it, or `id2label`.")
-        self._check_numbers()
+        check_numbers(self)
         check_strands(self)
         if self.stores_pairs and self.state_size % 2:
             raise ValueError(f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.")
@@ -445,7 +384,7 @@ class SSMConfig(PreTrainedConfig):
             raise ValueError(
                 f"`time_step_min` ({self.time_step_min}) must not exceed `time_step_max` ({self.time_step_max})."
             )
-        self._check_sobolev()
+        check_sobolev(self)
         if self.residual_in_fp32 and not self.use_residual:
             raise ValueError(
                 "`residual_in_fp32=True` needs `use_residual=True`: there is no residual stream without it."
@@ -456,54 +395,6 @@ class SSMConfig(PreTrainedConfig):
                     f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: use "
                     f"init='lin' (in a selective model with `complex_state=True`), or leave `{name}` at {neutral}."
                 )
-
-    def _check_numbers(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            for number in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(number, int) and abs(number) > _LARGEST_INTEGER:
-                    raise ValueError(f"`{field.name}` must be at most 2^53 in magnitude, got {_short(number)}.")
-        for name in self.positive_fields:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-        for name in self.non_negative_fields:
-            value = getattr(self, name)
-            if value is None or not 0 <= value < math.inf:
-                raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
-        for name in (*self.positive_fields, *self.non_negative_fields):
-            value = getattr(self, name)
-            if isinstance(value, int) and value > _LARGEST_SIZE:
-                raise ValueError(f"`{name}` must be at most {_LARGEST_SIZE}, got {value}.")
-        for name, (least, most) in self.field_ranges.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"`{name}` must lie in [{least:g}, {most:g}], got {value}.")
-        for name in ("embedding_dropout", "hidden_dropout", "classifier_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1), got {getattr(self, name)}.")
-
-    def _check_sobolev(self) -> None:
-        orders = self.sobolev_order if isinstance(self.sobolev_order, list) else [self.sobolev_order]
-        if isinstance(self.sobolev_order, list) and len(orders) != self.num_hidden_layers:
-            raise ValueError(
-                f"`sobolev_order` has {len(orders)} entries for num_hidden_layers={self.num_hidden_layers}: "
-                "give one number, or one for each layer."
-            )
-        if not all(math.isfinite(order) for order in orders):
-            raise ValueError(f"`sobolev_order` must be finite, got {self.sobolev_order}.")
-        # As in `ops/sobolev.py`: the largest |s| of a filter, where the bilinear one of zero phase has a cutoff.
-        step = self.sobolev_step
-        largest = {"normalized": 0.5, "radian": math.pi / step, "bilinear": 2 / step}[self.sobolev_frequency]
-        if self.sobolev_frequency == "bilinear" and self.sobolev_mode == "zero_phase":
-            largest *= math.tan(0.475 * math.pi)
-        limit = math.log(_LARGEST_GAIN) / math.log1p(largest)
-        if max(map(abs, orders), default=0.0) > limit:
-            raise ValueError(
-                f"`sobolev_order` must lie in [{-limit:.3g}, {limit:.3g}] with `sobolev_frequency`="
-                f"{self.sobolev_frequency!r} and steps of {step:g}, got {self.sobolev_order}: (1 + |s|)^β would exceed "
-                f"{_LARGEST_GAIN:g}."
-            )
 
     @property
     def sobolev_step(self) -> float:
