@@ -149,6 +149,14 @@ def test_files_cannot_replace_attributes_of_the_class(name: str, tmp_path) -> No
         S4Config.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("value", [[], "two", 2.0, -1, True])
+def test_assigned_numbers_of_labels(value: object) -> None:
+    config = S4Config()
+    with pytest.raises(ValueError, match="`num_labels` must be a number up to 1000000, got"):
+        config.num_labels = value
+    assert config.num_labels == 2
+
+
 def test_null_labels_of_a_file_are_the_default() -> None:
     assert S4Config(num_labels=None).num_labels == 2
 

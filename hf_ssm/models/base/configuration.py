@@ -50,8 +50,6 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
         "torch_dtype",
     }
 )
-# transformers makes a dictionary of this size of a number.
-_MOST_LABELS = 1_000_000
 
 C = TypeVar("C", bound=type)
 
@@ -259,8 +257,7 @@ class SSMConfig(PreTrainedConfig):
     def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
         """Check arguments that transformers converts without a check."""
         # A flag is an int, too.
-        if num_labels is not None and not (type(num_labels) is int and 0 <= num_labels <= _MOST_LABELS):
-            raise ValueError(f"`num_labels` must be a number up to {_MOST_LABELS}, got {num_labels!r}.")
+        check_attribute("num_labels", num_labels)
         check_label_names(self.id2label)
         check_dtype(torch_dtype if self.dtype is None else self.dtype)
 

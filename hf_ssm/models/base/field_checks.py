@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+# transformers makes a dictionary of this size of a number.
+_MOST_LABELS = 1_000_000
 # Sizes and counts, which torch multiplies as 64-bit integers.
 _LARGEST_SIZE = 2**31 - 1
 # Readers of JSON round integers beyond.
@@ -35,6 +37,8 @@ def check_attribute(name: str, value: Any) -> None:
         raise ValueError("`attribute_map` is part of the class, not a field of the configuration: leave it out.")
     if name == "id2label":
         check_label_names(value)
+    if name == "num_labels" and not (value is None or (type(value) is int and 0 <= value <= _MOST_LABELS)):
+        raise ValueError(f"`num_labels` must be a number up to {_MOST_LABELS}, got {value!r}.")
     is_map = value is None or isinstance(value, dict)
     if name == "per_layer_config" and not (is_map and all(isinstance(part, dict) for part in (value or {}).values())):
         raise ValueError(f"`per_layer_config` must be a dictionary of dictionaries, got {value!r}: leave it out.")

@@ -3,13 +3,22 @@
 `make test` runs this folder with TRITON_INTERPRET=1. Without it, and without a GPU, the tests skip.
 """
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_ssm.ops.backends import use_backend
+
+# The formulas of the costs. With the folder of the benchmarks on the path, its `kernels.py` would hide the library.
+_COSTS = Path(__file__).parents[3] / "benchmarks" / "costs"
+_SPEC = importlib.util.spec_from_file_location("costs", _COSTS / "__init__.py")
+assert _SPEC is not None
+sys.modules.setdefault("costs", importlib.util.module_from_spec(_SPEC))
 
 pytest.register_assert_rewrite("proofs")
 
