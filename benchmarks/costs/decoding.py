@@ -4,7 +4,6 @@ Dimensions: `B` batch, `H` heads (Mamba-2), `D` channels, `N` states, `K` taps, 
 """
 
 from costs.rates import Cost
-
 from hf_ssm.ops.gpu import projection
 
 

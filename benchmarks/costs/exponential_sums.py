@@ -4,8 +4,8 @@ Dimensions: `D` channels, `L` length, `H` conjugate pairs, `R` rows and `C` colu
 """
 
 import triton
-from costs.rates import Cost
 
+from costs.rates import Cost
 from hf_ssm.ops.lti.triton_exponential_sums import COLUMNS, _tiles, tile_rows
 
 

@@ -3,9 +3,9 @@
 All products count together, those in float64 too: on data center GPUs their rate is at least that of exact float32.
 """
 
-from costs.rates import Cost
 from triton import cdiv
 
+from costs.rates import Cost
 from hf_ssm.ops.lti.triton_krylov import Plan, plan_steps, tile_size
 
 

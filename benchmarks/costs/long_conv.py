@@ -4,8 +4,8 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps, `n` points of a row, 
 """
 
 import torch
-from costs.rates import Cost
 
+from costs.rates import Cost
 from hf_ssm.ops.long_conv.fft import fft_length
 from hf_ssm.ops.long_conv.triton_layout import _crop
 from hf_ssm.ops.long_conv.triton_toeplitz import _ALIGNMENT, _convolve_blocks, takes_blocks

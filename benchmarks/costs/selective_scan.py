@@ -4,7 +4,6 @@ Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks.
 """
 
 from costs.rates import Cost
-
 from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT
 

@@ -6,7 +6,6 @@ memory traffic of a forward, which writes and reads them twice, where `T < 16 N 
 """
 
 from costs.rates import Cost
-
 from hf_ssm.ops.ssd.triton_forward import pass_states
 from hf_ssm.ops.ssd.triton_tiles import Tiling
 
