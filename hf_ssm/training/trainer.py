@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
 from torch import Tensor, nn
 from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -99,10 +98,10 @@ class SSMTrainer(PushingTrainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
-        _check_sequences_stay_whole(self.args.parallelism_config)
+        _check_sequences_stay_whole(getattr(self.args, "parallelism_config", None))
         super().create_accelerator_and_postprocess()
         # That of `accelerate launch` comes from the environment.
-        _check_sequences_stay_whole(self.accelerator.parallelism_config)
+        _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
         check_processes_are_joined(self.accelerator.num_processes)
 
     @property
@@ -279,12 +278,16 @@ class SSMTrainer(PushingTrainer):
         super().log(logs, *args, **kwargs)
 
 
-def _check_sequences_stay_whole(parallelism: ParallelismConfig | None) -> None:
-    """Raise `ValueError` if accelerate would split sequences, whose states processes do not exchange."""
+def _check_sequences_stay_whole(parallelism: Any) -> None:
+    """Raise `ValueError` if accelerate would split sequences, whose states processes do not exchange.
+
+    Args:
+        parallelism: A `ParallelismConfig`, which early versions of accelerate lack, or `None`.
+    """
     if parallelism is None:
         return
     for name in ("cp_size", "sp_size"):
-        if (size := getattr(parallelism, name)) > 1:
+        if (size := getattr(parallelism, name, 1)) > 1:
             raise ValueError(
                 f"`{name}`={size} of accelerate's ParallelismConfig would split each sequence among {size} processes, "
                 "but a state space model carries its state from one position to the next: set it to 1, and use "

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import ParallelismConfig
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
@@ -480,6 +479,8 @@ def other_parallelism():
 def test_parts_of_sequences_are_refused(
     make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, place: str
 ) -> None:
+    parallelism = pytest.importorskip("accelerate.parallelism_config", reason="accelerate has no context parallelism")
+    ParallelismConfig = parallelism.ParallelismConfig
     more = {"parallelism_config": ParallelismConfig(**{size: 2})} if place == "argument" else {}
     if place == "launcher":
         # Accelerate itself refuses a process without a group.
