@@ -60,6 +60,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def first_fast(cases: list[str]) -> list[Any]:
+    """The cases, of which all but the first are slow: they repeat it with other data."""
+    return [cases[0], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[1:])]
+
+
 def lines_of(printed: str) -> list[list[str]]:
     """The words of the commands under "Next"."""
     _, _, block = printed.partition("Next:\n")
@@ -125,7 +130,7 @@ TRAIN = {
 }
 
 
-@pytest.mark.parametrize("kind", TRAIN)
+@pytest.mark.parametrize("kind", first_fast(["other names", *(kind for kind in TRAIN if kind != "other names")]))
 def test_lines_after_training(place, run, hub, proofs, kind):
     (dataset, *options), expected = TRAIN[kind]
     ran = run_all(run, "train", f"--dataset={dataset}", *options, "--output", "runs/x")
@@ -133,13 +138,13 @@ def test_lines_after_training(place, run, hub, proofs, kind):
 
 
 @pytest.mark.parametrize(
-    "dataset", ["my.csv", "values.csv", "unlabelled.csv", "genome.fa --set=data.window=20", "tokens.jsonl"]
+    "dataset", first_fast(["my.csv", "values.csv", "unlabelled.csv", "genome.fa --set=data.window=20", "tokens.jsonl"])
 )
 def test_lines_after_a_spectrum(place, run, hub, proofs, dataset):
     assert {"spectrum", "train"} <= run_all(run, "spectrum", *dataset.split())
 
 
-@pytest.mark.parametrize("family", ["hyena", "s4", "s5", "selective", "ssd"])
+@pytest.mark.parametrize("family", first_fast(["selective", "hyena", "s4", "s5", "ssd"]))
 def test_lines_after_the_settings(place, run, family):
     (line,) = run("settings", "--family", family, "--section", "data")
     run(*line[1:], *SMALL)
