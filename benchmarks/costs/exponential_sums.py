@@ -27,7 +27,7 @@ def forward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cos
 
 
 def backward_cost(channels: int, pairs: int, length: int, block: int = 16) -> Cost:
-    """Cost of both gradients; `block` pairs at a time.
+    """Cost of the gradients of the weights and of the bases; `block` pairs at a time.
 
     `4 D L` bytes of the gradient and `16 D H` of the bases read, the former for each block, the latter by each tile;
     `16 T D H` bytes of sums written and read, and `32 D H` of gradients written. Exponentials as in the forward,
