@@ -29,7 +29,7 @@ class ExtraInputs(View):
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "ExtraInputs | None":
-        values = take_extra_inputs(model, dict(call))
+        values = take_extra_inputs(model, dict(call)) if model.extra_inputs else {}
         if values and call["both_strands"]:
             raise ValueError(f"`{next(iter(values))}` is for signals, which have no reverse complement: leave it out.")
         return cls(values, call.get("attention_mask")) if values else None
