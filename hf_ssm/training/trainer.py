@@ -11,9 +11,8 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_ssm.models.base.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.training.losses import TauLoss, warn_of_fixed_orders
+from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
@@ -94,7 +93,7 @@ class SSMTrainer(PushingTrainer):
             warn_of_fixed_orders(self._ssm)
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
-        self._parts: dict[str, Tensor] = {}
+        self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
@@ -230,15 +229,13 @@ class SSMTrainer(PushingTrainer):
         weight = self._ssm.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        flags = {"output_tau": True, "return_dict": True}
-        loss, outputs = super().compute_loss(model, {**inputs, **flags}, True, num_items_in_batch)
-        # One row per replica under torch.nn.DataParallel.
-        tau = outputs.tau.unflatten(0, (-1, self._ssm.config.num_hidden_layers)).mean(dim=0)
+        loss, outputs = super().compute_loss(model, {**inputs, **TauTerm.REQUEST}, True, num_items_in_batch)
         steps = self.current_gradient_accumulation_steps
         # The Trainer divides by the accumulation steps only what is not normalised by the number of labels already.
         normalised = (self.model_accepts_loss_kwargs and num_items_in_batch is not None) or bool(self.compute_loss_func)
         share = steps if normalised else 1
-        self._record(loss.detach().mean() * (share / steps), tau.detach() / steps, 1 / steps)
+        tau = TauTerm.of(self._ssm, outputs)
+        self._tau.record(tau, loss.mean() * (share / steps), steps=steps)
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
 
@@ -253,28 +250,16 @@ class SSMTrainer(PushingTrainer):
         counted = getattr(self._ssm, "counted_labels", None)
         if counted is None or batch.get("labels") is None:
             return batch
-        mask = batch.get("attention_mask")
-        documents = find_documents(mask, None, batch, batch.get("input_ids"), batch.get("inputs_embeds"))
-        return {**batch, "labels": counted(batch["labels"], mask, documents)}
-
-    def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
-        found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])
-        self._parts["sums"] = self._parts.get("sums", torch.zeros_like(found)) + found
+        return {**batch, "labels": counted(**batch)}
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in transformers, with the parts of the training loss."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise self._divergence(f"the loss up to step {self.state.global_step} is {logs['loss']}")
-        if "loss" in logs and "sums" in self._parts:
-            sums = self.accelerator.reduce(self._parts.pop("sums"), "mean")
-            task_loss, *tau = (sums[1:] / sums[0]).tolist()
-            logs = {
-                **logs,
-                "task_loss": task_loss,
-                "tau": sum(tau),
-                "tau_loss": self._ssm.config.tau_weight * sum(tau),
-                **{f"tau_layer_{i}": value for i, value in enumerate(tau)},
-            }
+        if "loss" in logs and self._tau.sums is not None:
+            self._tau.sums = self.accelerator.reduce(self._tau.sums, "mean")
+            (task_loss,), tau = self._tau.means(1)
+            logs = {**logs, "task_loss": task_loss, "tau_loss": self._ssm.config.tau_weight * tau["tau"], **tau}
         super().log(logs, *args, **kwargs)
 
 
