@@ -1,5 +1,6 @@
 """The τ regulariser as a loss for transformers' own Trainer (Liu & Li 2024, Algorithm 2)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,11 @@ from hf_ssm.utils.checks import check_model, check_type
 __all__ = ["TauLogger", "TauLoss", "TauTerm", "tau_loss", "warn_of_fixed_orders"]
 
 logger = logging.get_logger(__name__)
+
+
+def tau_entries(tau: Sequence[float]) -> dict[str, float]:
+    """The entries of a log for τ of each layer and their sum."""
+    return {"tau": sum(tau), **{f"tau_layer_{layer}": value for layer, value in enumerate(tau)}}
 
 
 class TauTerm:
@@ -49,7 +55,7 @@ class TauTerm:
         assert self.sums is not None
         means = (self.sums[1:] / self.sums[0]).tolist()
         self.sums, tau = None, means[num_others:]
-        return means[:num_others], {"tau": sum(tau), **{f"tau_layer_{i}": value for i, value in enumerate(tau)}}
+        return means[:num_others], tau_entries(tau)
 
 
 class TauLoss:
@@ -85,13 +91,12 @@ def warn_of_fixed_orders(model: Any) -> None:
     A filter of the inputs (zero-phase, or before a scan) enters τ only through the statistics of the inputs.
     """
     config = model.config
-    constant = config.tau_detach_statistics or config.tau_statistics != "batch"
-    if not constant:
+    if not config.tau_detach_statistics and config.tau_statistics == "batch":
         return
-    operators = (part for part in model.modules() if isinstance(part, SequenceOperator))
     filters_inputs = any(
-        part.sobolev_order is not None and (part.sobolev_mode == "zero_phase" or not part.is_time_invariant)
-        for part in operators
+        operator.sobolev_order is not None and (operator.sobolev_mode == "zero_phase" or not operator.is_time_invariant)
+        for operator in model.modules()
+        if isinstance(operator, SequenceOperator)
     )
     if filters_inputs:
         logger.warning_once(

@@ -151,8 +151,8 @@ def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
         of_positions = data.tokenizer is None and bool((row_lengths(rows, "input_values") > 1).any())
         if of_positions and kind == "numbers":
             of_positions = bool((row_lengths(rows, "labels") == row_lengths(rows, "input_values")).all())
-        found = constant_value_metrics(rows["labels"], of_positions)
-        return found if task == "sequence-regression" else {name: found[name] for name in ("mse", "mae")}
+        values = constant_value_metrics(rows["labels"], of_positions)
+        return values if task == "sequence-regression" else {name: values[name] for name in ("mse", "mae")}
     assert data.tokenizer is not None
     counts = np.zeros(len(data.tokenizer), dtype=np.int64)
     for ids in rows.with_format("numpy")["input_ids"]:
@@ -211,7 +211,17 @@ def train(
     settings, loaded, model = _prepare(settings, output, checkpoint, choose)
     data = loaded.splits
     args = _training_arguments(settings, output, loaded, checkpoint)
-    trainer = _build_trainer(settings, model, loaded, args)
+    task = TASKS[settings.task]
+    trainer = SSMTrainer(
+        model=model,
+        args=args,
+        train_dataset=_training_rows(settings, loaded),
+        eval_dataset=data.get("validation"),
+        data_collator=build_collator(settings, loaded),
+        processing_class=loaded.processor,
+        compute_metrics=task.compute_metrics,
+        preprocess_logits_for_metrics=task.preprocess,
+    )
     chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in data}
     if progress is not None:
         progress.chance = chance.get("validation", {})
@@ -294,7 +304,7 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
     now = {name: (split["rows"], split["hash"]) for name, split in _fingerprints(data).items()}
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name):
-            counts = [f"{found[name][0]} rows" if name in found else "no rows" for found in (then, now)]
+            counts = [f"{splits[name][0]} rows" if name in splits else "no rows" for splits in (then, now)]
             how = f"{counts[0]} then, {counts[1]} now" if counts[0] != counts[1] else "other rows, or another order"
             raise ValueError(
                 f"--resume: the {name} split is not that of the beginning of the run ({how}), so rows of the test "
@@ -343,25 +353,6 @@ def _training_rows(settings: RunSettings, loaded: RunData) -> Dataset:
     return rows
 
 
-def _build_trainer(
-    settings: RunSettings,
-    model: PreTrainedModel,
-    loaded: RunData,
-    args: SSMTrainingArguments,
-) -> SSMTrainer:
-    task, data = TASKS[settings.task], loaded.splits
-    return SSMTrainer(
-        model=model,
-        args=args,
-        train_dataset=_training_rows(settings, loaded),
-        eval_dataset=data.get("validation"),
-        data_collator=build_collator(settings, loaded),
-        processing_class=loaded.processor,
-        compute_metrics=task.compute_metrics,
-        preprocess_logits_for_metrics=task.preprocess,
-    )
-
-
 def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, int]:
     """The numbers of steps that a checkpoint holds for shares of the training, which the Trainer compares with them."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -388,15 +379,15 @@ def _train_and_measure_tau(
 
 def _evaluate(trainer: SSMTrainer, split: Dataset, name: str) -> dict[str, float]:
     """Metrics and loss of a split, without the Trainer's timings."""
-    found = trainer.evaluate(split, metric_key_prefix=name)
-    if not math.isfinite(found.get(f"{name}_loss", 0.0)):
+    metrics = trainer.evaluate(split, metric_key_prefix=name)
+    if not math.isfinite(metrics.get(f"{name}_loss", 0.0)):
         raise FloatingPointError(
-            f"the loss of the {name} split is {found[f'{name}_loss']}: the model has diverged; start a new run with a "
-            f"lower training.learning_rate (it was {trainer.args.learning_rate:g})"
+            f"the loss of the {name} split is {metrics[f'{name}_loss']}: the model has diverged; start a new run with "
+            f"a lower training.learning_rate (it was {trainer.args.learning_rate:g})"
         )
     prefix, timings = f"{name}_", ("runtime", "per_second", "time")
     return {
         key.removeprefix(prefix): float(value)
-        for key, value in found.items()
+        for key, value in metrics.items()
         if key.startswith(prefix) and not key.endswith(timings)
     }

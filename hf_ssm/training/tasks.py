@@ -55,7 +55,9 @@ class Task:
 
 
 def _language_modelling(auto_class: Any, shift: bool) -> Task:
-    return Task(auto_class, (), "text", "perplexity", metrics.language_modeling_metrics, metrics.token_statistics(shift))
+    return Task(
+        auto_class, (), "text", "perplexity", metrics.language_modeling_metrics, metrics.token_statistics(shift)
+    )
 
 
 _NUMBERS = ("number", "numbers")
