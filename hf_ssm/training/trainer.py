@@ -125,7 +125,7 @@ class SSMTrainer(PushingTrainer):
 
     def _rescale_if_configured(self, model: Any) -> None:
         def any_module_has(name: str) -> bool:
-            return any(getattr(part, name, False) for part in model.modules())
+            return any(getattr(module, name, False) for module in model.modules())
 
         if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
