@@ -86,45 +86,56 @@ class RunPlan:
         settings: Its settings, with the values that the data determine.
         data: Its data.
         model: Its model before training.
-        steps_per_epoch: Optimizer steps of a pass over the training split.
-        steps: Optimizer steps of the run.
+        args: The arguments of the Trainer.
+        checkpoint: The checkpoint from which it continues.
     """
 
     settings: RunSettings
     data: RunData
     model: PreTrainedModel
-    steps_per_epoch: int
-    steps: int
+    args: SSMTrainingArguments
+    checkpoint: Path | None
+
+    @property
+    def rows(self) -> Dataset:
+        """The training split with the augmentation of the settings."""
+        rows, tokenizer = self.data.splits["train"], self.data.tokenizer
+        if self.settings.data["reverse_complement"] and tokenizer is not None:
+            rows = with_random_reverse_complement(rows, tokenizer)
+        if self.settings.data["unknown_bases"] and tokenizer is not None:
+            rows = with_random_unknown_bases(rows, tokenizer, self.settings.data["unknown_bases"])
+        return rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a pass over the training split."""
+        rows, size = len(self.rows), self.args.train_batch_size * self.args.world_size
+        batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
+        return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        steps = self.args.max_steps
+        return steps if steps > 0 else math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
 
 def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
-    """Load data and model of a run, and count its steps; the arguments are those of `train`. Writes nothing."""
+    """Load data and model of a run; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
-    settings, data, model = _prepare(settings, output, checkpoint, choose)
-    args = _training_arguments(settings, output, data, checkpoint)
-    rows, size = len(_training_rows(settings, data)), args.train_batch_size * args.world_size
-    batches = rows // size if args.dataloader_drop_last else math.ceil(rows / size)
-    per_epoch = max(1, math.ceil(batches / args.gradient_accumulation_steps))
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    return RunPlan(settings, data, model, per_epoch, steps)
-
-
-def _prepare(
-    settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
-) -> tuple[RunSettings, RunData, PreTrainedModel]:
-    """The settings with the values that the data determine, the data, and the model before training."""
     if checkpoint is None:
         check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
-    loaded = launch.main_first(lambda: load_data(settings))
-    settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
+    data = launch.main_first(lambda: load_data(settings))
+    settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
-        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, loaded)})
+        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
     if checkpoint is not None:
-        launch.on_main(lambda: _check_same_data(output, loaded.splits))
+        launch.on_main(lambda: _check_same_data(output, data.splits))
         _warn_of_other_random_numbers(checkpoint)
-    return settings, loaded, build_model(settings, loaded, checkpoint)
+    model = build_model(settings, data, checkpoint)
+    return RunPlan(settings, data, model, _training_arguments(settings, output, data, checkpoint), checkpoint)
 
 
 class RunProgress(TrainerCallback):
@@ -204,18 +215,15 @@ def train(
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
-    launch.begin(settings)
-    checkpoint = folder.last_checkpoint(output) if resume else None
+    prepared = plan(settings, output, resume, choose)
+    settings, loaded, data, args = prepared.settings, prepared.data, prepared.data.splits, prepared.args
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
-    settings, loaded, model = _prepare(settings, output, checkpoint, choose)
-    data = loaded.splits
-    args = _training_arguments(settings, output, loaded, checkpoint)
     task = TASKS[settings.task]
     trainer = SSMTrainer(
-        model=model,
+        model=prepared.model,
         args=args,
-        train_dataset=_training_rows(settings, loaded),
+        train_dataset=prepared.rows,
         eval_dataset=data.get("validation"),
         data_collator=build_collator(settings, loaded),
         processing_class=loaded.processor,
@@ -228,7 +236,7 @@ def train(
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
-    movement = ParameterMovement(checkpoint)
+    movement = ParameterMovement(prepared.checkpoint)
     trainer.add_callback(movement)
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
@@ -236,7 +244,7 @@ def train(
     batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
-    tau = _train_and_measure_tau(trainer, batch, checkpoint)
+    tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in chance}
     # Commands that load the model tell from the log whether it is better than chance.
     trainer.log({chance_key(split, name): value for split in chance for name, value in chance[split].items()})
@@ -341,16 +349,6 @@ def _training_arguments(
     if "validation" not in loaded.splits:
         training.update(eval_strategy="no", load_best_model_at_end=False)
     return SSMTrainingArguments(output_dir=str(output), **training)
-
-
-def _training_rows(settings: RunSettings, loaded: RunData) -> Dataset:
-    """The training split with the augmentation of the settings."""
-    rows, tokenizer = loaded.splits["train"], loaded.tokenizer
-    if settings.data["reverse_complement"] and tokenizer is not None:
-        rows = with_random_reverse_complement(rows, tokenizer)
-    if settings.data["unknown_bases"] and tokenizer is not None:
-        rows = with_random_unknown_bases(rows, tokenizer, settings.data["unknown_bases"])
-    return rows
 
 
 def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, int]:
