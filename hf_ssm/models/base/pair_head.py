@@ -11,7 +11,8 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import PACKING_ARGUMENTS, LabelHead, SSMForSequenceClassification, SSMHeadOutput
-from hf_ssm.models.base.inputs import check_is_tensor, take_extra_inputs
+from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
 
 
 class PairClassifier(nn.Module):

@@ -17,15 +17,10 @@ from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import PACKING_ARGUMENTS, SSMHeadOutput
-from hf_ssm.models.base.inputs import (
-    check_extra_arguments,
-    check_is_tensor,
-    check_labels,
-    cut_extra_input,
-    take_extra_inputs,
-)
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.reverse_complement import token_logits
+from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs
+from hf_ssm.models.views.strands import token_logits
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
