@@ -16,7 +16,7 @@ from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.extra_inputs import take_for_backbone
 from hf_ssm.models.views.packing import find_documents
 from hf_ssm.models.views.strands import mean_scores, pooling_of
 from hf_ssm.modules.pooling import pool
@@ -100,7 +100,7 @@ class LabelHead(SSMPreTrainedModel):
             documents=documents,
             both_strands=both_strands,
             return_dict=True,
-            **take_extra_inputs(self, kwargs),
+            **take_for_backbone(self, kwargs),
         )
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()

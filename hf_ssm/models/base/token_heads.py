@@ -19,7 +19,7 @@ from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import PACKING_ARGUMENTS, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs
+from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
 from hf_ssm.models.views.strands import token_logits
 
 # Arguments of `generate` that these models do not read after the prompt.
@@ -133,7 +133,7 @@ class _TokenHead(SSMPreTrainedModel):
             use_cache=use_cache,
             return_dict=True,
             **packing,
-            **take_extra_inputs(self, kwargs),
+            **take_for_backbone(self, kwargs),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         last = outputs.last_hidden_state[:, keep]
