@@ -15,22 +15,10 @@ import sys
 from typing import Any
 
 
-class _Hiding:
-    """A finder of modules that does not find hf_ssm, however it is installed."""
-
-    def __init__(self, finder: Any):
-        self._finder = finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._finder, name)
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        return None if fullname.partition(".")[0] == "hf_ssm" else self._finder.find_spec(fullname, path, target)
-
-
 def main() -> None:
     job = json.load(sys.stdin)
-    sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
+    # Python then finds no module hf_ssm, however the package is installed.
+    sys.modules["hf_ssm"] = None  # type: ignore[assignment]
     _report("importing torch and transformers")
     import torch
     from safetensors.torch import load_file, save_file
