@@ -166,7 +166,7 @@ def _of_batch(served: ServedModel, text: str) -> str:
 
 
 def _likelihoods(served: ServedModel, records: Any) -> str:
-    found = log_likelihoods(
+    likelihoods = log_likelihoods(
         served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch
     )
     rows = [
@@ -177,7 +177,7 @@ def _likelihoods(served: ServedModel, records: Any) -> str:
             row["log_likelihood"] / row["tokens"] if row["tokens"] else None,
             math.exp(min(-row["log_likelihood"] / row["tokens"], 700)) if row["tokens"] else None,
         ]
-        for row in found
+        for row in likelihoods
     ]
     header = ["sequence", "predicted tokens", "log-likelihood (nats)", "per token (nats)", "perplexity"]
     lead = (

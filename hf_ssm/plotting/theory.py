@@ -268,7 +268,7 @@ def plot_spectrum(
     axes = figure.subplots()
     highest, is_steep = 0.0, False
     for number, (name, power) in enumerate(spectra.items()):
-        cycles, density = (part[1:] for part in spectral_density(power))
+        cycles, density = (values[1:] for values in spectral_density(power))
         highest = max(highest, float(density.max()))
         is_steep |= bool(density.max() > _PEAK * np.median(density))
         line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
