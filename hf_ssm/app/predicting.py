@@ -16,7 +16,6 @@ from hf_ssm.app.reading import MOST_SEQUENCES
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.inference.likelihoods import log_likelihoods
-from hf_ssm.inference.predict import predict
 from hf_ssm.plotting.style import PALETTE
 from hf_ssm.utils.evaluation import evaluating
 
@@ -75,8 +74,7 @@ def prediction_html(served: ServedModel, job: Job, text: str, *options: Any) -> 
         )
     if served.head == "masked":
         return _filled(served, records[0], *options)
-    limit = served.reader.max_tokens_per_batch
-    predictions = predict(served.model, served.processor, records, max_tokens_per_batch=limit)
+    predictions = served.predict(records)
     return _of_tokens(served, predictions) if served.head == "tokens" else _of_sequences(predictions)
 
 

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_ssm.app.reading import read_numbers, read_sequences
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import Encoded, SequenceModel
+from hf_ssm.inference.predict import predict
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.targets import head_of
 from hf_ssm.utils.evaluation import unwrapped
@@ -194,6 +196,10 @@ class ServedModel:
         for record, tokens in zip(records, encoded, strict=True):
             self._check_length(len(tokens.ids), record.where, most_positions)
         return [self._batch(encoded)] if self.reads == "pairs" else [self._batch([tokens]) for tokens in encoded]
+
+    def predict(self, records: Sequence[Record]) -> Dataset:
+        """The table of `hf_ssm.predict` for sequences."""
+        return predict(self.model, self.processor, records, max_tokens_per_batch=_TOKENS_PER_BATCH)
 
     def pair(self, text: str) -> list[Record]:
         """The two sequences of a model that compares two."""

@@ -12,7 +12,6 @@ from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import BASES, ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.data.records import Record
-from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.utils.evaluation import evaluating
 
@@ -164,8 +163,7 @@ def _scores(served: ServedModel, records: list[Record]) -> Mapping[str, list[Any
     if served.longest is not None:
         served.encoded(records[:1])
     records = [replace(record, columns={}) for record in records]
-    limit = served.reader.max_tokens_per_batch
-    predictions = predict(served.model, served.processor, records, max_tokens_per_batch=limit)
+    predictions = served.predict(records)
     return {name: predictions[name] for name in predictions.column_names}
 
 

@@ -7,7 +7,6 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ssm.hub.clean_process import training_step
+from hf_ssm.hub.clean_process import token_ids, training_step
 from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
@@ -26,7 +25,7 @@ __all__ = ["probe_inputs", "prove_export"]
 
 # The batch of a proof: long enough for every branch of the convolutions.
 _ROWS, _LENGTH = 2, 48
-_TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
+_TEXTS = ["ACGTNACGT", "A state space model, saved and loaded.", ""]
 # What loading a model reads from a folder; code is not among it.
 _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
 
@@ -50,7 +49,7 @@ def prove_export(
         OSError: A step failed or a result differs; the message names the step and the last line of the process.
     """
     inputs = probe_inputs(model.config, auto_class)
-    texts = None if tokenizer is None else list(_TEXTS)
+    texts = None if tokenizer is None else _TEXTS
     with tempfile.TemporaryDirectory() as name:
         scratch, saved = Path(name), Path(name, "model")
         saved.mkdir()
@@ -65,7 +64,7 @@ def prove_export(
             trained = training_step(type(model).from_pretrained(saved), inputs, labels)
         expected = {"first.logits": logits, "second.logits": logits}
         expected |= {f"trained.{name}": value for name, value in trained.items()}
-        expected |= {} if tokenizer is None else _token_ids(tokenizer, _TEXTS)
+        expected |= {} if tokenizer is None else token_ids(tokenizer, _TEXTS)
         tensors = inputs | {f"labels.{name}": value for name, value in labels.items()}
         _compare(expected, _run(saved, scratch, auto_class, tensors, texts))
 
@@ -118,10 +117,6 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
         model = copy.deepcopy(model).cpu()
     with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
-
-
-def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, Tensor]:
-    return {f"ids.{number}": torch.tensor(tokenizer(text)["input_ids"]).long() for number, text in enumerate(texts)}
 
 
 def _run(

@@ -109,7 +109,8 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     # The content of files is of interest only if they can be read.
     problems += [] if problems else _check_model(folder)
     results = (Problem(path, what) for path, what in eval_result_problems(files))
-    others = chain(_check_json(files), results, _check_code(folder, files, elsewhere))
+    family = family_of(folder)
+    others = chain(_check_json(files, family, elsewhere), results, _check_code(files, family))
     # A file may name any amount of foreign code.
     problems += islice(others, _MOST_PROBLEMS + 1)
     return (
@@ -265,21 +266,10 @@ def _listed(names: Iterable[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _check_json(files: Mapping[str, Path]) -> Iterator[Problem]:
-    for path in _at_top(files, ".json"):
-        if path.name not in (_CONFIG, _INDEX):
-            try:
-                json.loads(path.read_bytes())
-            except (OSError, ValueError, RecursionError) as error:
-                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
-
-
-def _check_code(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) -> Iterator[Problem]:
-    """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
-    family, installed = family_of(folder), f"hf_ssm {sys.modules['hf_ssm'].__version__}"
+def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Problem]:
+    """Compare Python files with those that the package writes; a header proves nothing."""
     config_class: Any = None if family is None else family.config_class
     expected = {} if family is None else bundle(config_class)
-    references = set() if family is None else set(auto_map(family).values())
     # Some file systems ignore the case of names.
     for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
         code = expected.get(path.name, "").encode()
@@ -288,10 +278,23 @@ def _check_code(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) ->
             yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
         # Checkpoints of a training run, in folders below, have the same code.
         elif start != code:
+            installed = f"hf_ssm {sys.modules['hf_ssm'].__version__}"
             what = f"has been changed, or is of another version: it is not what {installed} writes"
             yield Problem(name, what, is_own_code=True)
+
+
+def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Read JSON files, and compare the code that they refer to with the classes of the family."""
+    references = set() if family is None else set(auto_map(family).values())
     for path in _at_top(files, ".json"):
-        for key, reference in _code_references(path):
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            # Problems of the others have been reported.
+            if path.name not in (_CONFIG, _INDEX):
+                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
+            continue
+        for key, reference in _code_references(content):
             if not isinstance(reference, str):
                 yield Problem(path.name, f"`{key}` must map Auto classes to names of classes, got {reference!r}")
                 continue
@@ -332,25 +335,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _code_references(path: Path) -> Iterator[tuple[str, Any]]:
-    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names.
+def _code_references(content: Any) -> Iterator[tuple[str, Any]]:
+    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that the content of a JSON file names.
 
     Values that are no reference are returned as they are.
     """
-    try:
-        content = _read_object(path)
-    except (OSError, ValueError):
-        return  # reported by `_check_json`
-    for key in _CODE_KEYS:
+    for key in _CODE_KEYS if isinstance(content, dict) else ():
         waiting = [content.get(key)]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, str):
-                if "." in value:
-                    yield key, value
-            elif isinstance(value, list | dict):
+            if isinstance(value, list | dict):
                 waiting.extend(value.values() if isinstance(value, dict) else value)
-            elif value is not None:
+            elif value is not None and (not isinstance(value, str) or "." in value):
                 yield key, value
 
 
