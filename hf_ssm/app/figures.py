@@ -35,6 +35,12 @@ def figure_html(figure: "Figure", caption: str) -> str:
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_fontsize(max(_FONT_SIZE, text.get_fontsize()))
+    for legend in list(figure.legends):
+        if legend.get_window_extent().width > figure.bbox.width:
+            labels = [text.get_text() for text in legend.get_texts()]
+            legend.remove()
+            options: dict[str, Any] = {"frameon": False, "fontsize": _FONT_SIZE}
+            figure.legend(legend.legend_handles, labels, loc="outside lower center", **options)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_ssm"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
