@@ -37,10 +37,10 @@ def figure_html(figure: "Figure", caption: str) -> str:
         text.set_fontsize(max(_FONT_SIZE, text.get_fontsize()))
     for legend in list(figure.legends):
         if legend.get_window_extent().width > figure.bbox.width:
+            handles: Any = legend.legend_handles
             labels = [text.get_text() for text in legend.get_texts()]
             legend.remove()
-            options: dict[str, Any] = {"frameon": False, "fontsize": _FONT_SIZE}
-            figure.legend(legend.legend_handles, labels, loc="outside lower center", **options)
+            figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=_FONT_SIZE)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_ssm"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
