@@ -105,17 +105,17 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     unread = [Problem(name, what) for name, what in refused.items()] or list(oversized(files))
     if unread:
         return unread
-    problems = [*_check_weights(folder, files, elsewhere), *_check_config(folder, elsewhere)]
-    # The content of files is of interest only if they can be read.
-    problems += [] if problems else _check_model(folder)
-    results = (Problem(path, what) for path, what in eval_result_problems(files))
     family = family_of(folder)
+    problems = [*_check_weights(folder, files, elsewhere), *_check_config(folder, family, elsewhere)]
+    # The content of files is of interest only if they can be read.
+    problems += [] if problems or family is None else _check_model(folder, family)
+    results = (Problem(path, what) for path, what in eval_result_problems(files))
     others = chain(_check_json(files, family, elsewhere), results, _check_code(files, family))
     # A file may name any amount of foreign code.
     problems += islice(others, _MOST_PROBLEMS + 1)
-    return (
-        problems if len(problems) <= _MOST_PROBLEMS else [*problems[:_MOST_PROBLEMS], Problem(".", "has more problems")]
-    )
+    if len(problems) > _MOST_PROBLEMS:
+        problems[_MOST_PROBLEMS:] = [Problem(".", "has more problems")]
+    return problems
 
 
 def family_of(folder: Path) -> Family | None:
@@ -183,7 +183,7 @@ def _check_index(
         yield Problem(_WEIGHTS, f"is read instead of the shards of {_INDEX}: delete one or the other")
 
 
-def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+def _check_config(folder: Path, family: Family | None, elsewhere: Set[str]) -> Iterator[Problem]:
     path = folder / _CONFIG
     if not path.exists():
         if _CONFIG not in elsewhere:
@@ -191,17 +191,14 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         return
     try:
         _read_object(path)
-        if family_of(folder) is not None:
+        if family is not None:
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a wrong value may raise anything
         yield Problem(_CONFIG, _reason(error, path))
 
 
-def _check_model(folder: Path) -> Iterator[Problem]:
+def _check_model(folder: Path, family: Family) -> Iterator[Problem]:
     """Compare the weights with those that the configuration asks for, and look for numbers that are not finite."""
-    family = family_of(folder)
-    if family is None:
-        return
     source = _WEIGHTS if (folder / _WEIGHTS).exists() or not (folder / _INDEX).exists() else _INDEX
     names = {_WEIGHTS} if source == _WEIGHTS else set(_read_object(folder / _INDEX)["weight_map"].values())
     files = [folder / name for name in sorted(names) if (folder / name).exists()]
