@@ -164,7 +164,7 @@ class _Function(nn.Module):
     @property
     def rows(self) -> int:
         """Largest number of rows in a batch."""
-        return self.evaluator.rows_per_batch()
+        return self.evaluator.rows_per_batch(self.evaluator.length)
 
     def forward(self, embedded: Tensor) -> Tensor:
         whole = self.sequence.expand(len(embedded), -1, -1).index_copy(1, self.places, embedded)

@@ -106,7 +106,7 @@ def _exact(evaluator: Evaluator, advance: Advance) -> tuple[list[int], list[floa
     order: list[int] = []
     reached: list[float] = []
     while left:
-        values = evaluator.after(evaluator.masked(order), left)
+        values = evaluator.values_if_masked(evaluator.masked(order), left)
         best = _first_argmax(values)
         order.append(left.pop(best))
         reached.append(values[best].item())
@@ -164,7 +164,7 @@ class _GradientScores:
 
     def _best(self, scores: Tensor, masked: Tensor, left: Sequence[int]) -> tuple[list[int], Tensor]:
         places = sorted(_ranked(scores[torch.tensor(left)], left)[: self.count])
-        return places, self.evaluator.after(masked, places)
+        return places, self.evaluator.values_if_masked(masked, places)
 
 
 class _OcclusionScores(_GradientScores):
@@ -181,7 +181,7 @@ class _OcclusionScores(_GradientScores):
     def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
         if len(left) <= self.due:
             self.due = int(RESCORE_SHARE * len(left))
-            places, values = list(left), self.evaluator.after(masked, left)
+            places, values = list(left), self.evaluator.values_if_masked(masked, left)
         else:
             places, values = self._best(self.effects, masked, left)
         self.effects[torch.tensor(places)] = values - value
@@ -191,7 +191,11 @@ class _OcclusionScores(_GradientScores):
 def _one_shot(evaluator: Evaluator, score: str, advance: Advance) -> tuple[list[int], list[float]]:
     """A single ranking by the scores of the unmasked sequence."""
     left, masked = evaluator.candidates.tolist(), evaluator.masked([])
-    scores = evaluator.scores(masked)[torch.tensor(left)] if score == "gradient" else evaluator.after(masked, left)
+    scores = (
+        evaluator.scores(masked)[torch.tensor(left)]
+        if score == "gradient"
+        else evaluator.values_if_masked(masked, left)
+    )
     return _in_order(evaluator, scores, advance)
 
 
