@@ -53,7 +53,7 @@ def build_parser(*names: str) -> Parser:
             name, help=command.summary, description=text, epilog=_examples(command.examples), prog=f"hf-ssm {name}"
         )
         if name in names:
-            module = importlib.import_module(f"hf_ssm.cli.options.{command.options}")
+            module = importlib.import_module(f"hf_ssm.cli.options.{command.options or command.group}")
             getattr(module, f"add_{name}")(added)
             added.add_argument("--debug", action="store_true", help="show the traceback of an error")
             added.usage = _usage(added)

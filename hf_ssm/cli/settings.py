@@ -52,8 +52,8 @@ def argument_texts(docstring: str | None) -> dict[str, str]:
 
 def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]]]:
     """The settings of a section in groups with headings: name, default, meaning."""
-    of_options = {setting: text for options in OPTIONS.values() for _, setting, _, _, text in options}
-    meanings = {**of_options, **_MEANINGS}
+    meanings = {f"{name}.{key}": text for name, options in OPTIONS.items() for key, (*_, text) in options.items()}
+    meanings |= _MEANINGS
     if section == "model":
         common = resolved.MODEL_DEFAULTS | {"family": resolved.DEFAULT_FAMILY}
         yield "model", [(name, value, meanings[f"model.{name}"]) for name, value in common.items()]

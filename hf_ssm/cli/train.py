@@ -117,15 +117,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> RunSettings:
     """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
-    options: Sections = {}
-    for setting in (setting for group in OPTIONS.values() for _, setting, *_ in group):
-        section, key = setting.split(".")
-        value = getattr(args, setting)
-        if value is not None:
-            options.setdefault(section, {})[key] = value
+    options: Sections = {
+        section: {key: value for key in keys if (value := getattr(args, f"{section}.{key}")) is not None}
+        for section, keys in OPTIONS.items()
+    }
     for name, text in args.fields.items():
         _check_field(name)
-        options.setdefault("training", {})[name] = run_settings.parse_value(text, run_settings.training_types()[name])
+        options["training"][name] = run_settings.parse_value(text, run_settings.training_types()[name])
     assignments = run_settings.parse_assignments(args.assignments)
     stored: Sections = {}
     if args.resume:
