@@ -10,14 +10,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm.cli.checkpoints import check_positive
-from hf_ssm.cli.sequences import (
-    checkpoint_facts,
-    keeps_case,
-    load_sequence_model,
-    sequence_column,
-    stored_data,
-    with_progress,
-)
+from hf_ssm.cli.sequences import load_sequence_model, reader_of, sequence_column, stored_data, with_progress
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import usual_column
@@ -28,7 +21,7 @@ from hf_ssm.hub.committing import is_weights
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.model import UnknownLetters
-from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
+from hf_ssm.inference.parts import join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.utils.files import check_not_input, write_text_atomically
@@ -45,31 +38,22 @@ def run_embed(args: argparse.Namespace) -> None:
     check_not_input(args.output, *(path for path in files if is_weights(path.name)))
     column = sequence_column(args)
     labels = None if args.linear_probe is None else _read_labels(args, column)
-    given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
+    names = ("layers", "pooling", "both_strands", "window", "stride", "max_tokens_per_batch")
+    options = {name: getattr(args, name) for name in names}
     model = load_sequence_model(args)
-    embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
-    # A tokenizer for which the case makes no difference needs no line about it.
-    keep_case = keeps_case(args) or not model.needs_capitals
-    settings = given | {
-        "keep_case": keep_case,
-        "checkpoint": checkpoint_facts(args, model),
-        "input": file_facts(args.input),
-        "genome": args.genome and file_facts(args.genome),
-        "sequence_column": column,
-        "max_tokens_per_batch": args.max_tokens_per_batch,
-    }
+    embedder = Embedder(model.model, model.tokenizer, **options)
+    records, facts = reader_of(args, column, model)
     scores = args.output.with_suffix(".linear_probe.json")
     check_not_input(scores, args.input, args.genome, args.linear_probe)
     unknown, total = UnknownLetters(reads_only_dna(model.tokenizer)), 0
-    for record in read_records(args.input, column, args.genome, keep_case):
+    for record in records():
         unknown.add(record.sequence)
         total += 1
-    records = with_progress(read_records(args.input, column, args.genome, keep_case), "sequences", total)
     write_in_parts(
         args.output,
-        embedder.groups(records),
+        embedder.groups(with_progress(records(), "sequences", total)),
         embedder.table_of_groups,
-        settings,
+        options | facts,
         part_size=1,
         overwrite=args.overwrite_output,
         join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +16,9 @@ from hf_ssm import S4Config, plotting
 from hf_ssm.analysis.frequency import AlphaRecommendation, alpha_recommendation
 from hf_ssm.analysis.recording import record_operators
 from hf_ssm.cli.checkpoints import (
-    OVERWRITE_REMEDY,
-    check_figures,
+    can_draw,
     check_fit,
+    check_output_options,
     check_positive,
     chosen_rows,
     data_settings,
@@ -37,7 +36,7 @@ from hf_ssm.data.labels import read_labels
 from hf_ssm.data.signals import is_signal
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
-from hf_ssm.training.folder import check_output, locked
+from hf_ssm.training.folder import locked
 from hf_ssm.training.inputs import RunData, load_data, load_rows
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.utils.files import staged_files
@@ -146,14 +145,12 @@ def _suggest_training(
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
-    check_figures(args)
     check_positive(args, "rows")
+    check_output_options(args)
     for name in CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
-    if args.output is not None:
-        check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
 
 
 def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:
@@ -268,12 +265,10 @@ def _write(
 ) -> None:
     with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME, "spectrum.svg")) as scratch:
         (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
-        if plotting.can_plot():
+        if can_draw(PICTURE_NAME):
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha
             title = f"Power spectrum of {found['dataset']}"
             plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title, unit=unit)
-        else:
-            print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         written = sorted(path.name for path in scratch.iterdir())
     print(f"{output} holds {', '.join(written)}")
