@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from datasets import Dataset, DatasetDict
@@ -26,8 +26,6 @@ from hf_ssm.training.run import chance_key
 from hf_ssm.training.settings import DATA_PATHS, RunSettings, parse_assignments, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.files import check_not_input
-
-T = TypeVar("T")
 
 SEED = 0
 """Seed of the choice of rows, so that a command can be repeated."""
@@ -111,7 +109,7 @@ def file_of(checkpoint: str, name: str) -> Path | None:
         return None
 
 
-def value_of_log(checkpoint: str, name: str, value_of: Callable[[Any], T], default: T) -> T:
+def value_of_log(checkpoint: str, name: str, value_of: Callable[[Any], Any], default: Any) -> Any:
     """A value of the content of a JSON file of a run; the default without the file, or if the file is damaged."""
     path = file_of(checkpoint, name)
     try:

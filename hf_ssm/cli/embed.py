@@ -81,11 +81,11 @@ def _join(
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         if labels is not None:
             # Mapped to memory, so that the second use costs none.
-            found = list(tables)
-            data = Dataset(pa.concat_tables(found))
-            own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
-            write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
-            tables = iter(found)
+            all_tables = list(tables)
+            data = Dataset(pa.concat_tables(all_tables))
+            row_labels = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
+            write_text_atomically(scores, json.dumps(linear_probe(data, row_labels, folds=folds), indent=2) + "\n")
+            tables = iter(all_tables)
         elif overwrite:
             # Scores of the earlier embeddings.
             scores.unlink(missing_ok=True)
@@ -105,13 +105,13 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
     # Labels do not depend on the case of the letters.
     records = read_records(args.input, column, args.genome, keep_case=True)
     if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
-        found = []
+        labels = []
         for record in records:
             check_column("--linear-probe", args.linear_probe, list(record.columns), args.input.name)
-            found.append(record.columns[args.linear_probe])
+            labels.append(record.columns[args.linear_probe])
     else:
         label_of = _labels_by_name(Path(args.linear_probe))
-        found, seen = [], set[str]()
+        labels, seen = [], set[str]()
         for record in records:
             check_column("--linear-probe", "name", list(record.columns), args.input.name)
             name = str(record.columns["name"])
@@ -120,18 +120,18 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
             if name not in label_of:
                 raise ValueError(f"{record.where}: {args.linear_probe!r} has no label for the name {name!r}")
             seen.add(name)
-            found.append(label_of[name])
-    check_labels(found, args.folds)
-    return found
+            labels.append(label_of[name])
+    check_labels(labels, args.folds)
+    return labels
 
 
 def _labels_by_name(path: Path) -> dict[str, Any]:
     table = read_table(path, ["name"])
     for column in ("name", "label"):
         check_column("--linear-probe", column, list(table), path.name)
-    found: dict[str, Any] = {}
+    label_of: dict[str, Any] = {}
     for name, label in zip(table["name"], table["label"], strict=True):
-        if str(name) in found:
+        if str(name) in label_of:
             raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice")
-        found[str(name)] = label
-    return found
+        label_of[str(name)] = label
+    return label_of

@@ -54,7 +54,7 @@ class TrainingProgress(RunProgress):
             self.bar.update(self.bar.task_ids[0], loss=f"loss {self.loss:.4g}")
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        batches = kwargs.get("eval_dataloader")
+        batches: Any = kwargs.get("eval_dataloader")
         if not self._has_bar(args, state) or not hasattr(batches, "__len__"):
             return
         if self.bar is None:  # evaluation after training

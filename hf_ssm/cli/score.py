@@ -165,14 +165,14 @@ def _saturate(
     horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
     saturation = Saturation(model, horizon=horizon, **_options(args))
 
-    def compute(part: list[Region]) -> pa.Table:
-        ((contig, first, last),) = part
+    def compute(one_region: list[Region]) -> pa.Table:
+        ((contig, first, last),) = one_region
         reach = max(args.window, horizon)
         begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
-        found = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
-        positions = [begin + place + 1 for place in found["position"].to_pylist()]
-        place = {"chrom": pa.array([contig] * len(found), pa.string()), "pos": pa.array(positions, pa.int64())}
-        return pa.table(place | {name: found[name] for name in found.column_names if name != "position"})
+        scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
+        positions = [begin + place + 1 for place in scored["position"].to_pylist()]
+        place = {"chrom": pa.array([contig] * len(scored), pa.string()), "pos": pa.array(positions, pa.int64())}
+        return pa.table(place | {name: scored[name] for name in scored.column_names if name != "position"})
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         table = pa.concat_tables(tables)
@@ -201,7 +201,7 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
 
 def _regions(texts: list[str], genome: Any) -> list[Region]:
     """Contig, first base counted from 0, and the one after the last."""
-    found = []
+    regions = []
     for text in texts:
         parsed = _REGION.fullmatch(text)
         if parsed is None:
@@ -210,5 +210,5 @@ def _regions(texts: list[str], genome: Any) -> list[Region]:
         size = genome.length(parsed["contig"])
         if not 1 <= first <= last <= size:
             raise ValueError(f"--saturate {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
-        found.append((parsed["contig"], first - 1, last))
-    return found
+        regions.append((parsed["contig"], first - 1, last))
+    return regions

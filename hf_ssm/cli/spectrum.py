@@ -91,9 +91,9 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         sep="\n",
     )
     if args.output is not None:
-        found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
+        content = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
         with plotting.also_svg(args.svg):
-            _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
+            _write(args.output, content, spectra, alpha, unit_of(data.tokenizer))
     # α acts at initialisation: a checkpoint has no use for it.
     if args.model is None:
         trial = None if isinstance(alpha, str) else alpha.trial
@@ -104,12 +104,12 @@ def _fitting_task(settings: RunSettings) -> str | None:
     """The task of `hf-ssm train` for the labels of the data; `None` without labels that a model of numbers needs."""
     rows = load_rows(settings, labelled=False)["train"]
     numbers = is_signal(rows.features[settings.sequence_column])
-    given = settings.data.get("label_column")
-    if isinstance(given, list):
+    label_column = settings.data.get("label_column")
+    if isinstance(label_column, list):
         return "signal-regression" if numbers else "sequence-regression"
-    if given is not None:
-        check_columns({"label_column": given}, rows[:10], settings.data["dataset"])
-    column = given or usual_column("label_column", rows.column_names)
+    if label_column is not None:
+        check_columns({"label_column": label_column}, rows[:10], settings.data["dataset"])
+    column = label_column or usual_column("label_column", rows.column_names)
     if column is not None:
         for targets in (False, True):
             try:
@@ -230,8 +230,8 @@ def _table(spectra: Mapping[str, dict[str, Any]]) -> str:
         f"{'':{width}}  {head}  strongest line, times its surroundings",
     ]
     for name, facts in spectra.items():
-        found = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
-        columns = "  ".join(f"{radians / (2 * math.pi):9.4f}" for radians in found)
+        frequencies = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
+        columns = "  ".join(f"{radians / (2 * math.pi):9.4f}" for radians in frequencies)
         lines.append(f"{name:{width}}  {columns}  {facts['strongest_line_ratio']:.2f}")
     return "\n".join(lines)
 
@@ -261,14 +261,14 @@ def _range(limits: tuple[float, float]) -> str:
 
 
 def _write(
-    output: Path, found: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str, unit: str
+    output: Path, content: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str, unit: str
 ) -> None:
     with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME, "spectrum.svg")) as scratch:
-        (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+        (scratch / SPECTRUM_NAME).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
         if can_draw(PICTURE_NAME):
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha
-            title = f"Power spectrum of {found['dataset']}"
+            title = f"Power spectrum of {content['dataset']}"
             plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title, unit=unit)
         written = sorted(path.name for path in scratch.iterdir())
     print(f"{output} holds {', '.join(written)}")

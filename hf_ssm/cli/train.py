@@ -128,8 +128,8 @@ def _settings(args: argparse.Namespace) -> RunSettings:
     stored: Sections = {}
     if args.resume:
         stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
-    given = run_settings.read_settings_file(args.config) if args.config else {}
-    resolved = run_settings.resolve(stored, given, options, assignments)
+    from_file = run_settings.read_settings_file(args.config) if args.config else {}
+    resolved = run_settings.resolve(stored, from_file, options, assignments)
     if args.resume:
         run_settings.check_same_run(resolved, stored)
     return resolved
@@ -137,14 +137,16 @@ def _settings(args: argparse.Namespace) -> RunSettings:
 
 def _check_field(name: str) -> None:
     """Refuse an option that is neither one of the command nor a field of the training arguments."""
-    known = run_settings.training_types()
-    if name in known:
+    training_fields = run_settings.training_types()
+    if name in training_fields:
         return
     option = f"--{name.replace('_', '-')}"
     of_models = {field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)}
     if name in of_models | run_settings.ALIASES.keys():
         raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
-    near = closest_name(option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in known)])
+    near = closest_name(
+        option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
+    )
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
@@ -176,7 +178,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
     chosen = evaluated and training["load_best_model_at_end"]
-    versions = ", ".join(f"{name} {found}" for name, found in _VERSIONS.items())
+    versions = ", ".join(f"{name} {version}" for name, version in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
         family=str(family_of(result.model.config)),
