@@ -176,6 +176,7 @@ COMMANDS: dict[str, Command] = {
         "Write the Triton kernels as a repository of the kernels library: transformers' own Mamba models run them too, "
         "with use_kernels=True.",
         ("hf-ssm kernels runs/kernels",),
+        module="export",
     ),
     "completion": Command(
         "shell",

@@ -104,23 +104,22 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
         raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
     # Labels do not depend on the case of the letters.
     records = read_records(args.input, column, args.genome, keep_case=True)
-    if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
-        labels = []
-        for record in records:
-            check_column("--linear-probe", args.linear_probe, list(record.columns), args.input.name)
-            labels.append(record.columns[args.linear_probe])
-    else:
-        label_of = _labels_by_name(Path(args.linear_probe))
-        labels, seen = [], set[str]()
-        for record in records:
-            check_column("--linear-probe", "name", list(record.columns), args.input.name)
-            name = str(record.columns["name"])
+    is_table = bare_suffix(Path(args.linear_probe)) in TABLE_SUFFIXES
+    label_of = _labels_by_name(Path(args.linear_probe)) if is_table else {}
+    key = "name" if is_table else args.linear_probe
+    labels, seen = [], set[str]()
+    for record in records:
+        check_column("--linear-probe", key, list(record.columns), args.input.name)
+        label = record.columns[key]
+        if is_table:
+            name = str(label)
             if name in seen:
                 raise ValueError(f"{record.where}: the name occurs twice, so that its label is not known: rename it")
             if name not in label_of:
                 raise ValueError(f"{record.where}: {args.linear_probe!r} has no label for the name {name!r}")
             seen.add(name)
-            labels.append(label_of[name])
+            label = label_of[name]
+        labels.append(label)
     check_labels(labels, args.folds)
     return labels
 

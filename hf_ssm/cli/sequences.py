@@ -16,7 +16,7 @@ from hf_ssm.data.records import Record, read_records, table_columns
 from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
-from hf_ssm.models.registry import FAMILIES
+from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training.loading import read_tokenizer, reading
 
@@ -24,13 +24,7 @@ T = TypeVar("T")
 
 _TOKENIZERS: dict[str, Callable[[], Any]] = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
 # Suffixes of class names, and the Auto class that loads them.
-_AUTO_CLASSES = {
-    "ForCausalLM": "AutoModelForCausalLM",
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-}
+_AUTO_CLASSES = {"LMHeadModel": "AutoModelForCausalLM", **HEADS}
 
 _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
 

@@ -216,7 +216,8 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     indices = {"filepath_index": Path(f"{path}.fai")}
     if kind == "bgzip":
         indices["filepath_index_compressed"] = Path(f"{path}.gzi")
-    if kind != "gzip" and all(_is_current(index, path) for index in indices.values()):
+    changed = path.stat().st_mtime
+    if kind != "gzip" and all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
     file = path
     if kind == "gzip":
@@ -227,10 +228,6 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     new_indices = {name: str(folder / index.name) for name, index in indices.items()}
     _build_index(file, path, list(new_indices.values()))
     return file, new_indices
-
-
-def _is_current(index: Path, path: Path) -> bool:
-    return index.is_file() and index.stat().st_mtime >= path.stat().st_mtime
 
 
 def _check_headers(lines: Iterable[bytes], path: Path) -> None:

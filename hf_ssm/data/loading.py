@@ -149,7 +149,10 @@ def load_sequences(
         _refuse_table_options(name, files, column_names, quoted)
     if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
-        splits = {"train": _load_fasta(path, window, min_window, keep_case)}
+        check_integer("window", window, 1)
+        least = max(1, window // 2) if min_window is None else min_window
+        check_integer("min_window", least, 1, window)
+        splits = {"train": Dataset.from_dict(fasta_windows(path, window, least, keep_case))}
     elif suffix in TABLE_SUFFIXES:
         needed = {**texts, **label_columns(label_column)}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
@@ -194,13 +197,6 @@ def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
                 f"options are {arguments}."
             )
     return generator(seed=seed, **options)
-
-
-def _load_fasta(path: Path, window: int, min_window: int | None, keep_case: bool) -> Dataset:
-    check_integer("window", window, 1)
-    least = max(1, window // 2) if min_window is None else min_window
-    check_integer("min_window", least, 1, window)
-    return Dataset.from_dict(fasta_windows(path, window, least, keep_case))
 
 
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:

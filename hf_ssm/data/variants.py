@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hf_ssm.data.files import bare_suffix, compression, decompress
 from hf_ssm.data.genome import Genome, import_pysam, quiet
@@ -99,8 +99,13 @@ def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
 def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
     """The variants of a file that pysam can read; `path` is its name in messages."""
     count = 0
+    open_text: Any = gzip.open if compression(file) else open
     try:
-        with quiet(), import_pysam().VariantFile(str(file)) as records, _opened(file) as lines:
+        with (
+            quiet(),
+            import_pysam().VariantFile(str(file)) as records,
+            open_text(file, "rt", encoding="utf-8", errors="replace") as lines,
+        ):
             if unknown := [name for name in info if name not in records.header.info]:
                 fields = ", ".join(records.header.info) or "none"
                 raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {fields}.")
@@ -117,13 +122,6 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
         if "is it VCF/BCF format" not in str(error):
             raise
         raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
-
-
-def _opened(file: Path) -> TextIO:
-    """The lines of a VCF file, plain or of bgzip."""
-    text: Any = gzip.open if compression(file) else open
-    lines: TextIO = text(file, "rt", encoding="utf-8", errors="replace")
-    return lines
 
 
 def _texts(line: str, names: set[str]) -> dict[str, str]:
