@@ -27,15 +27,9 @@ CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
 def add_probe(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser, "test", 20, "probe")
     add = parser.add_argument_group("method").add_argument
-    add(
-        "--method",
-        "--strategy",
-        choices=PROBE_METHODS,
-        default="shortlist",
-        metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(PROBE_METHODS)} (default: shortlist; exact takes many "
-        "times as long)",
-    )
+    orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
+    order = f"order in which tokens are masked: {orders}"
+    add("--method", "--strategy", choices=PROBE_METHODS, default="shortlist", metavar="METHOD", help=order)
     add("--steps", metavar="N", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
     add("--noise", metavar="SHARE", type=float, help="of gradient_shap: deviation relative to the embeddings (0.1)")
     letters = "letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)"
@@ -65,12 +59,9 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="TASK", help="how the data are read, as in `hf-ssm train`; default: by the head of the model")
     add("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: %(default)s)")
     add_output_options(parser, "report.json and the plots")
-    parser.add_argument(
-        "--update-card",
-        action="store_true",
-        help='write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
-        "if `hf-ssm probe --output` wrote them to that folder",
-    )
+    section = 'write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
+    curves = "if `hf-ssm probe --output` wrote them to that folder"
+    parser.add_argument("--update-card", action="store_true", help=section + curves)
 
 
 def add_spectrum(parser: argparse.ArgumentParser) -> None:
