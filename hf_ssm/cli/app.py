@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ssm.analysis.parameter_change import changes_in_log
-from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name, rows_of, value_of_log
+from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name, rows_of, stored_value
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, load_tokenizer
 from hf_ssm.data import GENERATORS, SignalFeatureExtractor
 from hf_ssm.data.signals import is_signal, signal_rows
@@ -49,8 +49,8 @@ def load_served(args: argparse.Namespace) -> Any:
         processor = SignalFeatureExtractor.from_pretrained(args.checkpoint)
     else:
         processor = load_tokenizer(args)
-    changes = value_of_log(args.checkpoint, LOG_NAME, changes_in_log, {})
-    num_training = value_of_log(args.checkpoint, FINGERPRINT_NAME, lambda facts: int(facts["train"]["rows"]), None)
+    changes = stored_value(args.checkpoint, LOG_NAME, changes_in_log, {})
+    num_training = stored_value(args.checkpoint, FINGERPRINT_NAME, lambda facts: int(facts["train"]["rows"]), None)
     return ServedModel(model, processor, name, _examples(args.checkpoint), changes, num_training)
 
 

@@ -109,8 +109,8 @@ def file_of(checkpoint: str, name: str) -> Path | None:
         return None
 
 
-def value_of_log(checkpoint: str, name: str, value_of: Callable[[Any], Any], default: Any) -> Any:
-    """A value of the content of a JSON file of a run; the default without the file, or if the file is damaged."""
+def stored_value(checkpoint: str, name: str, value_of: Callable[[Any], Any], default: Any) -> Any:
+    """The value of a JSON file that a run wrote; the default without the file, or if the file is damaged."""
     path = file_of(checkpoint, name)
     try:
         return default if path is None else value_of(json.loads(path.read_text(encoding="utf-8")))
@@ -139,7 +139,7 @@ def warn_of_chance(checkpoint: str, tokenizer: Any) -> None:
         return {key: value for entry in log for key, value in entry.items() if isinstance(value, int | float)}
 
     # `report` names a damaged log.
-    logged = value_of_log(checkpoint, folder.LOG_NAME, numbers_of, {})
+    logged = stored_value(checkpoint, folder.LOG_NAME, numbers_of, {})
     for split in ("test", "validation"):
         values = {name: logged[f"{split}_{name}"] for name in _METRICS if f"{split}_{name}" in logged}
         chance = {name: logged[key] for name in values if (key := chance_key(split, name)) in logged}

@@ -34,14 +34,9 @@ def run_predict(args: argparse.Namespace) -> None:
             count(groups)
             return table
 
+        groups = predictor.groups(records())
         write_in_parts(
-            args.output,
-            predictor.groups(records()),
-            compute,
-            options | facts,
-            part_size=1,
-            overwrite=args.overwrite_output,
-            skipped=count,
+            args.output, groups, compute, options | facts, part_size=1, overwrite=args.overwrite_output, skipped=count
         )
     print(f"predictions: {args.output}")
     if note := predictor.unknown.note("predictions (column unknown_letters)"):

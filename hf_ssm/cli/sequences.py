@@ -118,7 +118,7 @@ def model_words(args: argparse.Namespace) -> list[object]:
 def reader_of(
     args: argparse.Namespace, column: str, model: SequenceModel
 ) -> tuple[Callable[[], Iterator[Record]], Any]:
-    """A function that reads the sequences of the options of `add_input`, and what identifies them and the model."""
+    """A function that reads the sequences of INPUT, and what identifies the input and the model."""
     # A tokenizer for which the case makes no difference needs no line about it.
     keep_case = keeps_case(args) or not model.needs_capitals
     facts = {
