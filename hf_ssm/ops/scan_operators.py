@@ -33,8 +33,9 @@ def keeps_states(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def wanted_gradients(grads: Sequence[Tensor | None], wanted: Sequence[bool], like: Tensor) -> list[Tensor]:
-    """The result of a backward; empty tensors in place of gradients that are `None` or not wanted."""
-    return [g if want and g is not None else like.new_empty(0) for g, want in zip(grads, wanted, strict=True)]
+    """The result of a backward; empty tensors in place of gradients that are `None`, or not wanted."""
+    present = [like.new_empty(0) if grad is None else grad for grad in grads]
+    return [grad if want else grad.new_empty(0) for grad, want in zip(present, wanted, strict=True)]
 
 
 def register_gradients(operator: Any, backward: Any, plain: Callable[..., tuple[Tensor, Tensor]], count: int) -> None:

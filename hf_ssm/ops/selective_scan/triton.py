@@ -207,11 +207,9 @@ def _gathered(sums: dict[str, Any], args: ScanTensors) -> list[Tensor | None]:
 
 @_backward.register_fake
 def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, state, saved, delta_softplus, wanted):
-    like = (u, delta, A, B, C, D, z, delta_bias, state)
-    return [
-        torch.empty(t.shape, dtype=t.dtype, device=t.device) if want and t is not None else u.new_empty(0)
-        for t, want in zip(like, wanted, strict=True)
-    ]
+    tensors = (u, delta, A, B, C, D, z, delta_bias, state)
+    like = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+    return wanted_gradients(like, wanted, u)
 
 
 register_gradients(_forward, _backward, plain_scan, 9)

@@ -21,26 +21,19 @@ import triton
 from torch import Tensor
 
 from hf_ssm.ops.context import NAMESPACE
-from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
+from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
 from hf_ssm.ops.ssd.arguments import SSD_TENSORS
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
 from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
-from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
+from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Heads, Skip, Tiling, chunk_size_of
 
 __all__ = ["ssd_triton", "supports_ssd"]
 
 
 _SCHEMAS = scan_schemas(SSD_TENSORS, "int chunk")
-_AXES = ("batch", "row", "head")
-
-
-def _skip(D: Tensor | None) -> dict[str, Any]:
-    if D is None:
-        return {"D": None, "skip_head": 0, "skip_channel": 0}
-    return {"D": D, "skip_head": D.stride(0), "skip_channel": D.stride(1) if D.dim() == 2 else 0}
 
 
 def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tensor:
@@ -78,7 +71,8 @@ def _states(
     recurrence = {"first": first, "last": last, "saved": saved, "through": through}
     chunk_states.launch(
         (heads * tiling.blocks, 1 if tiling.carries else chunks, batch),
-        **with_strides(_AXES, source=source, weights=weights),
+        source=Heads.of(source),
+        weights=Heads.of(weights),
         **(recurrence if tiling.carries else dict.fromkeys(recurrence)),
         decays=decays,
         states=states,
@@ -113,8 +107,7 @@ def _operator(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_scan.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C),
-        **_skip(D),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(D)},
         decays=decays,
         states=states,
         y=y,
@@ -191,8 +184,7 @@ def _grad_inputs(
     skip_sums = decays.new_empty((0, *shape[1:]) if D is None else shape)
     grad_inputs.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
-        **_skip(D),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(D), "grad": Heads.of(grad_y)},
         decays=decays,
         grads=grads,
         grad_x=grad_x,
@@ -213,7 +205,7 @@ def _grad_products(
     paths = decays.new_empty(tiling.batch, tiling.heads, tiles, tiling.padded)
     grad_products.launch(
         (tiling.groups * parts * tiles * tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "grad": Heads.of(grad_y)},
         decays=decays,
         products=products,
         paths=paths,
@@ -239,7 +231,9 @@ def _grad_weights(
     sums = torch.empty(shape, dtype=other.dtype if parts == 1 else torch.float32, device=other.device)
     grad_weights.launch(
         (tiling.groups * parts * tiling.tiles * tiling.blocks, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, source=source, other=other, own=own),
+        source=Heads.of(source),
+        own=None if own is None else Heads.of(own),
+        other=Heads.of(other),
         states=states,
         decays=decays,
         products=products,
