@@ -19,7 +19,7 @@ __all__ = ["step_of_blocks"]
 
 def _read_options(block: Any) -> BlockOptions | None:
     scan = block.mixer.scan
-    if scan.dt_bias is None or scan.has_sobolev_filter or scan.rescaling is not None:
+    if scan.dt_bias is None or scan.has_sobolev_filter:
         return None
     return BlockOptions(**fused_options(block), logarithmic=not scan.is_raw)
 

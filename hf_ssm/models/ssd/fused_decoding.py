@@ -27,7 +27,7 @@ _SSD_SCAN_WEIGHTS = {
 
 def _read_ssd_options(block: Any) -> SSDBlockOptions | None:
     scan, gated = block.mixer.scan, block.mixer.norm
-    if scan.dt_bias is None or scan.D is None or scan.has_sobolev_filter or scan.rescaling is not None:
+    if scan.dt_bias is None or scan.D is None or scan.has_sobolev_filter:
         return None
     return SSDBlockOptions(
         **fused_options(block),
