@@ -25,7 +25,7 @@ from hf_ssm.utils.isolation import run_python
 __all__ = ["probe_inputs", "prove_export"]
 
 # The batch of a proof: long enough for every branch of the convolutions.
-_ROWS, _LONGEST = 2, 48
+_ROWS, _LENGTH = 2, 48
 _TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
 # What loading a model reads from a folder; code is not among it.
 _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
@@ -71,32 +71,31 @@ def prove_export(
     _compare(expected, found)
 
 
-def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor]:
+def probe_inputs(
+    config: Any, auto_class: str = "AutoModel", rows: int = _ROWS, length: int = _LENGTH
+) -> dict[str, Tensor]:
     """A padded batch that a model of this configuration with the head of an Auto class can read, the same at each call.
 
     Returns:
-        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`; for pairs
-        these two rows as one pair, `(1, 2, L)`; of a model of videos `pixel_values` `(2, L, H, W, C)`.
+        `input_ids` `(B, L)`, or `input_values` `(B, L, num_input_channels)`, and `attention_mask` `(B, L)`; for pairs
+        each row with another one as a pair, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`. `L` is
+        at most the longest input of the model.
     """
-    inputs = _probe_rows(config)
-    if auto_class != HEADS["ForSequencePairClassification"]:
-        return inputs
-    # Products of a matrix and a single row may differ in the last bit with the place of the weights in memory.
-    return {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
-
-
-def _probe_rows(config: Any) -> dict[str, Tensor]:
-    length = min(_LONGEST, config.longest_input or _LONGEST)
+    length = min(length, config.longest_input or length)
     generator = torch.Generator().manual_seed(0)
     if config.frame_shape is not None:
-        return {"pixel_values": torch.rand(_ROWS, length, *config.frame_shape, generator=generator)}
-    mask = torch.ones(_ROWS, length, dtype=torch.long)
-    mask[1, max(1, 2 * length // 3) :] = 0
+        return {"pixel_values": torch.rand(rows, length, *config.frame_shape, generator=generator)}
     if config.num_input_channels is None:
-        ids = torch.randint(config.vocab_size, (_ROWS, length), generator=generator)
-        return {"input_ids": ids, "attention_mask": mask}
-    values = torch.randn(_ROWS, length, config.num_input_channels, generator=generator)
-    return {"input_values": values, "attention_mask": mask}
+        inputs = {"input_ids": torch.randint(config.vocab_size, (rows, length), generator=generator)}
+    else:
+        inputs = {"input_values": torch.randn(rows, length, config.num_input_channels, generator=generator)}
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[1, max(1, 2 * length // 3) :] = 0
+    inputs["attention_mask"] = mask
+    if auto_class == HEADS["ForSequencePairClassification"]:
+        # Products of a matrix and a single row may differ in the last bit with the place of the weights in memory.
+        inputs = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
+    return inputs
 
 
 def _labels(config: Any, auto_class: str, inputs: dict[str, Tensor], logits: Tensor) -> dict[str, Tensor]:

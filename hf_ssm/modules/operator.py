@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.blocks import first_positions
-from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
@@ -321,12 +319,8 @@ class SequenceOperator(nn.Module):
         step = self._time_step(inputs)
         order = order[channels] if order.dim() else order
         step = step[channels] if isinstance(step, Tensor) else step
-        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        if is_exporting():
-            # A slice would compare the length with that of the grid.
-            taps = first_positions(nn.functional.pad(taps, (0, inputs.shape[1])), -1, inputs.shape[1] + 1)
-        else:
-            taps = taps[..., : self._length(inputs, documents) + 1]
+        count = self._length(inputs, documents) + 1
+        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step, count)
         taps = taps.to(inputs).expand(inputs.shape[-1], -1)
         if documents is None:
             filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])

@@ -9,6 +9,7 @@ not have, nor a number of operations that depends on the length. With `l = 64 i 
 these depends on the parameters only, so that a runtime which folds constants computes it once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
+from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.discretize import check_discretization
 
 __all__ = ["ExportedSystem", "exported_system"]
@@ -144,6 +146,19 @@ class ExportedSystem:
     c: Tensor
     skip: Tensor | None
     dtype: torch.dtype
+
+    def extend(self, u: Tensor, state: Tensor | None, taps: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """As `Recurrence.extend`; a chunk that continues a sequence has a single position."""
+        length: Any = u.shape[1]
+        if state is None:
+            return long_conv(u, taps(length)), self.advance(u)
+        if type(length) is not int or length != 1:
+            raise ValueError(
+                "An exported program that continues from a cache of state space filters reads one token: give "
+                "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
+            )
+        y, after = self.step(u[:, 0], state)
+        return y.unsqueeze(1), after
 
     def kernel(self, length: int) -> Tensor:
         """`C A_bar^l B_bar` for `l < length`, without the feed-through, `(D, length)`."""
