@@ -5,15 +5,15 @@ Dimensions as in `numba_tiles.py`; `P` real planes, 1 for real and 2 for complex
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients, in_function_transform
+from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.cpu.vector import LANES
+from hf_ssm.ops.operators import differentiable_operator, needs_gradient
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
@@ -28,9 +28,6 @@ __all__ = ["scan_numba", "supports_scan"]
 _MAX_BLOCKS, _MIN_BLOCKS, _TASKS = 16, 2, 8
 # A task of the forward takes several sequences of a large batch: starting a task costs as much as some positions.
 _MAX_TASKS = 16
-
-# u, delta, A, B, C, D, z and the bias of `ScanTensors`.
-_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -89,8 +86,8 @@ def _exponents(A: Tensor) -> Tensor:
 class _ScanJob:
     """The arguments of the kernels of a scan, and its division into tasks."""
 
-    def __init__(self, tensors: _Tensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
-        u, delta, A, B, C, D, z, bias = tensors
+    def __init__(self, args: ScanTensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
+        u, delta, A, B, C, D, z, bias, _ = args
         self.batch, length, channels = u.shape
         blocks, rows = state.shape[1:3]
         # Few tasks would leave threads idle; results must not depend on the number of threads.
@@ -147,57 +144,38 @@ def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
 
 
-@torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu")
-def _forward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    delta_softplus: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each tile for the backward."""
+    u, A = args.u, args.A
     tiles, *block = _sizes(u, A)
     y = u.new_empty(u.shape)
     starts = u.new_empty((len(u), tiles, *block) if keep else (0,))
-    state = u.new_zeros(len(u), *block) if initial_state is None else _packed(_planes(initial_state))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts, y=y)
+    state = u.new_zeros(len(u), *block) if args.state is None else _packed(_planes(args.state))
+    job = _ScanJob(args, delta_softplus, state, starts=starts, y=y)
     job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
     return y, _unpacked(state, A), starts
 
 
-@_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
+def _empty_results(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, A = args.u, args.A
     starts = u.new_empty((len(u), *_sizes(u, A)) if keep else (0,))
     return u.new_empty(u.shape), A.new_empty(len(u), *A.shape), starts
 
 
-@torch.library.custom_op("hf_ssm::selective_scan_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _run_backward(
     grad_y: Tensor,
     grad_last: Tensor | None,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    starts: Tensor,
+    args: ScanTensors,
     delta_softplus: bool,
+    starts: Tensor,
     wanted: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
+) -> tuple[Tensor, ...]:
+    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state."""
+    u, A, delta_bias = args.u, args.A, args.delta_bias
     (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
     grad_y = _rowed(grad_y)
     state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts)
+    job = _ScanJob(args, delta_softplus, state, starts=starts)
     grad_u, grad_z = (u.new_empty(u.shape if w else (0,)) for w in (wanted[0], wanted[6]))
     shared = bool(job.arguments.shared_step)
     grad_delta = u.new_empty(((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,))
@@ -216,42 +194,25 @@ def _backward(
     bias = bias.sum(0, keepdim=True) if delta_bias is not None and delta_bias.shape[0] < channels else bias.clone()
     grad_A = _unpacked(grad_A.sum(0), A)
     initial = _unpacked(state, A)
-    grads = (grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial)
-    return [grad if want else grad.new_empty(0) for grad, want in zip(grads, wanted, strict=True)]
+    return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial
 
 
-@_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, starts, delta_softplus, wanted):
-    bias = u.new_empty(u.shape[2]) if delta_bias is None else delta_bias
-    like = (u, delta, A, B, C, u.new_empty(u.shape[2]), u, bias, A.new_empty(len(u), *A.shape))
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
+def _plain_scan(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor]:
+    return loop_scan(args, delta_softplus, True)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, delta_softplus, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.delta_softplus = delta_softplus
-
-
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, starts = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:9]
-    if torch.is_grad_enabled():
-        plain = partial(_plain_scan, ctx.delta_softplus)
-        return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), None, None
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, starts, ctx.delta_softplus, wanted)
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None
-
-
-def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    given: Any = tensors
-    return loop_scan(ScanTensors(*given), delta_softplus, True)
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
+_forward, _backward = differentiable_operator(
+    "hf_ssm::selective_scan",
+    ScanTensors,
+    "bool delta_softplus, bool keep",
+    _run_forward,
+    _empty_results,
+    _run_backward,
+    _plain_scan,
+    outputs=2,
+    keeps=True,
+    device="cpu",
+)
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
@@ -261,7 +222,6 @@ def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> 
 
 def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    given = tuple(args.cast(args.dtype))
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _forward(*given, delta_softplus, keep)
+    tensors = tuple(args.cast(args.dtype))
+    y, last, _ = _forward(*tensors, delta_softplus, needs_gradient(*tensors))
     return y.to(args.u.dtype), last

@@ -21,10 +21,11 @@ import torch
 import triton
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.operators import differentiable_operator, needs_gradient
+from hf_ssm.ops.ssd.chunked import ScanInputs, plain_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
 from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
 from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
@@ -101,29 +102,17 @@ def _states(
     return states, last, through
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton", mutates_args=())
-def _operator(
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    starts: Tensor | None,
-    chunk: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before the chunks for the backward."""
-    x, B, C = (dense_rows(t) for t in (x, B, C))
+    x, B, C = (dense_rows(t) for t in (args.x, args.B, args.C))
     tiling = Tiling.of(x, B, chunk)
-    decays = _decays(d, A, starts, tiling)
-    states, last, _ = _states(x, B, decays, initial_state, None, tiling)
+    decays = _decays(args.d, args.A, args.starts, tiling)
+    states, last, _ = _states(x, B, decays, args.state, None, tiling)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_scan.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
         **with_strides(_AXES, x=x, B=B, C=C),
-        **_skip(D),
+        **_skip(args.D),
         decays=decays,
         states=states,
         y=y,
@@ -132,8 +121,8 @@ def _operator(
     return y, last, states if keep else last.new_empty(0)
 
 
-@_operator.register_fake
-def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+def _empty_results(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, d, B = args.x, args.d, args.B
     batch, length, heads, channels = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     last = d.new_empty(batch, heads, channels, B.shape[3])
@@ -141,23 +130,12 @@ def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     return y, last, d.new_empty(kept if keep else (0,))
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton_backward", mutates_args=())
-def _operator_backward(
-    grad_y: Tensor,
-    grad_last: Tensor | None,
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk: int,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
-    grad_y, x, B, C = (dense_rows(t) for t in (grad_y, x, B, C))
+def _run_backward(
+    grad_y: Tensor, grad_last: Tensor | None, args: ScanInputs, chunk: int, kept: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, d, A, B, C, D, the initial state and `None`."""
+    d, A, D, starts, states = args.d, args.A, args.D, args.starts, kept
+    grad_y, x, B, C = (dense_rows(t) for t in (grad_y, args.x, args.B, args.C))
     tiling = Tiling.of(x, B, chunk)
     decays = _decays(d, A, starts, tiling)
     grads, first, through = _states(grad_y, C, decays, grad_last, states, tiling)
@@ -192,8 +170,7 @@ def _operator_backward(
     )
     grad_D = skip_sums.sum((0, 1))
     grad_D = grad_D.sum(1) if D is not None and D.dim() == 1 else grad_D
-    found = grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first
-    return [grad if want else grad.new_empty(0) for grad, want in zip(found, wanted, strict=True)]
+    return grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first, None
 
 
 def _grad_inputs(
@@ -275,39 +252,17 @@ def _grad_weights(
     return sums[0] if parts == 1 else sums.sum(0).to(other.dtype)
 
 
-@_operator_backward.register_fake
-def _(grad_y, grad_last, x, d, A, B, C, D, starts, states, chunk, wanted):
-    first = d.new_empty(x.shape[0], *x.shape[2:], B.shape[3])
-    like = (x, d, A, B, C, d.new_empty(x.shape[2:]) if D is None else D, first)
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, chunk, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.chunk = chunk
-
-
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, starts, states = ctx.saved_tensors
-    if torch.is_grad_enabled():
-
-        def plain(*given: Tensor | None) -> tuple[Tensor, Tensor]:
-            every: Any = (*given, starts, ctx.chunk)
-            y, last = chunked_ssd(*every)
-            return y.to(tensors[0].dtype), last
-
-        grads = differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last])
-        return *grads, None, None, None
-    wanted = ctx.needs_input_grad[:7]
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    found = _operator_backward(grad_y, grad_last, *tensors, starts, states, ctx.chunk, wanted)
-    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None, None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+_operator, _operator_backward = differentiable_operator(
+    f"{NAMESPACE}::ssd_triton",
+    ScanInputs,
+    "int chunk, bool keep",
+    _run_forward,
+    _empty_results,
+    _run_backward,
+    plain_ssd,
+    outputs=2,
+    keeps=True,
+)
 
 
 def supports_ssd(
@@ -338,7 +293,6 @@ def ssd_triton(
 ) -> tuple[Tensor, Tensor]:
     """The output in the dtype of x, and the last state in float32; for the arguments see `loop_ssd`."""
     dtype = x.dtype if x.dtype == B.dtype == C.dtype else torch.float32
-    given = (x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _operator(*given, starts, chunk_size_of(given[0], B, chunk_size), keep)
+    tensors = x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state
+    y, last, _ = _operator(*tensors, starts, chunk_size_of(tensors[0], B, chunk_size), needs_gradient(*tensors))
     return y, last
