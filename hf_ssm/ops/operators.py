@@ -16,13 +16,13 @@ __all__ = ["differentiable_operator", "empty_gradients", "needs_gradient"]
 
 def differentiable_operator(
     name: str,
+    *,
     tensors: Any,
     options: str,
     forward: Callable[..., Any],
     fake: Callable[..., Any],
     backward: Callable[..., Sequence[Any]],
     plain: Callable[..., Any],
-    *,
     outputs: int = 1,
     keeps: bool = False,
     device: str | None = None,

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.operators import differentiable_operator, needs_gradient
+from hf_ssm.ops.operators import needs_gradient
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
 from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, ScanArguments
-from hf_ssm.ops.selective_scan.reference import loop_scan
+from hf_ssm.ops.selective_scan.operators import selective_scan_operator
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["scan_numba", "supports_scan"]
@@ -197,22 +197,8 @@ def _run_backward(
     return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial
 
 
-def _plain_scan(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor]:
-    return loop_scan(args, delta_softplus, True)
-
-
-_forward, _backward = differentiable_operator(
-    "hf_ssm::selective_scan",
-    ScanTensors,
-    "bool delta_softplus, bool keep",
-    _run_forward,
-    _empty_results,
-    _run_backward,
-    _plain_scan,
-    outputs=2,
-    keeps=True,
-    device="cpu",
-)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _backward = selective_scan_operator("hf_ssm::selective_scan", **_OPERATOR, device="cpu")
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:

@@ -14,9 +14,9 @@ from torch import Tensor
 from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.operators import differentiable_operator, needs_gradient
+from hf_ssm.ops.operators import needs_gradient
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
-from hf_ssm.ops.selective_scan.reference import loop_scan
+from hf_ssm.ops.selective_scan.operators import selective_scan_operator
 from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D, cotangent_ends, scan_backward
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT, carry, chunk_ends, scan
 from hf_ssm.ops.selective_scan.triton_tiles import scaled_matrix
@@ -205,21 +205,8 @@ def _gathered(sums: dict[str, Any], args: ScanTensors) -> list[Tensor | None]:
     ]
 
 
-def _plain_scan(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor]:
-    return loop_scan(args, delta_softplus, True)
-
-
-_forward, _backward = differentiable_operator(
-    f"{NAMESPACE}::selective_scan_triton",
-    ScanTensors,
-    "bool delta_softplus, bool keep",
-    _run_forward,
-    _empty_results,
-    _run_backward,
-    _plain_scan,
-    outputs=2,
-    keeps=True,
-)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _backward = selective_scan_operator(f"{NAMESPACE}::selective_scan_triton", **_OPERATOR)
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:

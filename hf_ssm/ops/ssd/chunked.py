@@ -15,7 +15,7 @@ Source: Dao & Gu 2024, Section 6.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ from hf_ssm.ops.ssd.chunks import (
     span_of,
 )
 
-__all__ = ["ChunkedSSD", "ScanInputs", "chunked_ssd", "plain_ssd"]
+__all__ = ["ChunkedSSD", "chunked_ssd"]
 
 # The products with states cost the same for every size; those within chunks grow with it. On a CPU longer chunks than
 # this are slower in any case; on an accelerator they take fewer calls.
@@ -148,19 +148,6 @@ def _spans(x: Tensor, size: int) -> list[slice]:
 
 def _part(t: Tensor | None, at: slice) -> Any:
     return None if t is None else t[:, at]
-
-
-class ScanInputs(NamedTuple):
-    """The tensors of an implementation of the scan; see `loop_ssd`."""
-
-    x: Tensor
-    d: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None
-    state: Tensor | None
-    starts: Tensor | None
 
 
 class ChunkedSSD(torch.autograd.Function):
@@ -290,9 +277,3 @@ def chunked_ssd(
             y, last = ChunkedSSD.apply(x, d, A, B, C, rows, starts, size, torch.is_grad_enabled())
         y = y if D is None else torch.addcmul(y, D.unsqueeze(-1) if D.dim() == 1 else D, x)
     return y, last.unflatten(-1, (-1, channels)).movedim(2, -1).flatten(1, 2).contiguous()
-
-
-def plain_ssd(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """`chunked_ssd` with the output in the dtype of x, for derivatives of the gradients of other implementations."""
-    y, last = chunked_ssd(*args, chunk)
-    return y.to(args.x.dtype), last

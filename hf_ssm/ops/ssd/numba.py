@@ -13,12 +13,12 @@ from torch import Tensor
 
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.operators import differentiable_operator, needs_gradient
+from hf_ssm.ops.operators import needs_gradient
 from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
-from hf_ssm.ops.ssd.chunked import ScanInputs, plain_ssd
 from hf_ssm.ops.ssd.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.ssd.numba_forward import forward, forward_scratch
 from hf_ssm.ops.ssd.numba_tiles import SSDArguments
+from hf_ssm.ops.ssd.operators import ScanInputs, ssd_operator
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["ssd_numba", "supports_ssd"]
@@ -145,18 +145,8 @@ def _run_backward(
     return grad_x, grad_d.addcmul_(logs, A), grad_A, grad_B, grad_C, grad_D, first, None
 
 
-_forward, _backward = differentiable_operator(
-    "hf_ssm::ssd",
-    ScanInputs,
-    "int chunk, bool keep",
-    _run_forward,
-    _empty_results,
-    _run_backward,
-    plain_ssd,
-    outputs=2,
-    keeps=True,
-    device="cpu",
-)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _backward = ssd_operator("hf_ssm::ssd", **_OPERATOR, device="cpu")
 
 
 def supports_ssd(*args: Any) -> bool:

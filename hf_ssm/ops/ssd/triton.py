@@ -24,8 +24,8 @@ from torch import Tensor
 from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.operators import differentiable_operator, needs_gradient
-from hf_ssm.ops.ssd.chunked import ScanInputs, plain_ssd
+from hf_ssm.ops.operators import needs_gradient
+from hf_ssm.ops.ssd.operators import ScanInputs, ssd_operator
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
 from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
 from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
@@ -252,17 +252,8 @@ def _grad_weights(
     return sums[0] if parts == 1 else sums.sum(0).to(other.dtype)
 
 
-_operator, _operator_backward = differentiable_operator(
-    f"{NAMESPACE}::ssd_triton",
-    ScanInputs,
-    "int chunk, bool keep",
-    _run_forward,
-    _empty_results,
-    _run_backward,
-    plain_ssd,
-    outputs=2,
-    keeps=True,
-)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_operator, _operator_backward = ssd_operator(f"{NAMESPACE}::ssd_triton", **_OPERATOR)
 
 
 def supports_ssd(
