@@ -36,8 +36,9 @@ def differentiable_operator(
         forward: Called with the tensors and the options; returns the outputs.
         fake: As `forward`, for tensors without values.
         backward: Called with the gradient of each output (`None` for those that the loss does not depend on, but zeros
-            for the first), the tensors, the options, and for each tensor whether its gradient is wanted; returns the
-            gradients, anything where not wanted. They must not share memory.
+            for the first, which then has the shape of the first tensor), the tensors, the options, and for each tensor
+            whether its gradient is wanted; returns the gradients, anything where not wanted. They must not share
+            memory.
         plain: As `forward`, by operations of torch, for derivatives of the gradients.
         outputs: Number of outputs.
         keeps: Whether the last option is whether a gradient will be computed, and the last output what `forward` keeps
@@ -51,7 +52,8 @@ def differentiable_operator(
     count = len(arguments)
     grads = [f"Tensor? grad_{number}" for number in range(outputs)]
     results = ", ".join(["Tensor"] * (outputs + keeps))
-    extra = [*options.split(", ")[:-1], "Tensor kept"] if keeps else [options]
+    scalars = [option for option in options.split(", ") if option]
+    extra = [*scalars[:-1], "Tensor kept"] if keeps else scalars
     register: dict[str, Any] = {"mutates_args": (), "device_types": device}
 
     def run(*args: Any) -> Any:
@@ -63,7 +65,7 @@ def differentiable_operator(
         unwanted = empty_gradients(inputs, [False] * count)
         return [grad if want else none for grad, want, none in zip(grads, args[-1], unwanted, strict=True)]
 
-    schema = f"({', '.join([*arguments, options])}) -> " + (f"({results})" if outputs + keeps > 1 else results)
+    schema = f"({', '.join([*arguments, *scalars])}) -> " + (f"({results})" if outputs + keeps > 1 else results)
     operator = torch.library.custom_op(name, run, schema=schema, **register)
     schema = f"({', '.join([*grads, *arguments, *extra, 'bool[] wanted'])}) -> Tensor[]"
     backward_operator = torch.library.custom_op(f"{name}_backward", run_backward, schema=schema, **register)
@@ -79,6 +81,8 @@ def differentiable_operator(
             ctx.save_for_backward(*inputs[:count], output[-1])
 
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads[:outputs]):
+            return (None,) * (count + len(ctx.options))
         saved, options = ctx.saved_tensors, ctx.options
         inputs, wanted = saved[:count], list(ctx.needs_input_grad[:count])
         if torch.is_grad_enabled():

@@ -18,19 +18,19 @@ gradient. A second kernel adds them in float64.
 """
 
 import math
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision, runs_kernels
 from hf_ssm.ops.gpu.language import dot
-from hf_ssm.ops.lti.exponential_sums import plain_exponential_sums
+from hf_ssm.ops.lti.exponential_sums import SumInputs, empty_sums, plain_sums
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
 __all__ = ["exponential_sums_triton", "supports_exponential_sums", "tile_rows"]
 
@@ -277,14 +277,12 @@ def _parts(z: Tensor) -> Tensor:
     return torch.view_as_real(z.resolve_conj().contiguous())
 
 
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_triton", mutates_args=())
-def _operator(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
-    channels, pairs = log_base.shape
-    taps = _empty_taps(log_base, weights, length)
+def _run_sums(args: SumInputs, length: int) -> Tensor:
+    (channels, pairs), taps = args.log_base.shape, empty_sums(args, length)
     _exponential_sums.launch(
         (channels, _tiles(length)),
-        log_base=_parts(log_base),
-        weights=_parts(weights),
+        log_base=_parts(args.log_base),
+        weights=_parts(args.weights),
         taps=taps,
         length=length,
         pairs=pairs,
@@ -295,15 +293,9 @@ def _operator(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
     return taps
 
 
-@_operator.register_fake
-def _empty_taps(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
-    return torch.empty(log_base.shape[0], length, dtype=torch.float32, device=log_base.device)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_triton_backward", mutates_args=())
-def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_base: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of `log_base` (empty unless `with_base`) and `weights`."""
-    (channels, pairs), length = log_base.shape, grad.shape[1]
+def _run_sums_backward(grad: Tensor, args: SumInputs, length: int, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    (log_base, weights), with_base = args, wanted[0]
+    channels, pairs = log_base.shape
     grad = dense_rows(grad)
     tiles = _tiles(length)
     sums = torch.empty((tiles, channels, 4 if with_base else 2, pairs), dtype=torch.float32, device=grad.device)
@@ -321,7 +313,7 @@ def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_bas
         WITH_BASE=with_base,
         PRECISION=product_precision(),
     )
-    grad_base, grad_weights = _empty_gradients(grad, log_base, weights, with_base)
+    grad_base, grad_weights = empty_gradients(args, (with_base, True))
     _gradients_of_sums.launch(
         lambda meta: (channels, triton.cdiv(pairs, meta["BLOCK_H"])),
         sums=sums,
@@ -335,26 +327,15 @@ def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_bas
     return grad_base, grad_weights
 
 
-@_operator_backward.register_fake
-def _empty_gradients(grad: Tensor, log_base: Tensor, weights: Tensor, with_base: bool) -> tuple[Tensor, Tensor]:
-    shape = log_base.shape if with_base else (0,)
-    return log_base.new_empty(shape), weights.new_empty(weights.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        plain = partial(plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
-        return *differentiable_gradients(plain, ctx.saved_tensors, [grad]), None
-    grad_base, grad_weights = _operator_backward(grad, *ctx.saved_tensors, wanted[0])
-    return grad_base if wanted[0] else None, grad_weights if wanted[1] else None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+_operator, _operator_backward = differentiable_operator(
+    f"{NAMESPACE}::exponential_sums_triton",
+    tensors=SumInputs,
+    options="int length",
+    forward=_run_sums,
+    fake=empty_sums,
+    backward=_run_sums_backward,
+    plain=plain_sums,
+)
 
 
 def supports_exponential_sums(log_base: Tensor, weights: Tensor, length: int, dtype: torch.dtype) -> bool:

@@ -4,6 +4,8 @@ Legend: `B` batch, `L` length, `D` channels, `K` taps. In kernels channels are i
 elements, tensors are given by the address of their first element (0: none), and weights are `(K, D)`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from hf_ssm.ops.context import in_function_transform, is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load_some, mul, pointer, sigmoid, splat, store_some, sub
-from hf_ssm.ops.short_conv.operators import register
+from hf_ssm.ops.short_conv.operators import ConvInputs, short_conv_operator
 from hf_ssm.ops.short_conv.reference import taps_before
 from hf_ssm.ops.threads import run_tasks
 
@@ -210,23 +212,14 @@ def _forward(
     return y.to(u.dtype)
 
 
-@torch.library.custom_op("hf_ssm::short_conv", mutates_args=())
-def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return _forward(u, weight, bias, mask, None, left, silu)
+def _run_forward(args: ConvInputs, left: int, silu: bool) -> Tensor:
+    return _forward(*args, None, left, silu)
 
 
-@torch.library.custom_op("hf_ssm::short_conv_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_backward(
+    grad: Tensor, args: ConvInputs, left: int, silu: bool, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    (u, weight, bias, mask), needs_u, needs_sums = args, wanted[0], any(wanted[1:])
     dtype = _common_type(u, weight, bias)
     batch, length, channels = u.shape
     rows, grads, taps = _in_rows(u, dtype), _in_rows(grad, dtype), weight.to(dtype).t().contiguous()
@@ -251,13 +244,13 @@ def _operator_backward(
 
     run_tasks(task, batch * tiles * widths)
     if not needs_sums:
-        return du.to(u.dtype), weight.new_empty(0), weight.new_empty(0)
+        return du.to(u.dtype), None, None, None
     dweight, dbias = sums[:, :-1].sum(0), sums[:, -1].sum(0)
     dweight = dweight.t().to(weight.dtype).contiguous()
-    return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype)
+    return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype), None
 
 
-register(_operator, _operator_backward)
+_operator, _operator_backward = short_conv_operator("hf_ssm::short_conv", forward=_run_forward, backward=_run_backward)
 
 
 def supports_short_conv(
