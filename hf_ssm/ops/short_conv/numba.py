@@ -250,7 +250,7 @@ def _run_backward(
     return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype), None
 
 
-_operator, _operator_backward = short_conv_operator("hf_ssm::short_conv", forward=_run_forward, backward=_run_backward)
+_operator, _ = short_conv_operator("hf_ssm::short_conv", forward=_run_forward, backward=_run_backward)
 
 
 def supports_short_conv(

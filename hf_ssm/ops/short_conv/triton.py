@@ -267,9 +267,7 @@ def _run_backward(
     return grad_u, grad_weight, total[-1].to((weight if bias is None else bias).dtype, copy=True), None
 
 
-_operator, _operator_backward = short_conv_operator(
-    f"{NAMESPACE}::short_conv_triton", forward=_run_forward, backward=_run_backward
-)
+_operator, _ = short_conv_operator(f"{NAMESPACE}::short_conv_triton", forward=_run_forward, backward=_run_backward)
 
 
 def supports_short_conv(
