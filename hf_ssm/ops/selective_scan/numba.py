@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.context import in_function_transform
+from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
 from hf_ssm.ops.operators import needs_gradient
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
@@ -30,10 +31,6 @@ _MAX_BLOCKS, _MIN_BLOCKS, _TASKS = 16, 2, 8
 _MAX_TASKS = 16
 
 
-def _round_up(number: int, multiple: int) -> int:
-    return (number + multiple - 1) // multiple * multiple
-
-
 def _planes(t: Tensor) -> Tensor:
     """`(...)` -> `(..., P)`, real."""
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.unsqueeze(-1)
@@ -42,7 +39,7 @@ def _planes(t: Tensor) -> Tensor:
 def _packed(planes: Tensor) -> Tensor:
     """`(..., D, N, P)` -> `(..., K, P S, 16)`, padded with zeros."""
     *lead, channels, states, parts = planes.shape
-    wide, high = _round_up(channels, LANES), _round_up(states, GROUP)
+    wide, high = round_up(channels, LANES), round_up(states, GROUP)
     filled = F.pad(planes, (0, 0, 0, high - states, 0, wide - channels))
     blocks = filled.view(*lead, wide // LANES, LANES, high, parts)
     return blocks.movedim((-1, -2, -3), (-3, -2, -1)).contiguous().flatten(-3, -2)
@@ -55,23 +52,6 @@ def _unpacked(packed: Tensor, A: Tensor) -> Tensor:
     blocks = packed.unflatten(-2, (parts, -1)).movedim((-3, -2, -1), (-1, -2, -3))
     tensor = blocks.flatten(-4, -3)[..., :channels, :states, :].contiguous()
     return torch.view_as_complex(tensor) if paired else tensor.squeeze(-1)
-
-
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None or t.numel() == 0 else t.data_ptr()
-
-
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its last dimension is dense, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _place(t: Tensor | None) -> tuple[int, int, int]:
-    """Address, batch stride and row stride of `(B, L, ...)`, in real numbers."""
-    if t is None:
-        return 0, 0, 0
-    parts = 2 if t.is_complex() else 1
-    return _address(t), t.stride(0) * parts, t.stride(1) * parts
 
 
 def _exponents(A: Tensor) -> Tensor:
@@ -94,8 +74,8 @@ class _ScanJob:
         width = min(_MAX_BLOCKS, max(_MIN_BLOCKS, blocks * self.batch // _TASKS))
         self.groups = -(-blocks // width)
         self.paired = True if A.is_complex() else None
-        u, delta, B, C = (_rowed(t.resolve_conj()) for t in (u, delta, B, C))
-        z = None if z is None else _rowed(z)
+        u, delta, B, C = (dense_rows(t.resolve_conj()) for t in (u, delta, B, C))
+        z = None if z is None else dense_rows(z)
         beyond = (0, blocks * LANES - channels)
         D = None if D is None else F.pad(D, beyond)
         bias = None if bias is None else F.pad(bias.expand(channels), beyond)
@@ -105,9 +85,9 @@ class _ScanJob:
         numbers: list[Any] = [
             *(self.batch, length, channels, A.shape[1], rows, blocks, -(-length // TILE), width),
             *(softplus, delta.shape[-1] < channels),
-            *(*_place(u), *_place(delta), *_place(z), *_place(B), *_place(C)),
-            *(_address(t) for t in (exponents, D, bias, state, starts)),
-            *_place(y),
+            *(*place(u, 2), *place(delta, 2), *place(z, 2), *place(B, 2), *place(C, 2)),
+            *(address(t) for t in (exponents, D, bias, state, starts)),
+            *place(y, 2),
         ]
         self.arguments = ScanArguments(*numbers)
         self.like = u.new_zeros(()).numpy()[()]
@@ -140,7 +120,7 @@ class _ScanJob:
 
 def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     """`tiles, K, R, 16`."""
-    blocks, rows = _round_up(A.shape[0], LANES) // LANES, _round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
+    blocks, rows = round_up(A.shape[0], LANES) // LANES, round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
     return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
 
 
@@ -173,7 +153,7 @@ def _run_backward(
     """Gradients of u, delta, A, B, C, D, z, the bias and the initial state."""
     u, A, delta_bias = args.u, args.A, args.delta_bias
     (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
-    grad_y = _rowed(grad_y)
+    grad_y = dense_rows(grad_y)
     state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
     job = _ScanJob(args, delta_softplus, state, starts=starts)
     grad_u, grad_z = (u.new_empty(u.shape if w else (0,)) for w in (wanted[0], wanted[6]))
@@ -183,7 +163,7 @@ def _run_backward(
     grad_B, grad_C = (u.new_empty((job.groups, batch, length, states, *parts)) for _ in range(2))
     grad_A, grad_D, grad_bias = u.new_zeros(batch, *block), *u.new_zeros(2, batch, block[0] * LANES)
     outputs = (state, grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_bias)
-    numbers: list[int] = [*_place(grad_y), *(_address(t) for t in outputs)]
+    numbers: list[int] = [*place(grad_y, 2), *(address(t) for t in outputs)]
     job.run(backward, backward_scratch(job.arguments.rows), GradientArguments(*numbers))
     grad_B, grad_C = (grad[0] if job.groups == 1 else grad.sum(0) for grad in (grad_B, grad_C))
     if parts:

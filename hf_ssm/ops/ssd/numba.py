@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.context import in_function_transform
+from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
 from hf_ssm.ops.operators import needs_gradient
 from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
@@ -32,24 +33,6 @@ _CHUNK = 64
 _MAX_WIDTH, _TASKS = 8, 8
 
 
-def _round_up(number: int, multiple: int) -> int:
-    return (number + multiple - 1) // multiple * multiple
-
-
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None or t.numel() == 0 else t.data_ptr()
-
-
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its last dimension is dense, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _place(t: Tensor) -> tuple[int, int, int, int]:
-    """Address and strides of the first three dimensions."""
-    return _address(t), t.stride(0), t.stride(1), t.stride(2)
-
-
 def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
     """`(B, H, channels, states)` -> a new `(B, H, N, P)`."""
     channels, states = state.shape[2:]
@@ -57,13 +40,13 @@ def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
 
 
 def _chunk_size(length: int, wanted: int | None) -> int:
-    return _round_up(min(length, _CHUNK if wanted is None else min(wanted, _CHUNK)), LANES)
+    return round_up(min(length, _CHUNK if wanted is None else min(wanted, _CHUNK)), LANES)
 
 
 def _kept_shape(x: Tensor, B: Tensor, chunk: int) -> tuple[int, ...]:
     """`(B, H, K, N, P)`."""
     batch, length, heads, channels = x.shape
-    return batch, heads, -(-length // chunk), _round_up(B.shape[3], LANES), _round_up(channels, LANES)
+    return batch, heads, -(-length // chunk), round_up(B.shape[3], LANES), round_up(channels, LANES)
 
 
 class _Job:
@@ -76,7 +59,7 @@ class _Job:
         of_group = heads // self.groups
         width = max(1, min(_MAX_WIDTH, of_group, self.batch * heads // _TASKS))
         self.parts = -(-of_group // width)
-        x, B, C, d = _rowed(x), _rowed(B), _rowed(C), d.contiguous()
+        x, B, C, d = dense_rows(x), dense_rows(B), dense_rows(C), d.contiguous()
         stays = None if starts is None else (~starts).to(x.dtype)
         A2 = A / math.log(2)
         if D is not None:
@@ -85,8 +68,8 @@ class _Job:
         self.kept = (x, B, C, d, stays, A2, D, state, kept)
         numbers = [
             *(self.batch, length, heads, channels, self.groups, states, chunk, -(-length // chunk), wide, deep, width),
-            *(*_place(x), *_place(B), *_place(C)),
-            *(_address(t) for t in (d, stays, A2, D, state, kept)),
+            *(*place(x, 3), *place(B, 3), *place(C, 3)),
+            *(address(t) for t in (d, stays, A2, D, state, kept)),
         ]
         self.arguments = SSDArguments(*numbers)
         self.like = x.new_zeros(()).numpy()[()]
@@ -113,7 +96,7 @@ def _run_forward(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tens
     batch, heads, _, deep, wide = shape
     state = x.new_zeros(batch, heads, deep, wide) if args.state is None else _padded_state(args.state, wide, deep)
     y = x.new_empty(x.shape)
-    _Job(args, state, kept, chunk).run(forward, forward_scratch, _address(y))
+    _Job(args, state, kept, chunk).run(forward, forward_scratch, address(y))
     return y, state[:, :, : B.shape[3], : x.shape[3]].transpose(2, 3).contiguous(), kept
 
 
@@ -129,13 +112,13 @@ def _run_backward(
     """Gradients of x, d, A, B, C, D, the initial state and `None`."""
     x, d, A, B, _, D, *_ = args
     (batch, _, heads, channels), (deep, wide) = x.shape, kept.shape[3:]
-    grad_y = _rowed(grad_y)
+    grad_y = dense_rows(grad_y)
     state = x.new_zeros(batch, heads, deep, wide) if grad_last is None else _padded_state(grad_last, wide, deep)
     job = _Job(args, state, kept, chunk)
     grad_x, grad_d, logs = x.new_empty(x.shape), x.new_empty(d.shape), x.new_empty(d.shape)
     grad_B, grad_C = (x.new_empty(job.parts, *B.shape) for _ in range(2))
     grad_D = x.new_zeros(batch, heads, wide)
-    numbers = [*_place(grad_y), *(_address(t) for t in (grad_x, grad_d, logs, grad_B, grad_C, grad_D))]
+    numbers = [*place(grad_y, 3), *(address(t) for t in (grad_x, grad_d, logs, grad_B, grad_C, grad_D))]
     job.run(backward, backward_scratch, GradientArguments(*numbers))
     grad_B, grad_C = (grad[0] if job.parts == 1 else grad.sum(0) for grad in (grad_B, grad_C))
     grad_D = grad_D.sum(0)[:, :channels]
