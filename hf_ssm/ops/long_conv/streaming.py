@@ -172,9 +172,9 @@ class StreamingConvolution:
         joined.length = max(stream.length for stream in streams)
         padded = [F.pad(h.to(joined._dtype), (0, 0, joined.length - h.shape[1], 0)) for h in histories]
         joined._history = torch.cat(padded)
-        known = max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1])
-        if known._dtype == joined._dtype:
-            joined._taps, joined._near, joined._spectra = known._taps, known._near, known._spectra
+        source = max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1])
+        if source._dtype == joined._dtype:
+            joined._taps, joined._near, joined._spectra = source._taps, source._near, source._spectra
         return joined
 
     def __copy__(self) -> "StreamingConvolution":

@@ -276,11 +276,11 @@ def _complex_product(x: _Rotations, y: _Rotations) -> _Rotations:
 def _dense_zoh(a: Tensor, b: Tensor, step: Tensor) -> tuple[_Dense, Tensor]:
     """By the exponential of `[[A, B], [0, 0]] dt`: ONNX has neither matrix exponentials nor linear systems."""
     block = F.pad(torch.cat([a, b.unsqueeze(-1)], dim=-1), (0, 0, 0, 1)) * step.unsqueeze(-1)
-    part = block / 2**_SQUARINGS
+    scaled = block / 2**_SQUARINGS
     identity = torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
-    total = identity + part / _TERMS
+    total = identity + scaled / _TERMS
     for k in range(_TERMS - 1, 0, -1):
-        total = identity + part / k @ total
+        total = identity + scaled / k @ total
     for _ in range(_SQUARINGS):
         total = total @ total
     return _Dense(total[:, :-1, :-1]), total[:, :-1, -1]

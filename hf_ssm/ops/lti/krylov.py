@@ -248,8 +248,8 @@ def _unsquare(powers: list[torch.Tensor], gradients: list[torch.Tensor]) -> torc
     if not gradients:
         return torch.zeros_like(powers[0])
     total = gradients[-1]
-    for power, own in zip(powers[-2::-1], gradients[-2::-1], strict=True):
-        total = torch.baddbmm(own, total, power.mT).baddbmm_(power.mT, total)
+    for power, direct in zip(powers[-2::-1], gradients[-2::-1], strict=True):
+        total = torch.baddbmm(direct, total, power.mT).baddbmm_(power.mT, total)
     return total
 
 

@@ -35,8 +35,8 @@ def _run_products(args: KrylovInputs, length: int) -> Tensor:
     start, c, taps = args.start, args.c, empty_taps(args, length)
     plan = plan_steps(c.shape[1], start.columns.shape[1], length)
     for block in channel_blocks(len(c), plan, c.device, with_gradients=False):
-        part = Start(*(t[block] for t in start))
-        tables = compute_tables(compute_powers(part, plan), part.columns, c[block], plan)
+        block_start = Start(*(t[block] for t in start))
+        tables = compute_tables(compute_powers(block_start, plan), block_start.columns, c[block], plan)
         multiply_tables(tables, taps[block], plan)
     return taps
 
@@ -46,8 +46,8 @@ def _run_products_backward(grad: Tensor, args: KrylovInputs, length: int, wanted
     grad = dense_rows(grad)
     plan = plan_steps(c.shape[1], start.columns.shape[1], length)
     for block in channel_blocks(len(c), plan, c.device, with_gradients=True):
-        part = Start(*(t[block] for t in start))
-        values = start_gradients(grad[block], part, c[block], plan, any(wanted[:3]))
+        block_start = Start(*(t[block] for t in start))
+        values = start_gradients(grad[block], block_start, c[block], plan, any(wanted[:3]))
         for gradient, value, want in zip(gradients, values, wanted, strict=True):
             if want and value is not None:
                 gradient[block] = value

@@ -51,8 +51,8 @@ def tile_rows(length: int) -> int:
 @triton.jit
 def _load_complex(z, h, pairs):
     """Real and imaginary parts of numbers `(BLOCK_H)`, float64, zero outside."""
-    known = h < pairs
-    return tl.load(z + 2 * h, mask=known, other=0.0), tl.load(z + 2 * h + 1, mask=known, other=0.0)
+    valid = h < pairs
+    return tl.load(z + 2 * h, mask=valid, other=0.0), tl.load(z + 2 * h + 1, mask=valid, other=0.0)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _exponential_sums_backward(
     sums += (tile.to(tl.int64) * channels + channel) * (4 if WITH_BASE else 2) * pairs
     for start in range(0, pairs, BLOCK_H):
         h = start + tl.arange(0, BLOCK_H)
-        known = h < pairs
+        valid = h < pairs
         rate, phase = _load_exponents(log_base, h, pairs)
         # Sums over the columns, and of those weighted by j.
         real = tl.zeros([ROWS, BLOCK_H], tl.float32)
@@ -204,14 +204,14 @@ def _exponential_sums_backward(
                 moment_real += dot(g, weight * right_real, PRECISION)
                 moment_imag += dot(g, weight * right_imag, PRECISION)
         left_real, left_imag = _exponentials(rate[None, :], phase[None, :], i[:, None])
-        tl.store(sums + h, tl.sum(left_real * real - left_imag * imag, 0), mask=known)
-        tl.store(sums + pairs + h, tl.sum(left_real * imag + left_imag * real, 0), mask=known)
+        tl.store(sums + h, tl.sum(left_real * real - left_imag * imag, 0), mask=valid)
+        tl.store(sums + pairs + h, tl.sum(left_real * imag + left_imag * real, 0), mask=valid)
         if WITH_BASE:
             before = i.to(tl.float32)[:, None]
             moment_real += before * real
             moment_imag += before * imag
-            tl.store(sums + 2 * pairs + h, tl.sum(left_real * moment_real - left_imag * moment_imag, 0), mask=known)
-            tl.store(sums + 3 * pairs + h, tl.sum(left_real * moment_imag + left_imag * moment_real, 0), mask=known)
+            tl.store(sums + 2 * pairs + h, tl.sum(left_real * moment_real - left_imag * moment_imag, 0), mask=valid)
+            tl.store(sums + 3 * pairs + h, tl.sum(left_real * moment_imag + left_imag * moment_real, 0), mask=valid)
 
 
 @triton.jit
@@ -220,9 +220,9 @@ def _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T: tl.constexpr):
     total = tl.zeros([h.shape[0]], tl.float64)
     for start in range(0, tiles, BLOCK_T):
         t = start + tl.arange(0, BLOCK_T)
-        known = (t < tiles)[:, None] & (h < pairs)[None, :]
-        part = tl.load(sums + t.to(tl.int64)[:, None] * stride + h[None, :], mask=known, other=0.0)
-        total += tl.sum(part.to(tl.float64), 0)
+        valid = (t < tiles)[:, None] & (h < pairs)[None, :]
+        tile_sums = tl.load(sums + t.to(tl.int64)[:, None] * stride + h[None, :], mask=valid, other=0.0)
+        total += tl.sum(tile_sums.to(tl.float64), 0)
     return total
 
 
@@ -251,21 +251,21 @@ def _gradients_of_sums(
     """Write the gradients `(D, H, 2)` from the sums over tiles; that of log_base may be absent. Programs: `(D, H)`."""
     channel = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    known = h < pairs
+    valid = h < pairs
     parts = 2 if grad_base is None else 4
     stride = channels * parts * pairs
     sums += channel * parts * pairs
     place = channel * 2 * pairs + 2 * h
     real = _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T)
     imag = _add_tiles(sums + pairs, h, pairs, tiles, stride, BLOCK_T)
-    tl.store(grad_weights + place, real, mask=known)
-    tl.store(grad_weights + place + 1, -imag, mask=known)
+    tl.store(grad_weights + place, real, mask=valid)
+    tl.store(grad_weights + place + 1, -imag, mask=valid)
     if grad_base is not None:
         w_real, w_imag = _load_complex(weights + channel * 2 * pairs, h, pairs)
         real = _add_tiles(sums + 2 * pairs, h, pairs, tiles, stride, BLOCK_T)
         imag = _add_tiles(sums + 3 * pairs, h, pairs, tiles, stride, BLOCK_T)
-        tl.store(grad_base + place, w_real * real - w_imag * imag, mask=known)
-        tl.store(grad_base + place + 1, -(w_real * imag + w_imag * real), mask=known)
+        tl.store(grad_base + place, w_real * real - w_imag * imag, mask=valid)
+        tl.store(grad_base + place + 1, -(w_real * imag + w_imag * real), mask=valid)
 
 
 def _tiles(length: int) -> int:

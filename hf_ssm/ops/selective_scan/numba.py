@@ -109,8 +109,8 @@ class _ScanJob:
         count = max(1, self.batch * self.groups // _MAX_TASKS)
 
         def task(number: int) -> None:
-            part, group = divmod(number, self.groups)
-            first = part * count
+            batch_part, group = divmod(number, self.groups)
+            first = batch_part * count
             work = torch.zeros(scratch, dtype=self.kept[0].dtype)
             rows = first, min(first + count, self.batch)
             kernel(self.arguments, self.like, self.paired, *rows, group, work.data_ptr())

@@ -45,9 +45,9 @@ def _load_inputs(u, mask, past, at, d, length, channels, u_row, past_row, LEFT: 
     inside = (at >= 0) & (at < length)
     if mask is not None:
         inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
-    known = inside[:, None] & (d < channels)[None, :]
+    valid = inside[:, None] & (d < channels)[None, :]
     # Offsets in a row of a long sequence exceed 32 bits.
-    value = tl.load(u + at.to(tl.int64)[:, None] * u_row + d[None, :], mask=known, other=0.0).to(tl.float32)
+    value = tl.load(u + at.to(tl.int64)[:, None] * u_row + d[None, :], mask=valid, other=0.0).to(tl.float32)
     if past is not None:
         before = ((at >= -LEFT) & (at < 0))[:, None] & (d < channels)[None, :]
         value += tl.load(past + (at + LEFT)[:, None] * past_row + d[None, :], mask=before, other=0.0).to(tl.float32)

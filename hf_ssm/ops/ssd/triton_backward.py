@@ -113,23 +113,23 @@ def grad_inputs(
         total += dot(b, tl.trans(after.to(b.dtype)), PRECISION)
     total *= decay_to_end(decays, padded, j, CHUNK)[:, None]
     step = tl.load(decays + 2 * padded + j)
-    given = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
-    tl.store(outgoing + place + j, step * tl.sum(given * total, 1))
+    values = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
+    tl.store(outgoing + place + j, step * tl.sum(values * total, 1))
     for first in range(tile * ROWS, rest, ROWS):
         i = first + tl.arange(0, ROWS)
         mixed = products_of_rows(B, C, j, i, rest, width, B_row, C_row, COLUMNS, PRECISION)
         mixed *= decay_matrix(decays, padded, i, j, TRANSPOSED=True)
         slope = load_tile(grad, i, p, rest, channels, grad_row)
         total += dot(mixed.to(slope.dtype), slope, PRECISION)
-    given = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
-    tl.store(direct + place + j, tl.sum(given * total, 1))
+    values = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
+    tl.store(direct + place + j, tl.sum(values * total, 1))
     total *= step[:, None]
     if D is not None:
         slope = load_tile(grad, j, p, rest, channels, grad_row).to(tl.float32)
         skip = tl.load(D + h * skip_head + p * skip_channel, mask=p < channels, other=0.0)
         total += skip[None, :] * slope
         sums = skip_sums + (((row * tl.num_programs(1) + k) * tiles + tile) * heads + h) * channels + p
-        tl.store(sums, tl.sum(slope * given, 0), mask=p < channels)
+        tl.store(sums, tl.sum(slope * values, 0), mask=p < channels)
     grad_x += ((row * length + begin) * heads + h) * channels
     keep = (j < rest)[:, None] & (p < channels)[None, :]
     tl.store(grad_x + j[:, None] * (heads * channels) + p[None, :], total.to(grad_x.dtype.element_ty), mask=keep)
@@ -202,8 +202,8 @@ def grad_products(
     for h in range(g * of_group + part * of_part, g * of_group + tl.minimum((part + 1) * of_part, of_group)):
         sums = decays + (row * heads + h) * 3 * padded + begin
         slope = load_tile(grad + h * grad_head, i, p, rest, channels, grad_row)
-        given = load_tile(x + h * x_head, j, p, rest, channels, x_row)
-        pairs = dot(slope, tl.trans(given), PRECISION)
+        values = load_tile(x + h * x_head, j, p, rest, channels, x_row)
+        pairs = dot(slope, tl.trans(values), PRECISION)
         pairs *= decay_matrix(sums, padded, i, j) * tl.load(sums + 2 * padded + j)[None, :]
         total += pairs
         pairs *= weights
@@ -293,9 +293,9 @@ def grad_weights(
     of_part = tl.cdiv(of_group, parts)
     for h in range(g * of_group + part * of_part, g * of_group + tl.minimum((part + 1) * of_part, of_group)):
         sums = decays + (row * heads + h) * 3 * padded + begin
-        given = load_tile(source + h * source_head, i, p, rest, channels, source_row)
+        values = load_tile(source + h * source_head, i, p, rest, channels, source_row)
         state = load_tile(states + h * channels * width, p, n, channels, width, width)
-        reached = dot(given, state.to(given.dtype), PRECISION)
+        reached = dot(values, state.to(values.dtype), PRECISION)
         if OF_C:
             reached *= decay_after(sums, padded, i)[:, None]
             weight = load_tile(own + row * own_batch + begin * own_row + g * own_head, i, n, rest, width, own_row)
@@ -368,17 +368,17 @@ def grad_steps(
     k, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t = tl.arange(0, CHUNK)
     at, inside = k * CHUNK + t, k * CHUNK + t < length
-    known = (h < heads)[:, None] & inside[None, :]
+    valid = (h < heads)[:, None] & inside[None, :]
     head = row * heads + h
     total = tl.zeros([BLOCK_H, CHUNK], tl.float32)
     for tile in range(CHUNK // ROWS):
         total += tl.load(
-            paths + ((head * (CHUNK // ROWS) + tile) * padded)[:, None] + at[None, :], mask=known, other=0.0
+            paths + ((head * (CHUNK // ROWS) + tile) * padded)[:, None] + at[None, :], mask=valid, other=0.0
         )
     for block in range(blocks):
-        total += tl.load(incoming + ((head * blocks + block) * padded)[:, None] + at[None, :], mask=known, other=0.0)
+        total += tl.load(incoming + ((head * blocks + block) * padded)[:, None] + at[None, :], mask=valid, other=0.0)
     logs = tl.cumsum(total, 1, reverse=True)
-    before = known & (t > 0)[None, :]
+    before = valid & (t > 0)[None, :]
     logs += tl.cumsum(tl.load(outgoing + (head * padded)[:, None] + at[None, :] - 1, mask=before, other=0.0), 1)
     whole = tl.zeros([BLOCK_H], tl.float32)
     for piece in range(pieces):
@@ -386,11 +386,11 @@ def grad_steps(
         whole += tl.load(through + place, mask=h < heads, other=0.0)
     logs += whole[:, None]
     rate = tl.load(A + h, mask=h < heads, other=0.0)
-    steps = tl.load(decays + ((head * 3 + 2) * padded)[:, None] + at[None, :], mask=known, other=0.0)
+    steps = tl.load(decays + ((head * 3 + 2) * padded)[:, None] + at[None, :], mask=valid, other=0.0)
     passes = (steps * rate[:, None]) * _LOG2_E > FLOOR
     if starts is not None:
         passes = passes & (tl.load(starts + row * length + at, mask=inside, other=0) == 0)[None, :]
     logs = tl.where(passes, logs, 0.0)
     tl.store(rate_sums + (row * tl.num_programs(1) + k) * heads + h, tl.sum(logs * steps, 1), mask=h < heads)
-    slope = tl.load(direct + (head * padded)[:, None] + at[None, :], mask=known, other=0.0) + rate[:, None] * logs
-    tl.store(grad_d + (row * length + at)[None, :] * heads + h[:, None], slope, mask=known)
+    slope = tl.load(direct + (head * padded)[:, None] + at[None, :], mask=valid, other=0.0) + rate[:, None] * logs
+    tl.store(grad_d + (row * length + at)[None, :] * heads + h[:, None], slope, mask=valid)

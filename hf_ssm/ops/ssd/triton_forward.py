@@ -41,8 +41,8 @@ def decay_sums(d, A, starts, decays, length, heads, padded, CHUNK: tl.constexpr,
     h = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     t = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     row = tl.program_id(2).to(tl.int64)
-    known = (t < length)[:, None] & (h < heads)[None, :]
-    steps = tl.load(d + (row * length + t)[:, None] * heads + h[None, :], mask=known, other=0.0)
+    valid = (t < length)[:, None] & (h < heads)[None, :]
+    steps = tl.load(d + (row * length + t)[:, None] * heads + h[None, :], mask=valid, other=0.0)
     rates = tl.load(A + h, mask=h < heads, other=0.0).to(tl.float64) * _LOG2_E
     logs = tl.maximum(steps.to(tl.float64) * rates[None, :], FLOOR)
     if starts is not None:
@@ -138,8 +138,8 @@ def chunk_states(
                 scale = decay_after(decays, padded, t)
             else:
                 scale = decay_to_end(decays, padded, t, CHUNK) * tl.load(decays + 2 * padded + t)
-            given = load_tile(source, t, p, tl.minimum(rest, CHUNK), channels, source_row)
-            scaled = (given.to(tl.float32) * scale[:, None]).to(given.dtype)
+            values = load_tile(source, t, p, tl.minimum(rest, CHUNK), channels, source_row)
+            scaled = (values.to(tl.float32) * scale[:, None]).to(values.dtype)
             weight = load_tile(weights, t, n, tl.minimum(rest, CHUNK), width, weights_row)
             total += dot(tl.trans(scaled), weight, PRECISION)
         if CARRY:
@@ -201,30 +201,30 @@ def pass_states(
     """
     h, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    known = at < size
+    valid = at < size
     decays += (row * heads + h) * 3 * padded + CHUNK - 1
     here = (row * heads + h) * size + at
     carry = tl.zeros([BLOCK], tl.float32)
     if first is not None:
-        carry = tl.load(first + here, mask=known, other=0.0)
+        carry = tl.load(first + here, mask=valid, other=0.0)
     # The next addition is loaded before the state of this chunk is stored over the last one.
     k = chunks - 1 if REVERSED else 0
-    ahead = tl.load(states + (row * chunks + k) * heads * size + h * size + at, mask=known, other=0.0)
+    ahead = tl.load(states + (row * chunks + k) * heads * size + h * size + at, mask=valid, other=0.0)
     for number in range(chunks):
         k = chunks - 1 - number if REVERSED else number
         following = tl.maximum(k - 1, 0) if REVERSED else tl.minimum(k + 1, chunks - 1)
         place = states + (row * chunks + k) * heads * size + h * size + at
         added = ahead
-        more = known & (number + 1 < chunks)
+        more = valid & (number + 1 < chunks)
         ahead = tl.load(states + (row * chunks + following) * heads * size + h * size + at, mask=more, other=0.0)
         decay = tl.exp2(tl.load(decays + k * CHUNK) + tl.load(decays + padded + k * CHUNK))
-        tl.store(place, carry, mask=known)
+        tl.store(place, carry, mask=valid)
         if saved is not None:
-            before = tl.load(saved + (row * chunks + k) * heads * size + h * size + at, mask=known, other=0.0)
+            before = tl.load(saved + (row * chunks + k) * heads * size + h * size + at, mask=valid, other=0.0)
             to = through + ((row * heads + h) * chunks + k) * tl.num_programs(0) + tl.program_id(0)
             tl.store(to, decay * tl.sum(carry * before))
         carry = decay * carry + added
-    tl.store(last + here, carry, mask=known)
+    tl.store(last + here, carry, mask=valid)
 
 
 @kernel(
@@ -296,8 +296,8 @@ def chunk_scan(
         j = first + tl.arange(0, ROWS)
         mixed = products_of_rows(C, B, i, j, rest, width, C_row, B_row, COLUMNS, PRECISION)
         mixed *= decay_matrix(decays, padded, i, j) * tl.load(decays + 2 * padded + j)[None, :]
-        given = load_tile(x, j, p, rest, channels, x_row)
-        total += dot(mixed.to(given.dtype), given, PRECISION)
+        values = load_tile(x, j, p, rest, channels, x_row)
+        total += dot(mixed.to(values.dtype), values, PRECISION)
     if D is not None:
         skip = tl.load(D + h * skip_head + p * skip_channel, mask=p < channels, other=0.0)
         total += skip[None, :] * load_tile(x, i, p, rest, channels, x_row).to(tl.float32)
