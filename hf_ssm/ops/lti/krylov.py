@@ -296,7 +296,7 @@ def _run_products_backward(
         for block in blocks:
             values = _block_backward(grad[block], _start_of_channels(start, block), c[block], room, wanted)
             for gradient, value, want in zip(gradients, values, wanted, strict=True):
-                if want:
+                if want and value is not None:
                     gradient[block] = value
     return gradients
 

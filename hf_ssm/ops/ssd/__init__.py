@@ -118,8 +118,8 @@ def ssd_extend(
 def _ssd_with_state(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
-    *others, chunk_size = options
-    y, last = ssd_scan(x, dt, A, B, C, *others, state, None, chunk_size, True)
+    D, dt_bias, dt_softplus, dt_limit, chunk_size = options
+    y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, None, chunk_size, True)
     return y, last
 
 
