@@ -34,7 +34,7 @@ def test_the_output_is_the_convolution_with_kernel_and_skip() -> None:
     module = build(directions=2)
     inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
     output, tau = module(inputs, module.kernels(LENGTH))
-    kernel = module.filter(LENGTH)
+    kernel = module.filter.kernel(LENGTH)
     expected = long_conv_reference(inputs, kernel[0], kernel[1]) + module.D * inputs
     torch.testing.assert_close(output, expected)
     assert tau is None
@@ -46,7 +46,7 @@ def test_tau_is_that_of_the_kernel_with_the_skip() -> None:
     mask = torch.ones(5, LENGTH, dtype=torch.bool)
     mask[0, 4:] = mask[1, :3] = False
     inputs = inputs * mask.unsqueeze(-1)
-    kernel = module.filter(LENGTH)[0].clone()
+    kernel = module.filter.kernel(LENGTH)[0].clone()
     kernel[:, 0] += module.D
     _, found = module(inputs, module.kernels(LENGTH), mask, output_tau=True)
     torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
@@ -55,9 +55,9 @@ def test_tau_is_that_of_the_kernel_with_the_skip() -> None:
 def test_tau_of_a_two_sided_convolution_is_the_mean_of_its_directions() -> None:
     module = build(directions=2)
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
-    forward = module.filter(LENGTH)[0].clone()
+    forward = module.filter.kernel(LENGTH)[0].clone()
     forward[:, 0] += module.D
-    backward = torch.nn.functional.pad(module.filter(LENGTH)[1], (1, 0))[:, :LENGTH]
+    backward = torch.nn.functional.pad(module.filter.kernel(LENGTH)[1], (1, 0))[:, :LENGTH]
     expected = torch.cat([tau_reference(forward, inputs), tau_reference(backward, inputs.flip(1))]).mean()
     _, found = module(inputs, module.kernels(LENGTH), output_tau=True)
     torch.testing.assert_close(found, expected)
@@ -119,7 +119,7 @@ def test_rescaling_refuses_a_tau_it_cannot_divide_by(value: float) -> None:
 def test_the_skip_is_added_to_the_first_tap_of_the_forward_direction(gradient: bool) -> None:
     module = build(directions=2)
     with torch.set_grad_enabled(gradient):
-        kernels, bare = module.kernels(LENGTH), module.filter(LENGTH)
+        kernels, bare = module.kernels(LENGTH), module.filter.kernel(LENGTH)
     assert kernels.requires_grad == gradient
     expected = bare.detach().clone()
     expected[0, :, 0] += module.D.detach()
@@ -222,7 +222,7 @@ def test_the_kernel_that_looks_ahead_meets_its_inputs_from_the_next_one_on() -> 
     by_hand = torch.einsum("dl,bld->bd", kernel, inputs[:, ahead.first_lag :])
     with torch.no_grad():
         whole, _ = module(inputs, module.kernels(LENGTH))
-        only_now = (module.filter(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
+        only_now = (module.filter.kernel(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
     torch.testing.assert_close(by_hand, whole[:, 0] - only_now)
 
 
