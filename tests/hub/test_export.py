@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import hf_ssm
+from hf_ssm.checkpoint import auto_map, bundle
 from hf_ssm.hub import reload
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.reload import probe_inputs
-from hf_ssm.models.bundle import auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, HEADS, register_family
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils import isolation
@@ -258,8 +258,8 @@ def test_without_hf_ssm_the_trainer_knows_causal_models(without):
 def test_a_folder_has_all_that_a_repository_should(exported):
     for name, (family, _, flags) in MODELS.items():
         files = {path.name for path in (exported / name).iterdir()}
-        code = set(bundle(FAMILIES[family].config_class))
-        assert len(code) == 2
+        code = set(bundle(FAMILIES[family].config_class(**flags)))
+        assert len(code) == 3
         other = {"README.md", "config.json", "model.safetensors"}
         if "ForCausalLM" in MODELS[name][1]:
             other |= {"generation_config.json"}
@@ -346,7 +346,7 @@ def test_a_proof_passes_and_leaves_nothing_behind(proved):
 
 def test_a_proof_runs_code_of_the_package_only_and_sees_no_secret(proved):
     _, loaded, _, environment = proved
-    code = bundle(hf_ssm.SelectiveSSMConfig)
+    code = bundle(hf_ssm.SelectiveSSMConfig())
     assert {path.name: path.read_text(encoding="utf-8") for path in loaded.glob("*.py")} == code
     assert not any("secret" in value for value in environment.values())
     assert not Path(environment["HF_HOME"]).is_relative_to(Path.home() / ".cache")
@@ -445,22 +445,18 @@ def test_tokenizer_and_model_must_fit(small, tmp_path):
 def test_every_way_of_saving_writes_the_same_code(small, tmp_path):
     small.save_pretrained(tmp_path / "model")
     small.base_model.save_pretrained(tmp_path / "backbone")
-    small.config.save_pretrained(tmp_path / "config")
     arguments = transformers.TrainingArguments(str(tmp_path / "trainer"), use_cpu=True, report_to="none")
     transformers.Trainer(small, arguments).save_model()
-    code = bundle(hf_ssm.SelectiveSSMConfig)
+    code = bundle(hf_ssm.SelectiveSSMConfig())
     for folder in tmp_path.iterdir():
         assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")} == code
         stored = json.loads((folder / "config.json").read_text())
         assert stored["auto_map"] == auto_map(FAMILIES["SelectiveSSM"])
 
 
-def test_a_configuration_is_pushed_with_its_code(small, tmp_path, monkeypatch):
-    pushed: list[Any] = []
-    monkeypatch.setattr(type(small.config), "push_to_hub", lambda self, *args, **kwargs: pushed.append((args, kwargs)))
-    small.config.save_pretrained(tmp_path, push_to_hub=True, repo_id="ada/x", private=True)
-    assert pushed == [(("ada/x",), {"private": True})]
-    assert (tmp_path / "modeling_hf_ssm_selective.py").is_file()
+def test_a_configuration_is_saved_without_code(small, tmp_path):
+    small.config.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_checkpoint_with_the_code_of_an_older_version_loads_and_gets_the_new_code(small, tmp_path):
@@ -479,15 +475,15 @@ def test_a_checkpoint_with_the_code_of_an_older_version_loads_and_gets_the_new_c
     assert type(loaded) is type(small)
     loaded.save_pretrained(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text()) == config
-    assert {path.name for path in (tmp_path / "b").glob("*.py")} == set(bundle(hf_ssm.SelectiveSSMConfig))
+    assert {path.name for path in (tmp_path / "b").glob("*.py")} == set(bundle(hf_ssm.SelectiveSSMConfig()))
 
 
 def test_a_model_of_a_derived_configuration_is_saved_without_code(tmp_path):
     class MineConfig(hf_ssm.S4Config):
         model_type = "hf_ssm_s4_of_mine"
 
-    MineConfig(hidden_size=8).save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    hf_ssm.S4Model(MineConfig(hidden_size=8)).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
 
 

@@ -15,7 +15,7 @@ import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 import hf_ssm
-from hf_ssm.models.bundle import HEADER, auto_map, bundle, write_code
+from hf_ssm.checkpoint import HEADER, auto_map, bundle, file_names, write_code
 from hf_ssm.models.registry import FAMILIES, Family
 
 AVAILABLE = {"huggingface_hub", "numpy", "safetensors", "torch", "transformers"}
@@ -31,20 +31,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_bundle_is_two_files_that_transformers_can_load(name, folder):
+def test_a_bundle_is_three_files_that_transformers_can_load(name, folder):
     family = FAMILIES[name]
-    files = bundle(family.config_class)
+    files = bundle(family.config_class())
     stems = [f"{kind}_hf_ssm_{family.short_name}" for kind in ("configuration", "modeling")]
-    configuration, modeling = (folder / f"{stem}.py" for stem in stems)
-    assert list(files) == [configuration.name, modeling.name]
-    assert get_relative_import_files(configuration) == []
-    assert get_relative_import_files(modeling) == [str(configuration)]
-    for path in (configuration, modeling):
+    configuration, modeling, runtime = (folder / f"{stem}.py" for stem in (*stems, "runtime_hf_ssm"))
+    assert list(files) == file_names(family) == [configuration.name, modeling.name, runtime.name]
+    assert get_relative_import_files(runtime) == []
+    assert get_relative_import_files(configuration) == [str(runtime)]
+    assert set(get_relative_import_files(modeling)) == {str(configuration), str(runtime)}
+    for path in (configuration, modeling, runtime):
         assert path.read_text(encoding="utf-8") == files[path.name]
         assert set(get_imports(path)) <= AVAILABLE | sys.stdlib_module_names
     classes = {auto: reference.split(".") for auto, reference in auto_map(family).items()}
     assert {stem for stem, _ in classes.values()} == set(stems)
-    for stem, source in zip(stems, files.values(), strict=True):
+    assert ast.get_docstring(ast.parse(files[runtime.name])) is not None
+    for stem, source in zip(stems, files.values(), strict=False):
         assert source.startswith(f"{HEADER} {hf_ssm.__version__} (Apache-2.0).\n")
         tree = ast.parse(source)
         assert ast.get_docstring(tree) is not None
@@ -204,8 +206,8 @@ class ToyModel(Base):
 def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
     family = plant(first=FIRST, second=SECOND, modeling_toy=TOY)
     expected = family.modeling.ToyModel()(5)
-    source = bundle(family.config_class)["modeling_hf_ssm_toy.py"]
-    assert load(bundle(family.config_class), tmp_path).ToyModel()(5) == expected
+    source = bundle(family.config_class())["modeling_hf_ssm_toy.py"]
+    assert load(bundle(family.config_class()), tmp_path).ToyModel()(5) == expected
     # Comments, docstrings of constants and legends remain; definitions that no model uses do not.
     assert '# A step.\n_STEP = 2\n"""Documented."""\n' in source and "# at the end of a line" in source
     assert "# toys.first\n#\n# First.\n#\n# Legend: `B` batch.\n" in source
@@ -243,7 +245,7 @@ def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
 def test_what_cannot_be_bundled_is_refused_with_its_place(plant, model, others, message):
     family = plant(**{"modeling_toy": model, **others})
     with pytest.raises(ValueError, match=message):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 def test_modules_that_import_each_other_are_refused(plant, tmp_path):
@@ -251,35 +253,36 @@ def test_modules_that_import_each_other_are_refused(plant, tmp_path):
     (tmp_path / "toys" / "b.py").write_text("from toys.c import z\nx = 1\n")
     (tmp_path / "toys" / "c.py").write_text("from toys.b import x\nz = 1\n")
     with pytest.raises(ValueError, match=r"import each other .*: toys\.modeling_toy -> toys\.b -> toys\.c -> toys\.b"):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 def test_a_class_without_a_file_or_a_family_is_refused(plant):
     with pytest.raises(ValueError, match="is not the configuration of a family"):
-        bundle(dict)
+        bundle({})
     family = plant(modeling_toy="class ToyModel: pass\n")
     del family.modeling.__file__
     with pytest.raises(ValueError, match=r"'toys\.modeling_toy' has no source file"):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 @pytest.mark.parametrize("left", ["", "class Hyena", None])
 def test_an_interrupted_save_does_not_hinder_the_next(tmp_path, left, monkeypatch):
     """A file that is empty, cut off or only temporary, as a killed process leaves it."""
     config = hf_ssm.HyenaConfig()
-    names = list(bundle(type(config)))
+    model = hf_ssm.HyenaModel(config)
+    names = list(bundle(config))
     if left is None:
         (tmp_path / f".{names[1]}.1.tmp").write_text("half")
     else:
         (tmp_path / names[1]).write_text(left)
-    config.save_pretrained(tmp_path)
-    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(config)[names[1]]
 
     def fail(self: Path, *args: Any) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="No space left"):
-        config.save_pretrained(tmp_path)
-    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+        model.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(config)[names[1]]
     assert sorted(path.name for path in tmp_path.glob("*.py")) == sorted(names)

@@ -1,7 +1,5 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-import importlib
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -338,22 +336,6 @@ class SSMConfig(PreTrainedConfig):
         # transformers assigns keyword arguments after construction.
         config.check()
         return loaded
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save the configuration together with the code that loads the model without hf_ssm.
-
-        Args:
-            save_directory: Folder; created if missing.
-            push_to_hub: Also push the folder's new files to the Hub.
-            kwargs: `repo_id` (default: the name of the folder) and further arguments of `push_to_hub`.
-        """
-        # transformers itself copies the code of classes that were loaded from a checkpoint.
-        if not self.is_remote_code() and not os.path.isfile(save_directory):
-            importlib.import_module("hf_ssm.models.bundle").write_code(self, save_directory)
-        super().save_pretrained(save_directory)
-        if push_to_hub:
-            # With `push_to_hub` above, transformers would upload what was written after the code.
-            self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check_products(self) -> None:
         """Raise `ValueError` for large weights of layers that multiply their input with itself, without norms."""

@@ -1,0 +1,197 @@
+"""Edits of a module's source: calls with a fixed value, operations with one implementation, narrowed tables.
+
+All edits keep the text of what remains, with its comments and layout.
+"""
+
+import ast
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["simplify"]
+
+_UNKNOWN = object()
+
+
+class _Edit(NamedTuple):
+    """Replacement of the bytes from `start` to `end`, as syntax trees count columns in bytes of UTF-8."""
+
+    start: int
+    end: int
+    text: str
+
+
+def simplify(source: str, fixed: Mapping[str, Any], narrowed: Mapping[str, Collection[str]]) -> str:
+    """Simplify the source of a module.
+
+    - A call of a function of `fixed` becomes its value, and conditions are evaluated as far as that decides them:
+      branches that cannot run are left out.
+    - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the name of the function.
+    - Tables of `narrowed`, `NAME = {"key": value, ...}`, keep these keys only.
+
+    Args:
+        source: The source.
+        fixed: Names of functions that the module imports, and what their calls return: `True`, `False` or `None`.
+        narrowed: Names of tables, and keys.
+    """
+    while (edit := next(_edits(_Text(source), fixed, narrowed), None)) is not None:
+        data = source.encode()
+        source = (data[: edit.start] + edit.text.encode() + data[edit.end :]).decode()
+    return source
+
+
+class _Text:
+    """A source and its syntax tree."""
+
+    def __init__(self, source: str):
+        self.data = source.encode()
+        self.tree = ast.parse(source)
+        lines = self.data.splitlines(keepends=True)
+        self._starts = [0]
+        for line in lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    def place(self, line: int, column: int = 0) -> int:
+        return self._starts[line - 1] + column
+
+    def span(self, node: Any) -> tuple[int, int]:
+        return self.place(node.lineno, node.col_offset), self.place(node.end_lineno, node.end_col_offset)
+
+    def of(self, node: ast.AST) -> str:
+        start, end = self.span(node)
+        return self.data[start:end].decode()
+
+    def lines(self, first: int, last: int) -> str:
+        """Whole lines, from `first` to `last` including both."""
+        return self.data[self._starts[first - 1] : self._starts[last]].decode()
+
+
+def _edits(text: _Text, fixed: Mapping[str, Any], narrowed: Mapping[str, Collection[str]]) -> Iterator[_Edit]:
+    yield from _tables(text, narrowed)
+    yield from _operations(text)
+    if any(name.encode() in text.data for name in fixed):
+        imported = {a.name for n in text.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        fixed = {name: value for name, value in fixed.items() if name in imported}
+        for block in _blocks(text.tree):
+            yield from _statements(text, block, fixed)
+        for node in ast.walk(text.tree):
+            yield from _expression(text, node, fixed)
+
+
+def _tables(text: _Text, narrowed: Mapping[str, Collection[str]]) -> Iterator[_Edit]:
+    for node in text.tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        table = getattr(node, "value", None)
+        if not isinstance(target, ast.Name) or target.id not in narrowed or not isinstance(table, ast.Dict):
+            continue
+        entries = dict(zip((key.value for key in table.keys if isinstance(key, ast.Constant)), table.values, strict=True))
+        if entries.keys() - set(narrowed[target.id]):
+            kept = [f'"{key}": {text.of(value)}' for key, value in entries.items() if key in narrowed[target.id]]
+            yield _Edit(*text.span(table), f"{{{', '.join(kept)}}}")
+
+
+def _operations(text: _Text) -> Iterator[_Edit]:
+    for node in text.tree.body:
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Operation"):
+            continue
+        functions = {keyword.arg: keyword.value for keyword in call.keywords}
+        if isinstance(function := functions.get("torch"), ast.Name):
+            name = node.targets[0].id  # type: ignore[union-attr]
+            for use in ast.walk(text.tree):
+                if isinstance(use, ast.Name) and use.id == name and isinstance(use.ctx, ast.Load):
+                    yield _Edit(*text.span(use), function.id)
+            yield _Edit(text.place(node.lineno), text.place((node.end_lineno or 0) + 1), "")
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """All sequences of statements."""
+    for node in ast.walk(tree):
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(node, part, None)
+            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                yield block
+
+
+def _statements(text: _Text, block: list[ast.stmt], fixed: Mapping[str, Any]) -> Iterator[_Edit]:
+    for number, node in enumerate(block):
+        if isinstance(node, ast.If) and (value := _value(node.test, fixed)) is not _UNKNOWN:
+            yield _decided(text, block, number, bool(value))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if _value(node.value, fixed) is not _UNKNOWN:
+                yield _replaced(text, block, number, "")
+        elif isinstance(node, (ast.Return, ast.Raise)) and node is not block[-1]:
+            start, end = text.place((node.end_lineno or 0) + 1), text.place((block[-1].end_lineno or 0) + 1)
+            yield _Edit(start, end, "")
+
+
+def _decided(text: _Text, block: list[ast.stmt], number: int, holds: bool) -> _Edit:
+    """The branch of an `if` or `elif` that runs."""
+    node = block[number]
+    assert isinstance(node, ast.If)
+    first, last = text.place(node.lineno), text.place((node.end_lineno or 0) + 1)
+    branch = node.body if holds else node.orelse
+    is_elif = text.of(node).startswith("elif")
+    if is_elif and holds:
+        indent = " " * node.col_offset
+        return _Edit(first, last, f"{indent}else:\n{text.lines(branch[0].lineno, branch[-1].end_lineno or 0)}")
+    if branch and not holds and text.of(branch[0]).startswith("elif"):
+        rest = text.lines(branch[0].lineno, branch[0].end_lineno)
+        return _Edit(first, last, rest if is_elif else rest.replace("elif", "if", 1))
+    if is_elif:
+        # From the line of `else:` on.
+        return _Edit(first, text.place(node.body[-1].end_lineno + 1), "")
+    if not branch:
+        return _replaced(text, block, number, "")
+    begin = branch[0].lineno
+    while text.lines(begin - 1, begin - 1).lstrip().startswith("#"):
+        begin -= 1
+    lines = textwrap.dedent(text.lines(begin, branch[-1].end_lineno or 0))
+    return _replaced(text, block, number, textwrap.indent(lines, " " * node.col_offset))
+
+
+def _replaced(text: _Text, block: list[ast.stmt], number: int, lines: str) -> _Edit:
+    """A statement with the comment before it, if that is about its condition, replaced by other lines."""
+    node = block[number]
+    if not lines and len(block) == 1:
+        lines = f"{' ' * node.col_offset}pass\n"
+    first = node.lineno
+    while not lines and text.lines(first - 1, first - 1).lstrip().startswith("#"):
+        first -= 1
+    return _Edit(text.place(first), text.place((node.end_lineno or 0) + 1), lines)
+
+
+def _expression(text: _Text, node: ast.AST, fixed: Mapping[str, Any]) -> Iterator[_Edit]:
+    if isinstance(node, ast.IfExp) and (value := _value(node.test, fixed)) is not _UNKNOWN:
+        yield _Edit(*text.span(node), text.of(node.body if value else node.orelse))
+    elif isinstance(node, ast.BoolOp):
+        neutral = isinstance(node.op, ast.And)
+        values = [_value(operand, fixed) for operand in node.values]
+        if _UNKNOWN in values and any(value is not _UNKNOWN and bool(value) is neutral for value in values):
+            kept = [_operand(text, o) for o, value in zip(node.values, values, strict=True) if value is _UNKNOWN]
+            yield _Edit(*text.span(node), (" and " if neutral else " or ").join(kept))
+    elif isinstance(node, ast.Call) and (value := _value(node, fixed)) is not _UNKNOWN:
+        yield _Edit(*text.span(node), repr(value))
+
+
+def _operand(text: _Text, node: ast.AST) -> str:
+    needs_brackets = isinstance(node, (ast.BoolOp, ast.IfExp, ast.Lambda, ast.NamedExpr))
+    return f"({text.of(node)})" if needs_brackets else text.of(node)
+
+
+def _value(node: ast.AST, fixed: Mapping[str, Any]) -> Any:
+    """The value of an expression as far as fixed calls decide it, or `_UNKNOWN`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return fixed.get(node.func.id, _UNKNOWN)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        value = _value(node.operand, fixed)
+        return value if value is _UNKNOWN else not value
+    if isinstance(node, ast.BoolOp):
+        values = [_value(operand, fixed) for operand in node.values]
+        decides = isinstance(node.op, ast.Or)
+        if any(value is not _UNKNOWN and bool(value) is decides for value in values):
+            return decides
+        return _UNKNOWN if _UNKNOWN in values else not decides
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
+        return node.value
+    return _UNKNOWN
