@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_ssm.checkpoint.order import in_reading_order
-from hf_ssm.checkpoint.plain import NARROWED, SHOWN
+from hf_ssm.checkpoint.plain import SHOWN, narrowing_of
+from hf_ssm.checkpoint.simplify import Narrowing
 from hf_ssm.checkpoint.sources import DEFINITIONS, Import, Name, Sources, Statement
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
 from hf_ssm.utils.files import write_text_atomically
@@ -94,15 +95,14 @@ def bundle(config: Any) -> dict[str, str]:
     if family is None:
         kind = type(config)
         raise ValueError(f"{kind.__module__}.{kind.__name__} is not the configuration of a family")
-    keys = ((table, (getattr(config, name),)) for table, names in NARROWED.items() for name in names if hasattr(config, name))
-    return dict(_bundle(family.name, type(config), tuple(keys)))
+    return dict(_bundle(family.name, type(config), narrowing_of(config)))
 
 
 @functools.cache
-def _bundle(name: str, config_class: Any, narrowed: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, str]:
+def _bundle(name: str, config_class: Any, narrowing: Narrowing) -> dict[str, str]:
     family = FAMILIES[name]
     homes = config_class.__module__, family.modeling.__name__
-    sources = Sources(homes, dict(narrowed))
+    sources = Sources(homes, narrowing)
     classes = list(family.model_classes.values())
     roots = [(homes[0], config_class.__name__), *((homes[1], cls.__name__) for cls in classes)]
     shared, _, attributes = _shared()
@@ -112,7 +112,9 @@ def _bundle(name: str, config_class: Any, narrowed: tuple[tuple[str, tuple[str, 
     elsewhere = in_runtime | {statement.key for statement in configuration}
     modeling = [s for s in used.statements if s.key not in elsewhere]
     # Whoever opens the file looks for the mixer first.
-    mixers = [(m.__module__, m.__name__) for cls in classes[:1] if isinstance(m := getattr(cls, "mixer_class", None), type)]
+    mixers = [
+        (m.__module__, m.__name__) for cls in classes[:1] if isinstance(m := getattr(cls, "mixer_class", None), type)
+    ]
     modeling = in_reading_order(sources, modeling, used.attributes, homes[1], [*mixers, *roots[1:]])
     stems = _file_stems(family)
     writer = _Writer(sources, used.attributes, homes)
@@ -159,7 +161,7 @@ def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
             every += roots
     union = sources.reachable(every)
     users = {s.key: s for s in union.statements if s.module in SHOWN}
-    needs = {s.key: {n for n in sources.needed(s.module, s.uses_with(union.attributes))} for s in union.statements}
+    needs = {s.key: set(sources.needed(s.module, s.uses_with(union.attributes))) for s in union.statements}
     size = -1
     while size < len(users):
         size = len(users)
@@ -253,7 +255,9 @@ class _Writer:
             described.add(module)
             previous: Statement | None = None
             for statement in group:
-                is_near_definition = any(isinstance(s.node, DEFINITIONS) for s in (statement, previous) if s is not None)
+                is_near_definition = any(
+                    isinstance(s.node, DEFINITIONS) for s in (statement, previous) if s is not None
+                )
                 gap = 2 if is_near_definition else 1 if previous is None else min(statement.gap, 1)
                 text += "\n" * gap + statement.rendered(self._attributes) + "\n"
                 previous = statement

@@ -1,4 +1,4 @@
-"""The order of statements in which a model reads from the top: what uses before what is used, as far as Python allows."""
+"""The order in which a model reads from the top: a definition, then what it uses, as far as Python allows."""
 
 import ast
 import re

@@ -12,9 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_ssm.checkpoint.simplify import Narrowing
 from hf_ssm.ops.long_conv.fft import fft_length
 
-__all__ = ["FIXED_CALLS", "NARROWED", "PLAIN_IN", "REPLACED", "SHOWN", "StreamingConvolution", "long_conv"]
+__all__ = [
+    "ABSENT",
+    "FIXED_CALLS",
+    "PLAIN_IN",
+    "REPLACED",
+    "SHOWN",
+    "StreamingConvolution",
+    "long_conv",
+    "narrowing_of",
+]
 
 REPLACED = frozenset({"StreamingConvolution", "long_conv"})
 """Names that mean the definitions of this module, wherever they are defined."""
@@ -26,8 +36,10 @@ FIXED_CALLS: dict[str, Any] = {
     "check_fit": None,
     # It is not that of another library.
     "foreign_arguments": None,
+    "foreign_config": None,
     # There are no compiled kernels.
     "step_of_blocks": None,
+    "step_of_ssd_blocks": None,
 }
 """Functions that are not part of a checkpoint, and what calls of them return."""
 
@@ -35,8 +47,8 @@ PLAIN_IN = ("hf_ssm.ops.lti.",)
 """Beginnings of the names of modules that take the operations that they have for transforms of `torch.func`: they
 compute the same without custom operators."""
 
-NARROWED = {"FILTERS": ("filter_type", "kernel_type")}
-"""Tables of classes, and the field of a configuration whose value is the key; others are not part of a checkpoint."""
+ABSENT = frozenset({"ExportedSystem", "FusedGeneration"})
+"""Classes that are not part of a checkpoint."""
 
 SHOWN = (
     "hf_ssm.models.base.backbone",
@@ -46,6 +58,12 @@ SHOWN = (
     "hf_ssm.modules.block",
 )
 """Modules that belong to the modeling file, although all families use them: what a reader of a model looks for."""
+
+
+def narrowing_of(config: Any) -> Narrowing:
+    """What a configuration decides: the filter of long convolutions."""
+    kind = getattr(config, "filter_type", getattr(config, "kernel_type", None))
+    return Narrowing() if kind is None else Narrowing((("FILTERS", kind),), (("low_rank", kind == "s4"),))
 
 
 def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["simplify"]
+__all__ = ["Narrowing", "simplify"]
 
 _UNKNOWN = object()
 
@@ -21,20 +21,35 @@ class _Edit(NamedTuple):
     text: str
 
 
-def simplify(source: str, fixed: Mapping[str, Any], narrowed: Mapping[str, Collection[str]]) -> str:
+class Narrowing(NamedTuple):
+    """What a configuration decides.
+
+    Attributes:
+        tables: Names of tables, `NAME = {"key": value, ...}`, and the key that they keep.
+        attributes: Names of attributes, and the value of `self.NAME`, where it is read.
+    """
+
+    tables: tuple[tuple[str, str], ...] = ()
+    attributes: tuple[tuple[str, bool], ...] = ()
+
+
+def simplify(source: str, fixed: Mapping[str, Any], absent: Collection[str], narrowing: Narrowing) -> str:
     """Simplify the source of a module.
 
     - A call of a function of `fixed` becomes its value, and conditions are evaluated as far as that decides them:
-      branches that cannot run are left out.
-    - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the name of the function.
-    - Tables of `narrowed`, `NAME = {"key": value, ...}`, keep these keys only.
+      branches that cannot run are left out. So are conditions on attributes of `narrowing`.
+    - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the function.
+    - Classes of `absent` are left out of unions and of base classes.
+    - Tables keep one key.
 
     Args:
         source: The source.
         fixed: Names of functions that the module imports, and what their calls return: `True`, `False` or `None`.
-        narrowed: Names of tables, and keys.
+        absent: Names of classes.
+        narrowing: What the configuration decides.
     """
-    while (edit := next(_edits(_Text(source), fixed, narrowed), None)) is not None:
+    known = {**fixed, **{f"self.{name}": value for name, value in narrowing.attributes}}
+    while (edit := next(_edits(_Text(source), known, absent, dict(narrowing.tables)), None)) is not None:
         data = source.encode()
         source = (data[: edit.start] + edit.text.encode() + data[edit.end :]).decode()
     return source
@@ -66,28 +81,39 @@ class _Text:
         return self.data[self._starts[first - 1] : self._starts[last]].decode()
 
 
-def _edits(text: _Text, fixed: Mapping[str, Any], narrowed: Mapping[str, Collection[str]]) -> Iterator[_Edit]:
-    yield from _tables(text, narrowed)
+def _edits(
+    text: _Text, known: Mapping[str, Any], absent: Collection[str], tables: Mapping[str, str]
+) -> Iterator[_Edit]:
+    yield from _tables(text, tables)
     yield from _operations(text)
-    if any(name.encode() in text.data for name in fixed):
-        imported = {a.name for n in text.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
-        fixed = {name: value for name, value in fixed.items() if name in imported}
+    imported = {a.name for n in text.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    known = {name: value for name, value in known.items() if name in imported or name.startswith("self.")}
+    if any(name.encode() in text.data for name in known):
         for block in _blocks(text.tree):
-            yield from _statements(text, block, fixed)
-        for node in ast.walk(text.tree):
-            yield from _expression(text, node, fixed)
+            yield from _statements(text, block, known)
+    for node in ast.walk(text.tree):
+        yield from _expression(text, node, known)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            for side, other in ((node.left, node.right), (node.right, node.left)):
+                if isinstance(side, ast.Name) and side.id in absent:
+                    yield _Edit(*text.span(node), text.of(other))
+        elif isinstance(node, ast.ClassDef):
+            bases = [base for base in node.bases if not (isinstance(base, ast.Name) and base.id in absent)]
+            if len(bases) < len(node.bases):
+                span = text.span(node.bases[0])[0], text.span(node.bases[-1])[1]
+                yield _Edit(*span, ", ".join(map(text.of, bases)))
 
 
-def _tables(text: _Text, narrowed: Mapping[str, Collection[str]]) -> Iterator[_Edit]:
+def _tables(text: _Text, tables: Mapping[str, str]) -> Iterator[_Edit]:
     for node in text.tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         table = getattr(node, "value", None)
-        if not isinstance(target, ast.Name) or target.id not in narrowed or not isinstance(table, ast.Dict):
-            continue
-        entries = dict(zip((key.value for key in table.keys if isinstance(key, ast.Constant)), table.values, strict=True))
-        if entries.keys() - set(narrowed[target.id]):
-            kept = [f'"{key}": {text.of(value)}' for key, value in entries.items() if key in narrowed[target.id]]
-            yield _Edit(*text.span(table), f"{{{', '.join(kept)}}}")
+        if isinstance(target, ast.Name) and target.id in tables and isinstance(table, ast.Dict) and len(table.keys) > 1:
+            key = tables[target.id]
+            values = {
+                k.value: value for k, value in zip(table.keys, table.values, strict=True) if isinstance(k, ast.Constant)
+            }
+            yield _Edit(*text.span(table), f'{{"{key}": {text.of(values[key])}}}')
 
 
 def _operations(text: _Text) -> Iterator[_Edit]:
@@ -96,11 +122,11 @@ def _operations(text: _Text) -> Iterator[_Edit]:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Operation"):
             continue
         functions = {keyword.arg: keyword.value for keyword in call.keywords}
-        if isinstance(function := functions.get("torch"), ast.Name):
+        if isinstance(function := functions.get("torch"), (ast.Name, ast.Attribute)):
             name = node.targets[0].id  # type: ignore[union-attr]
             for use in ast.walk(text.tree):
                 if isinstance(use, ast.Name) and use.id == name and isinstance(use.ctx, ast.Load):
-                    yield _Edit(*text.span(use), function.id)
+                    yield _Edit(*text.span(use), text.of(function))
             yield _Edit(text.place(node.lineno), text.place((node.end_lineno or 0) + 1), "")
 
 
@@ -113,12 +139,12 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield block
 
 
-def _statements(text: _Text, block: list[ast.stmt], fixed: Mapping[str, Any]) -> Iterator[_Edit]:
+def _statements(text: _Text, block: list[ast.stmt], known: Mapping[str, Any]) -> Iterator[_Edit]:
     for number, node in enumerate(block):
-        if isinstance(node, ast.If) and (value := _value(node.test, fixed)) is not _UNKNOWN:
+        if isinstance(node, ast.If) and (value := _value(node.test, known)) is not _UNKNOWN:
             yield _decided(text, block, number, bool(value))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if _value(node.value, fixed) is not _UNKNOWN:
+            if _value(node.value, known) is not _UNKNOWN:
                 yield _replaced(text, block, number, "")
         elif isinstance(node, (ast.Return, ast.Raise)) and node is not block[-1]:
             start, end = text.place((node.end_lineno or 0) + 1), text.place((block[-1].end_lineno or 0) + 1)
@@ -161,16 +187,16 @@ def _replaced(text: _Text, block: list[ast.stmt], number: int, lines: str) -> _E
     return _Edit(text.place(first), text.place((node.end_lineno or 0) + 1), lines)
 
 
-def _expression(text: _Text, node: ast.AST, fixed: Mapping[str, Any]) -> Iterator[_Edit]:
-    if isinstance(node, ast.IfExp) and (value := _value(node.test, fixed)) is not _UNKNOWN:
+def _expression(text: _Text, node: ast.AST, known: Mapping[str, Any]) -> Iterator[_Edit]:
+    if isinstance(node, ast.IfExp) and (value := _value(node.test, known)) is not _UNKNOWN:
         yield _Edit(*text.span(node), text.of(node.body if value else node.orelse))
     elif isinstance(node, ast.BoolOp):
         neutral = isinstance(node.op, ast.And)
-        values = [_value(operand, fixed) for operand in node.values]
+        values = [_value(operand, known) for operand in node.values]
         if _UNKNOWN in values and any(value is not _UNKNOWN and bool(value) is neutral for value in values):
             kept = [_operand(text, o) for o, value in zip(node.values, values, strict=True) if value is _UNKNOWN]
             yield _Edit(*text.span(node), (" and " if neutral else " or ").join(kept))
-    elif isinstance(node, ast.Call) and (value := _value(node, fixed)) is not _UNKNOWN:
+    elif isinstance(node, (ast.Call, ast.Attribute)) and (value := _value(node, known)) is not _UNKNOWN:
         yield _Edit(*text.span(node), repr(value))
 
 
@@ -179,19 +205,27 @@ def _operand(text: _Text, node: ast.AST) -> str:
     return f"({text.of(node)})" if needs_brackets else text.of(node)
 
 
-def _value(node: ast.AST, fixed: Mapping[str, Any]) -> Any:
-    """The value of an expression as far as fixed calls decide it, or `_UNKNOWN`."""
+def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
+    """The value of an expression as far as known calls and attributes decide it, or `_UNKNOWN`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return fixed.get(node.func.id, _UNKNOWN)
+        return known.get(node.func.id, _UNKNOWN)
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        return known.get(ast.unparse(node), _UNKNOWN)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        value = _value(node.operand, fixed)
+        value = _value(node.operand, known)
         return value if value is _UNKNOWN else not value
     if isinstance(node, ast.BoolOp):
-        values = [_value(operand, fixed) for operand in node.values]
+        values = [_value(operand, known) for operand in node.values]
         decides = isinstance(node.op, ast.Or)
         if any(value is not _UNKNOWN and bool(value) is decides for value in values):
             return decides
         return _UNKNOWN if _UNKNOWN in values else not decides
+    if isinstance(node, ast.NamedExpr):
+        return _value(node.value, known)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        left, right = (_value(side, known) for side in (node.left, node.comparators[0]))
+        decided = left is not _UNKNOWN and right is not _UNKNOWN
+        return (left is right) is isinstance(node.ops[0], ast.Is) if decided else _UNKNOWN
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
         return node.value
     return _UNKNOWN

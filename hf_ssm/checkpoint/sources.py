@@ -6,18 +6,19 @@ import importlib.util
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hf_ssm.checkpoint.plain import FIXED_CALLS, PLAIN_IN, REPLACED
-from hf_ssm.checkpoint.simplify import simplify
+from hf_ssm.checkpoint.plain import ABSENT, FIXED_CALLS, PLAIN_IN, REPLACED
+from hf_ssm.checkpoint.simplify import Narrowing, simplify
 
 __all__ = ["DEFINITIONS", "Import", "Member", "Module", "Selection", "Sources", "Statement", "Uses"]
 
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = f"{__name__.rpartition('.')[0]}.plain"
+_ALL = Narrowing()
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # Definitions that only concern the module object itself.
 _MODULE_HOOKS = frozenset({"__all__", "__dir__", "__getattr__"})
@@ -140,14 +141,14 @@ class Sources:
 
     Args:
         homes: Modules of configurations and models.
-        narrowed: Tables by name, and the keys that they keep.
+        narrowing: What a configuration decides.
     """
 
-    def __init__(self, homes: Iterable[str], narrowed: Mapping[str, tuple[str, ...]] | None = None):
+    def __init__(self, homes: Iterable[str], narrowing: Narrowing = _ALL):
         homes = list(homes)
         # A family may be defined in a package of its own.
         self._packages = {_PACKAGE, *(home.partition(".")[0] for home in homes)}
-        self._narrowed = tuple(sorted((narrowed or {}).items()))
+        self._narrowing = narrowing
         self.modules: dict[str, Module] = {}
         for home in (_PLAIN, *homes):
             self._read(home, ())
@@ -161,7 +162,7 @@ class Sources:
             return
         if name in importers:
             raise ValueError(f"modules that import each other cannot be bundled: {' -> '.join((*importers, name))}")
-        module = _read_module(name, self._narrowed)
+        module = _read_module(name, self._narrowing)
         for imported in module.imports.values():
             if self._is_own(imported.module):
                 self._read(imported.module, (*importers, name))
@@ -226,20 +227,17 @@ class Sources:
 
         use(_PLAIN, Uses(frozenset(), frozenset(attributes)))
         while waiting:
-            if (name := waiting.pop()) in names:
-                continue
-            names.add(name)
-            present.add(name[0])
-            for statement in self.modules[name[0]].defined[name[1]]:
-                if statement not in chosen:
+            while waiting:
+                if (name := waiting.pop()) not in names:
+                    names.add(name)
+                    present.add(name[0])
+                    for statement in self.modules[name[0]].defined[name[1]]:
+                        if statement not in chosen:
+                            choose(statement)
+            for statement in self._triggered:
+                home, target = statement.module, statement.trigger
+                if statement not in chosen and (self.meaning(home, target) in names if target else home in present):
                     choose(statement)
-            if not waiting:
-                for statement in self._triggered:
-                    if statement in chosen:
-                        continue
-                    home, target = statement.module, statement.trigger
-                    if home in present if not target else self.meaning(home, target) in names:
-                        choose(statement)
         ordered = [s for module in self.modules.values() for s in module.statements if s in chosen]
         return Selection(ordered, frozenset(read))
 
@@ -259,22 +257,22 @@ class Sources:
                 waiting.extend(ast.iter_child_nodes(node))
 
 
-def _read_module(name: str, narrowed: tuple[tuple[str, tuple[str, ...]], ...]) -> Module:
+def _read_module(name: str, narrowing: Narrowing) -> Module:
     path = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         spec = importlib.util.find_spec(name)
         path = None if spec is None else spec.origin
     if path is None or not path.endswith(".py"):
         raise ValueError(f"the module {name!r} has no source file: define models in files of a package")
-    return _parse_module(name, path, Path(path).read_text(encoding="utf-8"), narrowed)
+    return _parse_module(name, path, Path(path).read_text(encoding="utf-8"), narrowing)
 
 
 # Where the file has been changed since, the source is another.
 @functools.lru_cache(maxsize=256)
-def _parse_module(name: str, path: str, source: str, narrowed: tuple[tuple[str, tuple[str, ...]], ...]) -> Module:
+def _parse_module(name: str, path: str, source: str, narrowing: Narrowing) -> Module:
     if name.partition(".")[0] == _PACKAGE:
-        is_plain = name.startswith(PLAIN_IN)
-        source = simplify(source, FIXED_CALLS | {"in_function_transform": True} if is_plain else FIXED_CALLS, dict(narrowed))
+        fixed = FIXED_CALLS | ({"in_function_transform": True} if name.startswith(PLAIN_IN) else {})
+        source = simplify(source, fixed, ABSENT, narrowing)
     tree = ast.parse(source, filename=path)
     lines = source.split("\n")
     module = Module(name, path, ast.get_docstring(tree) or "", {}, [], defaultdict(list))
@@ -317,9 +315,7 @@ def _statement(
         Member(m.name, _first_line(m, lines, 0) - first, (m.end_lineno or 0) - first, _uses([m])) for m in optional
     ]
     parts: Iterable[ast.AST] = [node] if not optional else (n for n in ast.iter_child_nodes(node) if n not in optional)
-    return Statement(
-        module, number, node, text, gap, binds, _uses(parts), tuple(members), _trigger(node, bool(binds))
-    )
+    return Statement(module, number, node, text, gap, binds, _uses(parts), tuple(members), _trigger(node, bool(binds)))
 
 
 def _optional_methods(module: str, node: ast.stmt) -> list[ast.FunctionDef]:

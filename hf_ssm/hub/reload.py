@@ -1,7 +1,7 @@
 """Proof that a saved model loads with equal results in a new process that cannot import hf_ssm.
 
-They are equal bit for bit, or for models with convolutions, which the code of a checkpoint computes more plainly, but for
-rounding.
+They are equal bit for bit; where a model has convolutions, which the code of a checkpoint computes more plainly, they
+are equal but for rounding.
 
 No Python file found in a folder is run, and the process has no access to tokens.
 """
@@ -81,7 +81,7 @@ def prove_export(
 
 
 def _is_exact(model: PreTrainedModel) -> bool:
-    """Whether the code of a checkpoint rounds as torch without compiled kernels does: convolutions are plainer in it."""
+    """Whether the code of a checkpoint rounds as hf_ssm without compiled kernels does."""
     config: Any = model.config
     return not config.has_sobolev_filter and not any(isinstance(module, LongConvolution) for module in model.modules())
 

@@ -19,9 +19,8 @@ from hf_ssm.models.base.field_checks import (
     check_sobolev,
     warn_of_changed_filter,
 )
-from hf_ssm.models.base.loading import converter_for
+from hf_ssm.models.base.loading import foreign_config
 from hf_ssm.models.base.reverse_complement import check_strands, complements
-from hf_ssm.models.base.weights import FETCHING
 from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)
@@ -288,20 +287,18 @@ class SSMConfig(PreTrainedConfig):
         """
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         try:
-            found, rest = super().get_config_dict(*args, **kwargs)
-            kind = found.get("model_type")
+            content, rest = super().get_config_dict(*args, **kwargs)
+            kind = content.get("model_type")
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
-            converter = converter_for(cls, found)
-            if converter is not None:
-                fetching = {name: kwargs[name] for name in FETCHING if name in kwargs}
-                return converter.read_config(source, found, **fetching), rest
+            if (converted := foreign_config(cls, source, content, kwargs)) is not None:
+                return converted, rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
             )
-        return found, rest
+        return content, rest
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -19,7 +19,10 @@ from hf_ssm.models.base.weights import check_fit
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 
-_PUSH_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags", "token")
+_PUSH_ARGUMENTS = (
+    *("repo_id", "commit_message", "commit_description", "private"),
+    *("revision", "create_pr", "tags", "token"),
+)
 _NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
 
 
