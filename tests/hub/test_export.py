@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import hf_ssm
-from hf_ssm.checkpoint import auto_map, bundle
+from hf_ssm.checkpoint import auto_map, bundle, write_code
 from hf_ssm.hub import reload
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.reload import probe_inputs
@@ -490,8 +490,10 @@ def test_a_model_of_a_derived_configuration_is_saved_without_code(tmp_path):
     class MineConfig(hf_ssm.S4Config):
         model_type = "hf_ssm_s4_of_mine"
 
-    hf_ssm.S4Model(MineConfig(hidden_size=8)).save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    config = MineConfig(hidden_size=8)
+    write_code(config, tmp_path)
+    config.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
 
 
