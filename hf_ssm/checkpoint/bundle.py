@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,20 +147,14 @@ def _package_sources() -> Sources:
 def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
     """The statements of the file that all families share; names of its methods; names of attributes that it reads.
 
-    They are what the models of each family of hf_ssm need, in any configuration, except modules of `SHOWN` and what
+    They are what the models of most families of hf_ssm need, in any configuration, except modules of `SHOWN` and what
     depends on these; and all that such statements need themselves.
     """
     sources = _package_sources()
-    every: list[Name] = []
-    common: set[tuple[str, int]] | None = None
-    for family in FAMILIES.values():
-        home = family.modeling.__name__
-        if home in sources.modules:
-            roots = [(home, cls.__name__) for cls in family.model_classes.values()]
-            keys = {statement.key for statement in sources.reachable(roots).statements}
-            common = keys if common is None else common & keys
-            every += roots
-    union = sources.reachable(every)
+    classes = [(f.modeling.__name__, [cls.__name__ for cls in f.model_classes.values()]) for f in FAMILIES.values()]
+    roots = [[(home, name) for name in names] for home, names in classes if home in sources.modules]
+    union = sources.reachable(root for family in roots for root in family)
+    counts = Counter(s.key for family in roots for s in sources.reachable(family).statements)
     users = {s.key: s for s in union.statements if s.module in SHOWN}
     needs = {s.key: set(sources.needed(s.module, s.uses_with(union.attributes))) for s in union.statements}
     size = -1
@@ -167,7 +162,8 @@ def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
         size = len(users)
         shown = {(s.module, bound) for s in users.values() for bound in s.binds}
         users |= {s.key: s for s in union.statements if not shown.isdisjoint(needs[s.key])}
-    names = [(s.module, bound) for s in union.statements if s.key in (common or ()) - users.keys() for bound in s.binds]
+    common = [s for s in union.statements if 2 * counts[s.key] > len(roots) and s.key not in users]
+    names = [(s.module, bound) for s in common for bound in s.binds]
     chosen = sources.reachable(names, union.attributes)
     statements = [s for s in chosen.statements if s.key not in users]
     read = frozenset().union(*(s.uses_with(union.attributes).attributes for s in statements))

@@ -18,7 +18,6 @@ from hf_ssm.ops.long_conv.fft import fft_length
 __all__ = [
     "ABSENT",
     "FIXED_CALLS",
-    "PLAIN_IN",
     "REPLACED",
     "SHOWN",
     "StreamingConvolution",
@@ -32,6 +31,8 @@ REPLACED = frozenset({"StreamingConvolution", "long_conv"})
 FIXED_CALLS: dict[str, Any] = {
     # Programs are exported from hf_ssm.
     "is_exporting": False,
+    # As under `plain_operations`: no operators with kernels or derivatives of their own.
+    "in_function_transform": True,
     # A checkpoint is loaded by those who trust its code; weights that do not fit are reported by transformers.
     "check_fit": None,
     # It is not that of another library.
@@ -43,20 +44,10 @@ FIXED_CALLS: dict[str, Any] = {
 }
 """Functions that are not part of a checkpoint, and what calls of them return."""
 
-PLAIN_IN = ("hf_ssm.ops.lti.",)
-"""Beginnings of the names of modules that take the operations that they have for transforms of `torch.func`: they
-compute the same without custom operators."""
-
 ABSENT = frozenset({"ExportedSystem", "FusedGeneration"})
 """Classes that are not part of a checkpoint."""
 
-SHOWN = (
-    "hf_ssm.models.base.backbone",
-    "hf_ssm.models.base.heads",
-    "hf_ssm.models.base.pair_head",
-    "hf_ssm.models.base.token_heads",
-    "hf_ssm.modules.block",
-)
+SHOWN = ("hf_ssm.models.base.backbone", "hf_ssm.modules.block")
 """Modules that belong to the modeling file, although all families use them: what a reader of a model looks for."""
 
 

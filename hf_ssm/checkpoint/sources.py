@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hf_ssm.checkpoint.plain import ABSENT, FIXED_CALLS, PLAIN_IN, REPLACED
+from hf_ssm.checkpoint.plain import ABSENT, FIXED_CALLS, REPLACED
 from hf_ssm.checkpoint.simplify import Narrowing, simplify
 
 __all__ = ["DEFINITIONS", "Import", "Member", "Module", "Selection", "Sources", "Statement", "Uses"]
@@ -271,8 +271,7 @@ def _read_module(name: str, narrowing: Narrowing) -> Module:
 @functools.lru_cache(maxsize=256)
 def _parse_module(name: str, path: str, source: str, narrowing: Narrowing) -> Module:
     if name.partition(".")[0] == _PACKAGE:
-        fixed = FIXED_CALLS | ({"in_function_transform": True} if name.startswith(PLAIN_IN) else {})
-        source = simplify(source, fixed, ABSENT, narrowing)
+        source = simplify(source, FIXED_CALLS, ABSENT, narrowing)
     tree = ast.parse(source, filename=path)
     lines = source.split("\n")
     module = Module(name, path, ast.get_docstring(tree) or "", {}, [], defaultdict(list))

@@ -1,7 +1,4 @@
-"""Proof that a saved model loads with equal results in a new process that cannot import hf_ssm.
-
-They are equal bit for bit; where a model has convolutions, which the code of a checkpoint computes more plainly, they
-are equal but for rounding.
+"""Proof that a saved model loads with equal results, bit for bit, in a new process that cannot import hf_ssm.
 
 No Python file found in a folder is run, and the process has no access to tokens.
 """
@@ -22,8 +19,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from hf_ssm.checkpoint import write_code
 from hf_ssm.hub.clean_process import training_step
 from hf_ssm.models.registry import HEADS
-from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.context import plain_operations
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.isolation import run_python
 
@@ -32,8 +29,6 @@ __all__ = ["probe_inputs", "prove_export"]
 # The batch of a proof: long enough for every branch of the convolutions.
 _ROWS, _LONGEST = 2, 48
 _TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
-# Of results that depend on convolutions, relative to the largest value.
-_ROUNDING = 1e-6
 # What loading a model reads from a folder; code is not among it.
 _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
 
@@ -44,8 +39,8 @@ def prove_export(
     """Compare a model in memory with its saved copy in a new process that cannot import hf_ssm.
 
     The process gets a copy of weights, configuration and tokenizer, and code bundled from the installed package. It
-    computes the logits before and after saving the model again, one training step (both on the CPU by torch without
-    compiled kernels) and the ids of `tokenizer`, and imports all classes of `auto_map`.
+    computes the logits before and after saving the model again, one training step (both on the CPU by plain operations
+    of torch) and the ids of `tokenizer`, and imports all classes of `auto_map`.
 
     Args:
         folder: Folder with model and tokenizer.
@@ -70,20 +65,14 @@ def prove_export(
         config.save_pretrained(saved)
         logits = _logits(model, inputs)
         labels = _labels(model.config, auto_class, inputs, logits)
-        with use_backend("torch"), torch.random.fork_rng(devices=[]):
+        with use_backend("torch"), plain_operations(), torch.random.fork_rng(devices=[]):
             trained = training_step(type(model).from_pretrained(saved), inputs, labels)
         expected = {"first.logits": logits, "second.logits": logits}
         expected |= {f"trained.{name}": value for name, value in trained.items()}
         expected |= {} if tokenizer is None else _token_ids(tokenizer, _TEXTS)
         tensors = inputs | {f"labels.{name}": value for name, value in labels.items()}
         found = _run(saved, scratch, auto_class, tensors, texts)
-    _compare(expected, found, None if _is_exact(model) else _ROUNDING)
-
-
-def _is_exact(model: PreTrainedModel) -> bool:
-    """Whether the code of a checkpoint rounds as hf_ssm without compiled kernels does."""
-    config: Any = model.config
-    return not config.has_sobolev_filter and not any(isinstance(module, LongConvolution) for module in model.modules())
+    _compare(expected, found)
 
 
 def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor]:
@@ -133,7 +122,7 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_backend("torch"), evaluating(model):
+    with use_backend("torch"), plain_operations(), evaluating(model):
         return model(**inputs, return_dict=False)[0]
 
 
@@ -177,15 +166,13 @@ def _environment(scratch: Path) -> dict[str, str]:
 _STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}
 
 
-def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], rounding: float | None) -> None:
-    """Raise `OSError` at the first result that differs, in any bit or by more than this share of the largest value."""
+def _compare(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """Raise `OSError` at the first result that differs."""
     for name, here in expected.items():
         there = found[name]
-        stage, _, what = name.partition(".")
-        # A gradient can be zero but for rounding.
-        smallest = 1.0 if stage == "trained" else 0.0
-        if _has_same_bits(here, there) or (rounding is not None and _is_close(here, there, rounding, smallest)):
+        if _has_same_bits(here, there):
             continue
+        stage, _, what = name.partition(".")
         if stage == "ids":
             raise OSError("the exported folder without hf_ssm gives other token ids than the tokenizer in memory")
         difference = f", by up to {(here.double() - there.double()).abs().max():g}" if here.shape == there.shape else ""
@@ -193,13 +180,6 @@ def _compare(expected: dict[str, Tensor], found: dict[str, Tensor], rounding: fl
             f"the exported folder without hf_ssm gives another `{what}` than the model in memory {_STAGES[stage]}"
             f"{difference}"
         )
-
-
-def _is_close(here: Tensor, there: Tensor, rounding: float, smallest: float) -> bool:
-    if here.dtype != there.dtype or here.shape != there.shape or not here.is_floating_point():
-        return False
-    here, there = here.double(), there.double()
-    return bool((here - there).abs().max() <= rounding * here.abs().max().clamp(min=smallest))
 
 
 def _has_same_bits(here: Tensor, there: Tensor) -> bool:
