@@ -151,7 +151,8 @@ class _Observer:
     def __call__(self, scan: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         bound = inspect.signature(type(scan).forward).bind(scan, *args, **kwargs)
         bound.apply_defaults()
-        inputs, gate, mask = (bound.arguments[name] for name in ("inputs", "gate", "mask"))
+        inputs, gate, rows = (bound.arguments[name] for name in ("inputs", "gate", "rows"))
+        mask = rows.mask
         present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
         with materialized(scan):
             step = scan.time_steps(scan.selection(inputs)[0])
@@ -159,7 +160,7 @@ class _Observer:
         self.rows += len(inputs)
         self.longest = max(self.longest, int(present.sum(1).max()))
         self.input_norm = _larger(self.input_norm, _largest_norm(inputs[present]))
-        self.output_norm = _larger(self.output_norm, _largest_norm(output[0][present]))
+        self.output_norm = _larger(self.output_norm, _largest_norm(output[present]))
         if gate is not None:
             self.gate = max(self.gate, nn.functional.silu(gate[present].double()).abs().max().item())
         step = step[present].double()

@@ -4,7 +4,6 @@ Legend: `B` batch, `L` length of the longest row, `D` channels of one operator, 
 """
 
 import dataclasses
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.operator import KernelInput, SequenceOperator, operators_in
+from hf_ssm.modules.observers import Observer, observing
+from hf_ssm.modules.operator import SequenceOperator, operators_in
+from hf_ssm.modules.rows import Reading
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
@@ -79,8 +80,8 @@ class _MergedMoments:
         """Add a batch, `(B, L, D)`, a few rows at a time if they are long."""
         at_once = max(1, _AT_ONCE // max(1, inputs[0].numel()))
         masks = [None] * len(inputs) if mask is None else mask.split(at_once)
-        for rows, own in zip(inputs.split(at_once), masks, strict=False):
-            self._add(rows, own, from_first)
+        for rows, mask_of_rows in zip(inputs.split(at_once), masks, strict=False):
+            self._add(rows, mask_of_rows, from_first)
 
     def _add(self, inputs: Tensor, mask: Tensor | None, from_first: bool) -> None:
         mean, variance = lag_moments(inputs.double(), mask, from_first=from_first)
@@ -120,42 +121,61 @@ class _MergedMoments:
         return None if self._energy is None else self._energy / self.count.sum()
 
 
-class _Recorder:
-    """Forward pre-hook that collects the inputs that the kernels of one operator convolve."""
+class _Recorder(Observer):
+    """Collects the moments of what the kernels of all operators of a model convolve.
 
-    def __init__(self, name: str, layer: int, operator: SequenceOperator, num_frequencies: int | None):
-        self.name, self.layer, self.operator = name, layer, operator
+    Args:
+        places: Path, number of the block and operator.
+        num_frequencies: Also record the power of the inputs, if given.
+    """
+
+    def __init__(self, places: Iterable[tuple[str, int, SequenceOperator]], num_frequencies: int | None):
+        self.places = {operator: (name, layer) for name, layer, operator in places}
         self.num_frequencies = num_frequencies
-        self.signature = inspect.signature(type(operator).forward)
-        # By group and direction: the kernel, the moments of its inputs, and those of what the kernel depends on.
-        self.seen: dict[tuple[int, str], tuple[KernelInput, _MergedMoments, dict[str, _MergedMoments]]] = {}
+        # By operator, group and direction: the moments of the inputs, and those of what the kernel depends on.
+        self.seen: dict[tuple[SequenceOperator, int, str], tuple[_MergedMoments, dict[str, _MergedMoments]]] = {}
 
-    def __call__(self, operator: SequenceOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = self.signature.bind(operator, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-        for given in operator.kernel_inputs(**arguments):
-            empty = given, _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in given.statistics}
-            _, inputs, statistics = self.seen.setdefault((given.group, given.direction), empty)
-            inputs.add(given.inputs, given.mask, from_first=given.from_first)
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
+        if operator not in self.places:
+            return
+        directions = [operator.direction, "backward"][: operator.directions]
+        for index, direction in enumerate(directions):
+            empty = _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in reading.statistics}
+            inputs, statistics = self.seen.setdefault((operator, reading.group, direction), empty)
+            for batch, mask in _batches(reading.inputs, reading):
+                inputs.add(batch, mask, from_first=index == 1)
             for name, moments in statistics.items():
-                moments.add(given.statistics[name], given.mask)
+                for batch, mask in _batches(reading.statistics[name], reading):
+                    moments.add(batch, mask)
 
     def records(self) -> Iterator[OperatorRecord]:
-        """One record for each kernel seen so far, by group, forward first."""
-        for (group, direction), (given, inputs, statistics) in sorted(
-            self.seen.items(), key=lambda item: (item[0][0], item[0][1] == "backward")
+        """One record for each kernel seen so far, by layer, operator and group, forward first."""
+        order = {operator: index for index, operator in enumerate(self.places)}
+        for (operator, group, direction), (inputs, statistics) in sorted(
+            self.seen.items(), key=lambda item: (order[item[0][0]], item[0][1], item[0][2] == "backward")
         ):
             means = {name: moments.mean for name, moments in statistics.items()}
             with torch.no_grad():
-                kernel = self.operator.mean_kernel(given, len(inputs.mean), means)
-            mean, variance = inputs.mean[given.first_lag :], inputs.variance[given.first_lag :]
+                kernel = operator.mean_kernel(len(inputs.mean), means, direction, group)
+            looks_ahead = operator.directions == 2 and direction == "backward"
+            first_lag = operator.backward_first_lag if looks_ahead else 0
+            count = operator.neighbours
+            mean, variance, power = (
+                part if part is None or count == 1 else part.repeat_interleave(count, dim)
+                for part, dim in ((inputs.mean, 1), (inputs.variance, 1), (inputs.power, 0))
+            )
+            mean, variance = mean[first_lag:], variance[first_lag:]
             kernel = kernel[..., : len(mean)].double()
             if kernel.dim() == 3:
                 # An input of another channel counts as one of another lag: see `theory.mimo.matrix_tau`.
                 kernel, mean, variance = kernel.flatten(1), *(t.T.reshape(-1, 1) for t in (mean, variance))
-            place = self.name, self.layer, direction, group
-            yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, inputs.power, longest=len(inputs.mean))
+            place = *self.places[operator], direction, group
+            yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, power, longest=len(inputs.mean))
+
+
+def _batches(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
+    """Sequences `(B, L, ...)` and their mask; of packed documents, those of each bucket."""
+    return [(sequences, reading.mask)] if reading.layout is None else reading.layout.masked_batches(sequences)
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
@@ -191,25 +211,18 @@ def record_operators(
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 to 9; for selective scans an extension.
     """
-    recorders = [_Recorder(*place, num_frequencies) for place in sequence_operators(model)]
-    if not recorders:
+    recorder = _Recorder(sequence_operators(model), num_frequencies)
+    if not recorder.places:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to record: give a model of hf_ssm."
         )
-    operators = [operator for _, _, operator in sequence_operators(model)]
     inner = unwrapped(model)
     device = next(inner.parameters()).device
-    handles = []
-    try:
-        for operator, recorder in zip(operators, recorders, strict=True):
-            handles.append(operator.register_forward_pre_hook(recorder, with_kwargs=True))
-        with evaluating(model):
-            for batch in batches:
-                inner(**model_inputs(batch, device), use_cache=False)
-            records = [record for recorder in recorders for record in recorder.records()]
-    finally:
-        for handle in handles:
-            handle.remove()
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
+    with observing(blocks, recorder), evaluating(model):
+        for batch in batches:
+            inner(**model_inputs(batch, device), use_cache=False)
+        records = list(recorder.records())
     if not records:
         raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
     return records

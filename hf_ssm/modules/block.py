@@ -3,9 +3,8 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import build_norm, normalized
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 __all__ = ["MLP", "Block"]
 
@@ -37,8 +36,8 @@ class MLP(nn.Module):
                 self.add_module(f"activation{layer}", build_activation(config))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        for part in self.children():
-            hidden_states = part(hidden_states)
+        for layer in self.children():
+            hidden_states = layer(hidden_states)
         return hidden_states
 
 
@@ -63,66 +62,55 @@ class Block(GradientCheckpointingLayer):
         self.mlp = MLP(config) if has_mlp else None
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-        extra_inputs: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None
+    ) -> tuple[Tensor, ...]:
         """One block.
 
         Args:
             hidden_states: `(B, L, D)`.
-            mask: `(B, L)` or `None`, true at tokens.
-            output_tau: Also return the τ of the mixer.
+            rows: What is known of the rows.
             state: Continue from this state, which is changed in place.
-            documents: Where the hidden states are documents in their layout.
-            extra_inputs: Further arguments of the mixer, `(B, L)` each.
 
         Returns:
-            `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, and τ or `None`.
+            `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`; and the results of an observer.
         """
-        given: dict[str, Any] = {**(extra_inputs or {})}
-        if documents is not None:
-            given["documents"] = documents
-        mixed, tau = self.mixer(self.mixer_inputs(hidden_states, mask), mask, output_tau, state, **given)
+        rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
+        mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
+        mask = rows.mask
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
-        hidden_states = self._sum(hidden_states, self._dropped(mixed, documents))
+        hidden_states = self._sum(hidden_states, self._dropped(mixed, rows))
         if not self.norm_first:
-            hidden_states = self._normed(self.norm1, hidden_states, mask)
-        if self.mlp is None or self.norm2 is None:
-            return hidden_states, tau
-        normed = self._normed(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
-        hidden_states = self._sum(hidden_states, self._dropped(self.mlp(self._as_computed(normed)), documents))
-        return hidden_states if self.norm_first else self._normed(self.norm2, hidden_states, mask), tau
+            hidden_states = self._norm(self.norm1, hidden_states, mask)
+        if self.mlp is not None and self.norm2 is not None:
+            normed = self._norm(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
+            hidden_states = self._sum(hidden_states, self._dropped(self.mlp(self._in_weight_dtype(normed)), rows))
+            hidden_states = hidden_states if self.norm_first else self._norm(self.norm2, hidden_states, mask)
+        return hidden_states, *(() if rows.observer is None else rows.observer.results())
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         """The input of the mixer, `(B, L, D)`."""
-        return self._as_computed(self._normed(self.norm1, hidden_states, mask) if self.norm_first else hidden_states)
+        normed = self._norm(self.norm1, hidden_states, mask) if self.norm_first else hidden_states
+        return self._in_weight_dtype(normed)
 
-    def _as_computed(self, hidden_states: Tensor) -> Tensor:
+    def _in_weight_dtype(self, hidden_states: Tensor) -> Tensor:
         """The hidden states in the precision of the projections, which a float32 residual stream does not have."""
         if not self.residual_in_fp32:
             return hidden_states
-        dtype = next(part for part in self.modules() if isinstance(part, nn.Linear)).weight.dtype
+        dtype = next(module for module in self.modules() if isinstance(module, nn.Linear)).weight.dtype
         # The weights of a quantised projection are integers.
         return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
 
-    def _normed(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    def _norm(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
         if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
             hidden_states = hidden_states.to(weight.dtype)
         return normalized(norm, hidden_states, mask, self.norm_type)
 
-    def _dropped(self, update: Tensor, documents: Documents | None) -> Tensor:
+    def _dropped(self, update: Tensor, rows: Rows) -> Tensor:
         """Dropout; tied: one mask for all positions of a sequence or document."""
         if not (self.tie_dropout and self.dropout.training):
             return self.dropout(update)
-        if documents is None:
-            return update * self.dropout(torch.ones_like(update[:, :1]))
-        return documents.map(lambda batch, _: batch * self.dropout(torch.ones_like(batch[:, :1])), update)
+        return rows.map(lambda batch, _: batch * self.dropout(torch.ones_like(batch[:, :1])), update)
 
     def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
         if not self.use_residual:

@@ -6,14 +6,13 @@ output at a pixel depends on.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.operator import (
-    KernelInput,
     SequenceOperator,
     check_stored,
     fp32_parameter,
@@ -22,10 +21,10 @@ from hf_ssm.modules.operator import (
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.discretize import bilinear, zoh
@@ -33,7 +32,7 @@ from hf_ssm.ops.lti.exported import exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
-from hf_ssm.theory.moments import lag_moments
+from hf_ssm.utils.processes import Processes
 
 __all__ = ["ConvS5"]
 
@@ -145,39 +144,28 @@ class ConvS5(SequenceOperator):
         a: Any = system.a_bar
         return torch.cat([a.real, a.imag], dim=-1).to(self.B.dtype), system.b_bar.to(self.B.dtype)
 
-    def forward(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         """The model over all frames.
 
         Args:
             inputs: `(B, T, h, w, D)`.
-            mask: `None`: all frames are read.
-            output_tau: Also return τ.
+            rows: What is known of the rows; all frames are read.
             state: Continue from this state, which is changed in place.
-            documents: `None`.
 
         Returns:
-            The output `(B, T, h, w, D)` and τ (a scalar, float32 or better) or `None`.
+            The output `(B, T, h, w, D)`.
         """
         with no_autocast(inputs.device):
-            precise, value = inputs.to(self.B.dtype), None
-            if output_tau or self.rescaling is not None:
-                value = self._tau_of_data(precise)
-                if self.rescaling is not None:
-                    self._rescale_(value.detach())
+            precise = inputs.to(self.B.dtype)
+            if rows.observer is not None:
+                # An observer that rescales changes C, which is read below.
+                self.observe(rows, precise.permute(0, 2, 3, 1, 4).flatten(0, 2))
             filtered = self._filtered(precise, state)
             before = None if state is None else state.get("scan", is_complex=not is_exporting())
             outputs, after = conv_ssm(filtered, *self.state_space(), self.D, before)
             if state is not None:
                 state.put("scan", after)
-        return outputs.to(inputs.dtype), value
+        return outputs.to(inputs.dtype)
 
     def _filtered(self, inputs: Tensor, state: LayerState | None) -> Tensor:
         """The input after the Sobolev filter over time, `(B, T, h, w, D)`."""
@@ -246,25 +234,23 @@ class ConvS5(SequenceOperator):
             taps = self._taps(a.real, length).repeat_interleave(size**2, dim=0)
         return MIMOSystem(a, b, c, None, taps)
 
-    def _tau_of_data(self, inputs: Tensor) -> Tensor:
-        """Mean over output channels of τ at the last frame."""
-        inputs = inputs.detach() if self.tau_detach_statistics else inputs
-        length, processes = self._longest(inputs), self._processes()
-        system = self.system(length, inputs.dtype)
+    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
+        length = reading.inputs.shape[1]
+        length = length if processes is None else processes.largest(length, reading.inputs.device)
+        system = self.system(length, reading.inputs.dtype)
         if self.tau_statistics != "batch":
-            found = kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2)
-        else:
-            moments = lag_moments(_pixel_rows(inputs), None, length=length, processes=processes)
-            spread = (part.repeat_interleave(self.neighbourhood**2, dim=1) for part in moments)
-            found = kernel_matrix_tau(system, length, *spread)
-        return found.mean().to(self.C.dtype)
+            return kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2).mean()
+        moments = self._moments(reading, length, processes)
+        return kernel_matrix_tau(system, length, *(m.repeat_interleave(self.neighbours, dim=1) for m in moments)).mean()
 
-    def kernel_inputs(self, inputs: Tensor, mask: Tensor | None = None, **arguments: Any) -> Iterator[KernelInput]:
-        # Each input channel once for each pixel of the neighbourhood, as in the kernel matrix.
-        rows = _pixel_rows(inputs.to(torch.promote_types(inputs.dtype, torch.float32)))
-        yield KernelInput(rows.repeat_interleave(self.neighbourhood**2, dim=2), None)
+    @property
+    def neighbours(self) -> int:  # type: ignore[override]
+        """κ²: each input channel once for each pixel of the neighbourhood, as in the kernel matrix."""
+        return self.neighbourhood**2
 
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
         """The kernel matrix of a pixel away from the border, `(D, D κ², length)`.
 
         Raises:
@@ -278,8 +264,3 @@ class ConvS5(SequenceOperator):
             )
         with materialized(self):
             return kernel_matrix(self.system(length, torch.float64), length)
-
-
-def _pixel_rows(inputs: Tensor) -> Tensor:
-    """The sequence of each pixel, `(B h w, T, D)`."""
-    return inputs.permute(0, 2, 3, 1, 4).flatten(0, 2)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.sobolev import causal_taps
@@ -28,26 +28,23 @@ class FilteredInput(SequenceOperator):
     def filter_input(
         self,
         inputs: Tensor,
-        mask: Tensor | None = None,
+        rows: Rows = Rows(),
         state: LayerState | None = None,
         channels: slice | list[int] = slice(None),
-        documents: Documents | None = None,
     ) -> Tensor:
         """The input of these channels after the Sobolev filter, `(B, L, D)`."""
         if not self.has_sobolev_filter:
             return inputs
         precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         if self.sobolev_mode == "zero_phase":
-            return self._zero_phase(precise, channels, mask, documents).to(inputs.dtype)
+            return self._zero_phase(precise, rows, channels).to(inputs.dtype)
         taps = partial(self._taps, precise, channels)
-        if documents is not None:
-            kernel = taps(documents.longest)
-            filtered = documents.map(lambda batch, _: long_conv(batch, kernel), precise)
-        elif state is None:
-            filtered = long_conv(precise, taps(inputs.shape[1]))
-        else:
+        if state is not None:
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
-        filtered = filtered if mask is None else filtered * mask.unsqueeze(-1)
+        else:
+            kernel = taps(rows.longest(inputs))
+            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), precise)
+        filtered = zero_padding(filtered, rows.mask)
         return filtered.to(inputs.dtype)
 
     def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:

@@ -4,7 +4,7 @@ Legend: `B` batch, `L` length, `C` channels of all groups, `G` groups, `D` = C /
 directions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.filters import LongFilter
-from hf_ssm.modules.operator import KernelInput, SequenceOperator, materialized, theory_flags
+from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.ops.lti.recurrence import Recurrence
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.theory.complexity import tau
 
 __all__ = ["LongConvolution"]
 
@@ -105,81 +104,51 @@ class LongConvolution(SequenceOperator):
             taps = causal_taps(length, order, self.sobolev_frequency, step)
             return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
 
-    def kernels_for(self, inputs: Tensor, *, output_tau: bool = False, documents: Documents | None = None) -> Tensor:
-        """The `kernels` that `forward` needs.
-
-        Args:
-            inputs: Any tensor `(B, L, ...)` with the length of the inputs.
-            output_tau: Whether τ is requested: the kernels then have the length of the longest input of all processes
-                whose rows enter it.
-            documents: Where the inputs are documents in their layout.
-        """
-        wants_tau = output_tau or self.rescaling is not None
-        return self.kernels((self._longest if wants_tau else self._length)(inputs, documents))
-
     def forward(
         self,
         inputs: Tensor,
-        kernels: Tensor,
-        mask: Tensor | None = None,
+        rows: Rows = Rows(),
+        state: LayerState | None = None,
         *,
+        kernels: Tensor | None = None,
         group: int = 0,
-        output_tau: bool = False,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Tensor:
         """Convolve one group of channels.
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            kernels: `kernels_for(inputs)`.
-            mask: `(B, L)` or `None`, true at tokens.
+            rows: What is known of the rows.
+            state: Continue the sequences of this state, which is changed in place; see `forward_with_state`.
+            kernels: `kernels_for(inputs, rows)`, which all groups share. Default: they are computed.
             group: Which group of channels the inputs are.
-            output_tau: Also return τ.
-            documents: Where the inputs are documents in their layout.
 
         Returns:
-            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, meaningless at padding.
         """
+        if state is not None:
+            return self.forward_with_state(inputs, state, group=group)
         channels = slice(group, None, self.groups)
-        kernels = kernels[:, channels]
+        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
         dtype = inputs.dtype
-        value = None
         with no_autocast(inputs.device):
-            if output_tau or self.rescaling is not None or self.sobolev_mode == "zero_phase":
+            if rows.observer is not None or self.sobolev_mode == "zero_phase":
                 # The convolution converts half precision itself, as it reads it.
                 inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, channels, mask, documents)
-            if output_tau or self.rescaling is not None:
-                value = self._tau_of_kernels(kernels, inputs, mask, documents).to(next(self.parameters()).dtype)
-                if self.rescaling is not None:
-                    kernels = kernels * self._rescale_(value.detach(), channels)
-            backward = kernels[1] if kernels.shape[0] == 2 else None
-            if documents is None:
-                return long_conv(inputs, kernels[0], backward).to(dtype), value
-            return documents.map(lambda batch, _: long_conv(batch, kernels[0], backward), inputs).to(dtype), value
+                inputs = self._zero_phase(inputs, rows, channels)
+            factor = self.observe(rows, inputs, kernel=kernels, group=group)
+            ahead, *behind = (kernels if factor is None else kernels * factor).unbind(0)
+            # `ops/long_conv/reference.py` has the sum over lags that this computes.
+            return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs).to(dtype)
 
-    def kernel_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        group: int = 0,
-        documents: Documents | None = None,
-        **arguments: Any,
-    ) -> Iterator[KernelInput]:
-        with materialized(self), no_autocast(inputs.device):
-            inputs = inputs.to(torch.promote_types(inputs.dtype, arguments["kernels"].dtype))
-            if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, slice(group, None, self.groups), mask, documents)
-        batches = [(inputs, mask)] if documents is None else documents.masked_batches(inputs)
-        for batch, own in batches:
-            yield KernelInput(batch, own, group=group)
-            if self.directions == 2:
-                yield KernelInput(batch, own, "backward", group, from_first=True, first_lag=1)
+    def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
+        """The `kernels` that `forward` needs for inputs `(B, L, ...)`."""
+        return self.kernels(self.longest(inputs, rows))
 
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
-        return self.kernels(length)[int(given.direction == "backward"), given.group :: self.groups]
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
+        return self.kernels(length)[int(direction == "backward"), group :: self.groups]
 
     def frequency_response(self, omega: Tensor, rows: Tensor) -> Tensor:
         """Response of kernel, feed-through and Sobolev filter; see `LongFilter.response`.
@@ -227,18 +196,6 @@ class LongConvolution(SequenceOperator):
         # (1 + |s|)^β has a knee at |s| = 1.
         steps = torch.as_tensor(self.filter(torch.float64, method="time_step"))[rows % self.channels].unsqueeze(-1)
         return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
-
-    def _tau_of_kernels(
-        self, kernels: Tensor, inputs: Tensor, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        """Mean over channels and directions of τ at the last token (backward: at the first)."""
-        if self.tau_statistics != "batch":
-            return self._tau(kernels, inputs, mask, documents)
-        if len(kernels) == 1:
-            return self._tau(kernels[0], inputs, mask, documents)
-        mean, variance = self._moments(kernels, inputs, mask, documents, from_first=True)
-        ahead = tau(kernels[1, :, :-1], mean[1:], variance[1:])
-        return torch.stack([tau(kernels[0], *self._moments(kernels, inputs, mask, documents)), ahead]).mean()
 
     def forward_with_state(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
         """Continue the causal convolution of the sequences that `state` remembers.

@@ -1,12 +1,10 @@
-"""The protocol of operators that mix positions, and what they share: feed-through, Sobolev filter, τ, rescaling.
+"""The protocol of operators that mix positions, and what they share: feed-through, Sobolev filter, τ.
 
 Legend: `B` batch, `L` length, `D` channels, `F` frequencies.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -14,17 +12,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Reading, Rows, zero_padding
 from hf_ssm.ops.blocks import first_positions
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
-from hf_ssm.utils.processes import Processes, all_processes, is_sharded
+from hf_ssm.utils.processes import Processes, is_sharded
 
 __all__ = [
-    "KernelInput",
     "SequenceOperator",
     "check_stored",
     "fp32_empty",
@@ -101,41 +98,18 @@ def fp32_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(fp32_empty(*shape))
 
 
-@dataclass(frozen=True)
-class KernelInput:
-    """What one kernel of an operator convolves in a forward pass: the data that its τ is computed from.
-
-    Attributes:
-        inputs: `(B, L, D)`, after a zero-phase Sobolev filter.
-        mask: `(B, L)` or `None`, true at tokens.
-        direction: `"forward"`, or `"backward"` for a kernel that runs from the end of the sequence.
-        group: Which of the convolutions that share a kernel generator (Hyena of order > 2).
-        statistics: Sequences `(B, L, ...)`, real, by name, whose means over the data the kernel depends on: empty for
-            a linear time-invariant operator; Δ, B and C for a selective scan.
-        from_first: Whether lags are distances to the first token instead of the last one.
-        first_lag: Lag of the first tap: 1 for the kernel that looks ahead, which begins at the next token.
-    """
-
-    inputs: Tensor
-    mask: Tensor | None
-    direction: str = "forward"
-    group: int = 0
-    statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    from_first: bool = False
-    first_lag: int = 0
-
-
 class SequenceOperator(nn.Module):
     """Base of all operators that mix positions: long convolution, selective scan, and those of further families.
 
     An operator describes itself to the rest of the package. What it has to provide:
 
-    - `forward(inputs, ..., mask, *, output_tau, state, documents)`: the output `(B, L, D)` and τ (or `None`). With a
-      `state` (`LayerState`) it continues the sequences which that state remembers and updates it. With `documents`
-      (`Documents`) the inputs are documents in their layout, and each is read by itself.
+    - `forward(inputs, ..., rows, state)`: the output `(B, L, D)`. Before it mixes positions, it calls `observe`, and
+      multiplies its kernel by the result, if there is one. With a `state` (`LayerState`) it continues the sequences
+      which that state remembers and updates it. `rows.map` applies a function to whole rows, or to each bucket of
+      packed documents.
     - `initial_parameters()` and `parameter_roles()`: initial values and roles of its own parameters.
     - `scale_output_(factor, channels)`: multiplies the parameters in which its kernel is linear (rescaling).
-    - `kernel_inputs(**arguments of forward)` and `mean_kernel(...)`: what τ is computed from.
+    - `mean_kernel(...)`: its kernel in double precision, for reports.
     - `has_recurrent_state`: whether incremental execution needs a state of fixed size only.
 
     Optional, where the operator has such a thing:
@@ -145,10 +119,6 @@ class SequenceOperator(nn.Module):
       k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately;
     - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025; for a scan without them, `no_bound`
       is the reason.
-
-    In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch for τ, in
-    training mode and while rescaling; all processes have to compute τ together, as they do in data parallel training.
-    In evaluation mode the rows of each process are a batch of their own.
 
     Args:
         channels: D.
@@ -163,8 +133,14 @@ class SequenceOperator(nn.Module):
     """Whether the same kernel acts at all positions."""
     directions: int = 1
     """1, or 2 if one operator has a kernel for each direction of time."""
+    direction: str = "forward"
+    """`"backward"` for an operator whose mixer reverses the inputs."""
+    backward_first_lag: int = 1
+    """Lag of the first tap of the backward kernel, which is 1 where the input at the position itself is not part."""
     groups: int = 1
     """Convolutions that share one kernel generator; group g owns the channels g, g + groups, ..."""
+    neighbours: int = 1
+    """Inputs of the kernel for each channel of `Reading.inputs`: the pixels that a spatial convolution reads."""
     attention_matrix: Any = None
     frequency_response: Any = None
     bound_norms: Any = None
@@ -191,8 +167,6 @@ class SequenceOperator(nn.Module):
         self.tau_detach_statistics = tau_detach_statistics
         self.D = fp32_parameter(channels) if use_skip else None
         self.sobolev_order = fp32_parameter(channels) if sobolev_trainable else None
-        # While a list, the forward pass rescales the parameters before it uses them and appends the τ and the channels.
-        self.rescaling: list[tuple[Tensor, slice]] | None = None
 
     # Protocol
 
@@ -218,27 +192,18 @@ class SequenceOperator(nn.Module):
         """Multiply, in place, the parameters other than D in which the kernel of these channels is linear."""
         raise NotImplementedError
 
-    def kernel_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        group: int = 0,
-        documents: Documents | None = None,
-        **arguments: Any,
-    ) -> Iterator[KernelInput]:
-        """What each kernel convolves in a call of `forward` with these arguments; of documents, in each bucket."""
-        raise NotImplementedError
-
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
         """The kernel seen from the last token, `(D, length)`, with feed-through and causal Sobolev filter.
 
         `(D, D, length)` where outputs depend on all channels: to output h from input i at `[h, i]`.
 
         Args:
-            given: Says which kernel (direction, group).
             length: Number of lags.
-            means: Mean of each of `given.statistics` by distance to the last token, `(length, ...)`.
+            means: Mean of each of `Reading.statistics` by distance to the last token, `(length, ...)`.
+            direction: `"backward"` for the kernel that runs from the end of the sequence.
+            group: Which of the convolutions that share a kernel generator.
         """
         raise NotImplementedError
 
@@ -307,13 +272,7 @@ class SequenceOperator(nn.Module):
         """The step size by which the Sobolev filter measures frequencies."""
         return 1.0
 
-    def _zero_phase(
-        self,
-        inputs: Tensor,
-        channels: slice | list[int],
-        mask: Tensor | None,
-        documents: Documents | None = None,
-    ) -> Tensor:
+    def _zero_phase(self, inputs: Tensor, rows: Rows, channels: slice | list[int] = slice(None)) -> Tensor:
         """The zero-phase filter (1 + |s|)^β of the tokens, `(B, L, D)`; of each document by itself."""
         order = self._order(inputs)
         if order is None:
@@ -326,66 +285,78 @@ class SequenceOperator(nn.Module):
             # A slice would compare the length with that of the grid.
             taps = first_positions(nn.functional.pad(taps, (0, inputs.shape[1])), -1, inputs.shape[1] + 1)
         else:
-            taps = taps[..., : self._length(inputs, documents) + 1]
+            taps = taps[..., : rows.longest(inputs) + 1]
         taps = taps.to(inputs).expand(inputs.shape[-1], -1)
-        if documents is None:
-            filtered = long_conv(inputs, taps[:, :-1], taps[:, 1:])
-        else:
-            filtered = documents.map(lambda batch, _: long_conv(batch, taps[:, :-1], taps[:, 1:]), inputs)
-        return filtered if mask is None else filtered * mask.unsqueeze(-1)
+        return zero_padding(rows.map(lambda batch, _: long_conv(batch, taps[:, :-1], taps[:, 1:]), inputs), rows.mask)
 
-    def _processes(self) -> Processes | None:
-        """The processes whose rows are one batch; `None` for a single process."""
-        return all_processes() if self.training or self.rescaling is not None else None
+    # Observation
 
-    @staticmethod
-    def _length(inputs: Tensor, documents: Documents | None) -> int:
-        """Length of the inputs, or of the longest document."""
-        return inputs.shape[1] if documents is None else documents.longest
-
-    def _longest(self, inputs: Tensor, documents: Documents | None = None) -> int:
-        """Length of the longest inputs over all `_processes`."""
-        processes, own = self._processes(), self._length(inputs, documents)
-        return own if processes is None else processes.largest(own, inputs.device)
-
-    def _tau(self, kernel: Tensor, inputs: Tensor, mask: Tensor | None, documents: Documents | None = None) -> Tensor:
-        """Mean over channels of τ at the last token, of the kernel `(..., D, L)`, with the L of `_longest`."""
-        if self.tau_statistics != "batch":
-            return filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2).mean()
-        return tau(kernel, *self._moments(kernel, inputs, mask, documents)).mean()
-
-    def _moments(
+    def observe(
         self,
-        kernel: Tensor,
+        rows: Rows,
         inputs: Tensor,
-        mask: Tensor | None,
-        documents: Documents | None = None,
         *,
-        from_first: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the inputs by lag, `(L, D)`, for the kernel `(..., D, L)`."""
-        inputs = inputs.detach() if self.tau_detach_statistics else inputs
-        length, processes = kernel.shape[-1], self._processes()
-        return lag_moments(inputs, mask, from_first=from_first, length=length, processes=processes, documents=documents)
+        kernel: Any = None,
+        statistics: Mapping[str, Tensor] | None = None,
+        group: int = 0,
+    ) -> Tensor | None:
+        """Tell `rows.observer`, if there is one, what this call mixes; see `Reading` for the arguments.
 
-    @torch.no_grad()
-    def _rescale_(self, value: Tensor, channels: slice = slice(None)) -> Tensor:
-        """Divide C and D by √τ, in place (Liu & Li 2024, eq. (7)), append τ to `rescaling`, and return the factor."""
-        check_stored(self, "D")
-        if not math.isfinite(value) or value <= 0:
-            raise ValueError(
-                f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "
-                "constant zero (τ = 0), or for NaN or huge values in the batch or the weights."
-            )
-        factor = value.rsqrt()
-        self.scale_(factor, channels)
-        if self.rescaling is not None:
-            self.rescaling.append((value, channels))
+        Returns:
+            The factor by which the observer has multiplied the kernel of this operator, or `None`.
+        """
+        if rows.observer is None:
+            return None
+        factor: Tensor | None = rows.observer(
+            self, Reading(inputs, rows.mask, rows.layout, group, kernel, statistics or {})
+        )
         return factor
 
+    def longest(self, inputs: Tensor, rows: Rows) -> int:
+        """Length of the longest rows of this process, or of all processes whose rows an observer takes as one batch."""
+        processes = None if rows.observer is None else rows.observer.processes(self)
+        length = rows.longest(inputs)
+        return length if processes is None else processes.largest(length, inputs.device)
+
+    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
+        """Mean over channels and directions of τ at the last token (backward: at the first), of a reading's kernel.
+
+        Args:
+            reading: What the operator mixes. The kernels, `(D, length)` for each direction, have the length of the
+                longest rows of all processes.
+            processes: The processes whose rows are one batch.
+
+        Source: Liu & Li 2024, eq. (6).
+        """
+        kernels: Any = reading.kernel
+        length = kernels[0].shape[-1]
+        if self.tau_statistics != "batch":
+            order = 1 if self.tau_statistics == "unit" else 2
+            return torch.stack([filter_norm(kernel, order) for kernel in kernels]).mean()
+        taus = []
+        if len(kernels) == 2:
+            mean, variance = self._moments(reading, length, processes, from_first=True)
+            first = self.backward_first_lag
+            taus.append(tau(kernels[1][:, : length - first], mean[first:], variance[first:]))
+        taus.insert(0, tau(kernels[0], *self._moments(reading, length, processes)))
+        return torch.stack(taus).mean()
+
+    def _moments(
+        self, reading: Reading, length: int, processes: Processes | None, *, from_first: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the inputs by lag, `(length, D)`."""
+        inputs = reading.inputs.detach() if self.tau_detach_statistics else reading.inputs
+        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": reading.layout}
+        return lag_moments(inputs, reading.mask, from_first=from_first, **rows)
+
     @torch.no_grad()
-    def scale_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply, in place, the kernel and the feed-through of these channels."""
+    def scale_(self, factor: Tensor, channels: slice = slice(None)) -> None:
+        """Multiply, in place, the kernel and the feed-through of these channels.
+
+        Raises:
+            ValueError: A parameter that cannot be changed in place, see `check_stored`.
+        """
+        check_stored(self, "D")
         self.scale_output_(factor, channels)
         if self.D is not None:
             scale_entries_(self.D, factor, lambda skip: skip[channels])

@@ -5,31 +5,23 @@ Legend: `B` batch, `L` length, `D` channels, `P` states (`state_size`), `S` = P 
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import (
-    KernelInput,
-    check_stored,
-    fp32_parameter,
-    materialized,
-    scale_entries_,
-    theory_flags,
-)
+from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.linear_scan import linear_scan, scan_parts_by_levels
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
-from hf_ssm.theory.moments import lag_moments
+from hf_ssm.utils.processes import Processes
 
 __all__ = ["S5StateSpace"]
 
@@ -63,6 +55,9 @@ class S5StateSpace(FilteredInput):
 
     Source: Smith, Warrington & Linderman 2023, eqs. (5) and (6), Sections 3.1, 4.3 and 6.3 (time steps).
     """
+
+    # Both kernels include the input at their own position.
+    backward_first_lag = 0
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config.hidden_size, use_skip=config.use_skip, **theory_flags(config, layer_idx))
@@ -126,50 +121,34 @@ class S5StateSpace(FilteredInput):
 
     # Forward
 
-    def forward(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        time_deltas: Tensor | None = None,
-        *,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         """Filter, scan, read out.
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            mask: `(B, L)` or `None`, true at tokens.
-            time_deltas: `(B, L)`, positive: δ.
-            output_tau: Also return τ.
+            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
             state: Continue from this state, which is changed in place.
-            documents: Where the inputs are documents in their layout.
 
         Returns:
-            The output `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, meaningless at padding, and τ
-            (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, meaningless at padding.
 
         Raises:
             ValueError: `time_deltas` together with τ or a Sobolev filter.
         """
-        wants_tau = output_tau or self.rescaling is not None
-        self._check_time_deltas(time_deltas, wants_tau)
+        time_deltas = rows.extra.get("time_deltas")
+        self._check_time_deltas(time_deltas, rows.observer is not None)
         dtype = inputs.dtype
         with no_autocast(inputs.device):
             inputs = inputs.to(torch.promote_types(dtype, self.C.dtype))
-            value = None
-            if wants_tau:
-                value = self._tau_of_data(inputs, mask, documents)
-                if self.rescaling is not None:
-                    self._rescale_(value.detach())
+            if rows.observer is not None:
+                zero_phase = self.sobolev_mode == "zero_phase"
+                # An observer that rescales changes C, which is read below.
+                self.observe(rows, self._zero_phase(inputs, rows) if zero_phase else inputs)
             if state is not None:
-                output = self._continue(inputs, mask, time_deltas, state)
-            elif documents is None:
-                output = self._sequence(inputs, time_deltas, mask)
+                output = self._continue(inputs, rows, time_deltas, state)
             else:
-                output = documents.map(self._sequence, inputs, time_deltas)
-        return output.to(dtype), value
+                output = rows.map(self._sequence, inputs, time_deltas)
+        return output.to(dtype)
 
     def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
         if time_deltas is None:
@@ -189,20 +168,21 @@ class S5StateSpace(FilteredInput):
         """The output for whole sequences, `(B, L, D)`."""
         if time_deltas is not None and mask is not None:
             time_deltas = torch.where(mask, time_deltas, 1.0)
-        filtered = self.filter_input(inputs, mask)
+        rows = Rows(mask)
+        filtered = self.filter_input(inputs, rows)
         output = self._read_out(self._states(filtered, time_deltas), 0)
         if self.directions == 2:
             behind = filtered
             if self.has_sobolev_filter and self.sobolev_mode == "causal":
-                behind = self.filter_input(inputs.flip(1), None if mask is None else mask.flip(1)).flip(1)
+                behind = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
             if time_deltas is not None:
                 time_deltas = nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]
             output = output + self._read_out(self._states(behind, time_deltas, reverse=True), 1)
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
 
-    def _continue(self, inputs: Tensor, mask: Tensor | None, time_deltas: Tensor | None, state: LayerState) -> Tensor:
+    def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
         """The output for the next positions of the sequences that `state` remembers."""
-        filtered = self.filter_input(inputs, mask, state)
+        filtered = self.filter_input(inputs, rows, state)
         exporting = is_exporting()
         before = state.get("scan", is_complex=not exporting)
         if before is not None:
@@ -316,45 +296,24 @@ class S5StateSpace(FilteredInput):
         with materialized(self), no_autocast(self.C.device):
             return kernel_matrix(self.system(direction, length, dtype), length)
 
-    def _tau_of_data(self, inputs: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
-        """Mean over output channels and directions of τ at the last token (backward: at the first)."""
-        length, processes = self._longest(inputs, documents), self._processes()
-        if self.sobolev_mode == "zero_phase":
-            inputs = self._zero_phase(inputs, slice(None), mask, documents)
-        inputs = inputs.detach() if self.tau_detach_statistics else inputs
-        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": documents}
-        found = []
+    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
+        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
+        length = length if processes is None else processes.largest(length, reading.inputs.device)
+        taus = []
         for direction in range(self.directions):
-            system = self.system(direction, length, inputs.dtype)
+            system = self.system(direction, length, reading.inputs.dtype)
             if self.tau_statistics != "batch":
-                found.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
+                taus.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
             else:
-                moments = lag_moments(inputs, mask, from_first=direction == 1, **rows)
-                found.append(kernel_matrix_tau(system, length, *moments))
-        return torch.stack(found).mean().to(self.C.dtype)
+                moments = self._moments(reading, length, processes, from_first=direction == 1)
+                taus.append(kernel_matrix_tau(system, length, *moments))
+        return torch.stack(taus).mean()
 
-    def kernel_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        group: int = 0,
-        documents: Documents | None = None,
-        **arguments: Any,
-    ) -> Iterator[KernelInput]:
-        self._check_time_deltas(arguments.get("time_deltas"), True)
-        with materialized(self), no_autocast(inputs.device):
-            inputs = inputs.to(torch.promote_types(inputs.dtype, self.C.dtype))
-            if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, slice(None), mask, documents)
-        for batch, own in [(inputs, mask)] if documents is None else documents.masked_batches(inputs):
-            yield KernelInput(batch, own)
-            if self.directions == 2:
-                yield KernelInput(batch, own, "backward", from_first=True)
-
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
         """The kernel matrix, `(D, D, length)`: see `kernel_matrix`."""
-        return self.kernel_matrix(length, int(given.direction == "backward"), torch.float64)
+        return self.kernel_matrix(length, int(direction == "backward"), torch.float64)
 
     def frequency_response(self, omega: Tensor, rows: Tensor) -> Tensor:
         """The gain of each output channel: the norm of its row of the transfer matrix, `√(Σ_i |G_{h,i}(ω)|²)`.

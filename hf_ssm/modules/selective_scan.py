@@ -6,7 +6,7 @@ pairs), `R` rank of the step projection.
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,23 +15,17 @@ from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
 from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import (
-    KernelInput,
-    check_stored,
-    fp32_parameter,
-    materialized,
-    scale_entries_,
-    theory_flags,
-)
+from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, is_exporting, no_autocast
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
+from hf_ssm.utils.processes import Processes
 
 __all__ = ["FilteredScan", "SelectiveScan"]
 
@@ -40,14 +34,40 @@ class FilteredScan(FilteredInput):
     """Base of scans that vary in time."""
 
     is_time_invariant: ClassVar[bool] = False
-    direction: str
-    """`"forward"`, or `"backward"` where the mixer reverses the inputs."""
+
+    def kernel_of_means(
+        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """ρ of the mean Δ, B and C seen from the last token, `(D, L)`, with the feed-through.
+
+        An extension of Liu & Li's kernel to scans that vary in time.
+
+        Args:
+            means: Means of `Reading.statistics` by distance to the last token.
+            A: The state matrix, if it is known already.
+            dtype: Precision of the parameters; default: their own.
+        """
+        raise NotImplementedError
+
+    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
+        step = next(iter(reading.statistics.values()))
+        length = step.shape[1] if reading.layout is None else reading.layout.longest
+        length = length if processes is None else processes.largest(length, step.device)
+        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": reading.layout}
+        means = {name: lag_means(values, reading.mask, **rows) for name, values in reading.statistics.items()}
+        return super().tau(reading._replace(kernel=[self.kernel_of_means(means, reading.kernel)]), processes)
+
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
+        with materialized(self):
+            return self.kernel_of_means(means, dtype=torch.float64)
 
     @property
     def is_causal(self) -> bool:
         return super().is_causal and self.direction == "forward"
 
-    def _of_unfiltered(self, matrix: Tensor, channels: list[int], mask: Tensor | None) -> Tensor:
+    def _with_filter(self, matrix: Tensor, channels: list[int], mask: Tensor | None) -> Tensor:
         """The attention matrix times that of the filter, `(B, E, L, L)`, zero at padding."""
         if self.has_sobolev_filter:
             # Column j of the filter is its response to an impulse at j.
@@ -176,62 +196,43 @@ class SelectiveScan(FilteredScan):
         return nn.functional.softplus(step + self.dt_bias)
 
     def forward(
-        self,
-        inputs: Tensor,
-        gate: Tensor | None = None,
-        mask: Tensor | None = None,
-        *,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, inputs: Tensor, gate: Tensor | None = None, rows: Rows = Rows(), state: LayerState | None = None
+    ) -> Tensor:
         """Scan, skip and gate.
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
             gate: `(B, L, D)`; the output is multiplied by its SiLU.
-            mask: `(B, L)` or `None`, true at tokens.
-            output_tau: Also return τ of the scan and the skip.
+            rows: What is known of the rows.
             state: Continue from this state, which is changed in place.
-            documents: Where the inputs are documents in their layout.
 
         Returns:
-            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, meaningless at padding.
         """
         step, B, C = self.selection(inputs)
         with no_autocast(inputs.device):
             A = self.state_matrix()
-            scanned = self.filter_input(inputs, mask, state, documents=documents)
-            value = None
-            if output_tau or self.rescaling is not None:
+            scanned = self.filter_input(inputs, rows, state)
+            if rows.observer is not None:
                 self._warn_if_unstable(A)
-                rows: dict[str, Any] = {
-                    "length": self._longest(step, documents),
-                    "processes": self._processes(),
-                    "documents": documents,
-                }
-                sequences = self._kernel_statistics(step, B, C)
-                means = {name: lag_means(part, mask, **rows) for name, part in sequences.items()}
-                value = self._tau(self._kernel_of_means(means, A, self.D), scanned, mask, documents).to(A.real.dtype)
-                if self.rescaling is not None:
-                    C = C * self._rescale_(value.detach())
-            if documents is not None:
-                return documents.map(partial(self._scan, A), scanned, step, B, C, gate), value
-            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
+                factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
+                C = C if factor is None else C * factor
             if state is None:
-                return selective_scan(scanned, step, A, B, C, *rest), value
+                # `ops/selective_scan/reference.py` has the loop over positions that this computes.
+                return rows.map(partial(self._scan, A), scanned, step, B, C, gate)
             before = state.get("scan", is_complex=A.is_complex())
             if inputs.shape[1] == 1 and before is not None and not is_exporting():
                 output, after = self._step(scanned, step, A, B, C, before, gate)
             else:
+                rest = self.D, gate, self.dt_bias, self.dt_bias is not None
                 output, after = selective_scan(scanned, step, A, B, C, *rest, before, True)
             state.put("scan", after)
-            return output, value
+            return output
 
     def _scan(
         self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        """The scan of one bucket of documents."""
+        """The scan of whole rows, or of one bucket of documents."""
         y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
         return y
 
@@ -261,37 +262,16 @@ class SelectiveScan(FilteredScan):
         parts = {"delta": self.time_steps(step), "B": B, "C": C}
         return {name: torch.view_as_real(p).flatten(-2) if p.is_complex() else p for name, p in parts.items()}
 
-    def _kernel_of_means(self, means: Mapping[str, Tensor], A: Tensor, D: Tensor | None) -> Tensor:
-        """ρ of the mean Δ, B and C seen from the last token, `(D, L)` (our extension of Liu & Li's kernel)."""
+    def kernel_of_means(
+        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        A, D = self.state_matrix() if A is None else A, self.D
+        if dtype is not None:
+            A, D = A.to(dtype.to_complex() if A.is_complex() else dtype), None if D is None else D.to(dtype)
         B, C = means["B"], means["C"]
         if A.is_complex():
-            B, C = (torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) for part in (B, C))
+            B, C = (torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) for pairs in (B, C))
         return selective_kernel(means["delta"], A, B, C[0], D)
-
-    def kernel_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        group: int = 0,
-        documents: Documents | None = None,
-        **arguments: Any,
-    ) -> Iterator[KernelInput]:
-        if documents is not None:
-            for batch, own in documents.masked_batches(inputs):
-                yield from self.kernel_inputs(batch, own)
-            return
-        with materialized(self):
-            step, B, C = self.selection(inputs)
-            with no_autocast(inputs.device):
-                statistics = self._kernel_statistics(step, B, C)
-                yield KernelInput(self.filter_input(inputs, mask), mask, self.direction, statistics=statistics)
-
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
-        with materialized(self):
-            A = self.state_matrix()
-            A = A.to(torch.complex128 if A.is_complex() else torch.float64)
-            return self._kernel_of_means(means, A, None if self.D is None else self.D.double())
 
     def attention_matrix(
         self, inputs: Tensor, mask: Tensor | None = None, channels: Sequence[int] | None = None
@@ -316,7 +296,7 @@ class SelectiveScan(FilteredScan):
             delta = delta if delta.shape[-1] == 1 else delta[..., chosen]
             skip = None if self.D is None else self.D[chosen]
             matrix = scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
-            return self._of_unfiltered(matrix, chosen, mask)
+            return self._with_filter(matrix, chosen, mask)
 
     def bound_norms(
         self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None

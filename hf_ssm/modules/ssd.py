@@ -5,21 +5,20 @@ a channel.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.operator import KernelInput, check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import FilteredScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting, no_autocast
-from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_step
-from hf_ssm.theory.moments import lag_means
 
 __all__ = ["SSDScan", "rotation", "ssd_kernel"]
 
@@ -139,49 +138,34 @@ class SSDScan(FilteredScan):
         """D, `(H,)` or `(H, P)`."""
         return self.D if len(self.D) == self.heads else self.D.unflatten(0, (self.heads, self.head_dim))
 
-    def forward(
-        self,
-        inputs: Tensor,
-        step: Tensor,
-        mask: Tensor | None = None,
-        *,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, step: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         """Scan and skip.
 
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 G N)`, zero at padding.
             step: dt, `(B, L, H)`.
-            mask: `(B, L)` or `None`, true at tokens.
-            output_tau: Also return τ of the scan and the skip.
+            rows: What is known of the rows.
             state: Continue from this state, which is changed in place.
-            documents: Where the inputs are documents in their layout.
 
         Returns:
-            The output `(B, L, D)`, meaningless at padding, and τ (a scalar, float32 or better) or `None`.
+            The output `(B, L, D)`, meaningless at padding.
         """
         x, B, C = self._split(inputs)
         with no_autocast(inputs.device):
             if self.has_sobolev_filter:
-                filtered = self.filter_input(x.flatten(-2), mask, state, documents=documents)
-                x = filtered.view(x.shape)
+                x = self.filter_input(x.flatten(-2), rows, state).view(x.shape)
             if self.C_scale is not None:
                 C = C * self.C_scale
-            value = None
-            if output_tau or self.rescaling is not None:
-                value = self._tau_of(x.flatten(-2), step, B, C, mask, documents)
-                if self.rescaling is not None:
-                    C = C * self._rescale_(value.detach())
-            if documents is not None:
-                y = documents.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C)
-            elif state is None:
-                y = self._scan(x, step, B, C)[0]
+            if rows.observer is not None:
+                factor = self.observe(rows, x.flatten(-2), statistics=self._kernel_statistics(step, B, C))
+                C = C if factor is None else C * factor
+            if state is None:
+                # `ops/ssd/reference.py` has the loop over positions that this computes.
+                y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C)
             else:
                 y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
                 state.put("scan", after)
-            return y.flatten(-2), value
+            return y.flatten(-2)
 
     def _scan(
         self,
@@ -216,55 +200,21 @@ class SSDScan(FilteredScan):
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
         return y, after
 
-    def _tau_of(
-        self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        """τ of the scan and the skip, of the filtered input x, `(B, L, D)`."""
-        rows: dict[str, Any] = {
-            "length": self._longest(step, documents),
-            "processes": self._processes(),
-            "documents": documents,
-        }
-        sequences = self._kernel_statistics(step, B, C)
-        means = {name: lag_means(part, mask, **rows) for name, part in sequences.items()}
-        kernel = self._kernel_of_means(means, -self.A_log.exp(), self.A_imag, self.D)
-        return self._tau(kernel, x, mask, documents).to(self.A_log.dtype)
-
     def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
         """Δ, B and C as sequences, `(B, L, ...)`."""
         return {"delta": self.time_steps(step), "B": B.flatten(-2), "C": C.flatten(-2)}
 
-    def _kernel_of_means(self, means: Mapping[str, Tensor], A: Tensor, frequencies: Tensor | None, D: Tensor) -> Tensor:
-        """ρ of the mean Δ, B and C seen from the last token, `(D, L)` (our extension of Liu & Li's kernel)."""
+    def kernel_of_means(
+        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        A_log, D, frequencies = self.A_log, self.D, self.A_imag
+        if dtype is not None:
+            A_log, D, frequencies = (None if values is None else values.to(dtype) for values in (A_log, D, frequencies))
         B, C = (means[name].unflatten(-1, (self.groups_of_heads, self.state_size)) for name in ("B", "C"))
         skip = D if len(D) == self.channels else D.repeat_interleave(self.head_dim)
-        kernel = ssd_kernel(means["delta"], A, B, C[0], frequencies).repeat_interleave(self.head_dim, dim=0)
+        kernel = ssd_kernel(means["delta"], -A_log.exp(), B, C[0], frequencies)
+        kernel = kernel.repeat_interleave(self.head_dim, dim=0)
         return torch.cat([kernel[:, :1] + skip.unsqueeze(-1), kernel[:, 1:]], dim=1)
-
-    def kernel_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        *,
-        group: int = 0,
-        documents: Documents | None = None,
-        **arguments: Any,
-    ) -> Iterator[KernelInput]:
-        step: Tensor = arguments["step"]
-        if documents is not None:
-            for (batch, own), steps in zip(documents.masked_batches(inputs), documents.batches(step), strict=True):
-                yield from self.kernel_inputs(batch, own, step=steps)
-            return
-        with materialized(self), no_autocast(inputs.device):
-            x, B, C = self._split(inputs)
-            C = C if self.C_scale is None else C * self.C_scale
-            statistics = self._kernel_statistics(step, B, C)
-            yield KernelInput(self.filter_input(x.flatten(-2), mask), mask, self.direction, statistics=statistics)
-
-    def mean_kernel(self, given: KernelInput, length: int, means: Mapping[str, Tensor]) -> Tensor:
-        with materialized(self):
-            frequencies = None if self.A_imag is None else self.A_imag.double()
-            return self._kernel_of_means(means, -self.A_log.double().exp(), frequencies, self.D.double())
 
     def attention_matrix(
         self, inputs: tuple[Tensor, Tensor], mask: Tensor | None = None, channels: Sequence[int] | None = None
@@ -297,7 +247,7 @@ class SSDScan(FilteredScan):
             skip = self.D[chosen if len(self.D) == self.channels else heads].unsqueeze(-1).to(matrix.dtype)
             matrix = matrix[:, [some.index(head) for head in heads]]
             matrix = matrix + torch.diag_embed(skip.expand(-1, matrix.shape[-1]))
-            return self._of_unfiltered(matrix, chosen, mask)
+            return self._with_filter(matrix, chosen, mask)
 
 
 def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Rescaling at initialisation: Liu & Li 2024, Algorithm 1."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
+from hf_ssm.modules.observers import Observer, measured_tau, observing
 from hf_ssm.modules.operator import SequenceOperator, operators_in
+from hf_ssm.modules.rows import Reading
 from hf_ssm.utils.checks import check_batch, check_model
-from hf_ssm.utils.processes import all_processes, is_sharded
+from hf_ssm.utils.processes import Processes, all_processes, is_sharded
 
 __all__ = ["rescale_init_"]
 
@@ -49,8 +52,9 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """
     check_model(model)
     check_batch("batch", batch)
-    layers = [[part for _, part in operators_in(block)] for block in model.modules() if isinstance(block, Block)]
-    operators = [part for layer in layers for part in layer]
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
+    layers = [[operator for _, operator in operators_in(block)] for block in blocks]
+    operators = [operator for layer in layers for operator in layer]
     if not operators:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
@@ -75,33 +79,57 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]
     dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]
-    for part in operators:
-        part.rescaling = []
+    rescaler = _Rescaler()
     for dropout in dropouts:
         dropout.eval()
     try:
-        model(**inputs, use_cache=False)
-        found = torch.stack(
-            [torch.stack([tau for part in layer for tau, _ in part.rescaling or []]).mean() for layer in layers]
+        with observing(blocks, rescaler):
+            model(**inputs, use_cache=False)
+        taus = torch.stack(
+            [torch.stack([tau for op in layer for tau, _ in rescaler.taus.get(op, [])]).mean() for layer in layers]
         )
         _reshard(model)
-        for part in operators:
-            _scale_shards_(part)
+        for operator, taus_of_groups in rescaler.taus.items():
+            _scale_shards_(operator, taus_of_groups)
     except BaseException:
         _reshard(model)
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
         raise
     finally:
-        for part in operators:
-            part.rescaling = None
         for dropout in dropouts:
             dropout.train()
     owners: list[Any] = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     for owner in owners:
         owner.weights_were_rescaled = True
         owner.config.rescaled = True
-    return found
+    return taus
+
+
+class _Rescaler(Observer):
+    """Divides C and D of an operator by √τ before it mixes positions (Liu & Li 2024, eq. (7)).
+
+    Attributes:
+        taus: For each operator, τ and the channels of each group.
+    """
+
+    def __init__(self) -> None:
+        self.taus: dict[SequenceOperator, list[tuple[Tensor, slice]]] = {}
+
+    def processes(self, operator: SequenceOperator) -> Processes | None:
+        return all_processes()
+
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor:
+        value = measured_tau(operator, reading, self.processes(operator)).detach()
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(
+                f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "
+                "constant zero (τ = 0), or for NaN or huge values in the batch or the weights."
+            )
+        channels, factor = slice(reading.group, None, operator.groups), value.rsqrt()
+        operator.scale_(factor, channels)
+        self.taus.setdefault(operator, []).append((value, channels))
+        return factor
 
 
 def _reshard(model: Any) -> None:
@@ -113,13 +141,13 @@ def _reshard(model: Any) -> None:
             reshard()
 
 
-def _scale_shards_(operator: SequenceOperator) -> None:
+def _scale_shards_(operator: SequenceOperator, taus: list[tuple[Tensor, slice]]) -> None:
     """Repeat the rescaling of a forward pass, which has changed copies of sharded parameters, on the parts of them."""
     tensors = [*operator.parameters(), *operator.buffers()]
     if not any(map(is_sharded, tensors)):
         return
     unsharded = [(tensor, tensor.clone()) for tensor in tensors if not is_sharded(tensor)]
-    for tau, channels in operator.rescaling or []:
+    for tau, channels in taus:
         operator.scale_(tau.rsqrt(), channels)
     for tensor, value in unsharded:
         tensor.copy_(value)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_ssm.models.base.packing import find_documents
+from hf_ssm.models.views.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training.losses import TauLoss, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed

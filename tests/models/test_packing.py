@@ -9,7 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 import hf_ssm
 from hf_ssm.analysis.recording import record_operators
-from hf_ssm.models.base.packing import find_documents
+from hf_ssm.models.views.packing import find_documents
 from hf_ssm.ops.backends import use_backend
 
 CAUSAL = [

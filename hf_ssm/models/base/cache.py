@@ -395,6 +395,65 @@ class SSMCache(Cache):
             layer.select(order)
 
 
+def cache_for(
+    model: Any, cache: SSMCache | None, use_cache: bool | None, output_tau: bool, batch: int
+) -> SSMCache | None:
+    """The cache that a call continues from or fills; `None` without a cache.
+
+    Args:
+        model: The backbone.
+        cache: The argument `past_key_values`.
+        use_cache: Whether an empty cache is made. Default: the configuration's, for causal models outside training.
+        output_tau: Whether τ is requested.
+        batch: Number of rows.
+
+    Raises:
+        ValueError: A model that is not causal; together with τ or gradient checkpointing; a cache of another class,
+            model or batch size.
+    """
+    # A cache that this model has filled was checked then.
+    is_own = isinstance(cache, SSMCache) and cache.belongs_to(model)
+    non_causal_flag = None if is_own else model.config.non_causal_flag
+    if use_cache is None and cache is None:
+        use_cache = model.config.use_cache and not model.training and non_causal_flag is None and not output_tau
+    recomputes = model.training and model.gradient_checkpointing
+    if cache is None and (not use_cache or recomputes):
+        return None
+    argument = "use_cache=True" if cache is None else "past_key_values"
+    if non_causal_flag is not None:
+        raise ValueError(
+            f"`{argument}` needs a causal model, but this one has {non_causal_flag}: later tokens would change the "
+            "outputs at earlier positions."
+        )
+    if output_tau:
+        raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{argument}`.")
+    if recomputes and torch.is_grad_enabled():
+        raise ValueError(
+            "Gradient checkpointing computes each layer twice, but a cache changes the first time: leave out "
+            "`past_key_values`, or call `gradient_checkpointing_disable()`."
+        )
+    if cache is None:
+        cache = SSMCache(model.config)
+    elif not isinstance(cache, SSMCache):
+        raise ValueError(
+            f"`past_key_values` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
+            "`use_cache=True` returned, or `SSMCache(model.config)`."
+        )
+    if len(cache) != len(model.layers) or not cache.may_belong_to(model):
+        raise ValueError(
+            "`past_key_values` was filled by another model: continue with that one, or start with an empty "
+            "`SSMCache(model.config)`."
+        )
+    if cache.batch_size not in (-1, batch):
+        raise ValueError(
+            f"`past_key_values` holds {cache.batch_size} sequences, but the input has {batch}: "
+            "select rows with `past_key_values.batch_select_indices`."
+        )
+    if not cache.belongs_to(model):
+        cache.claim(model)
+    return cache
+
+
 def _fingerprint(model: nn.Module) -> str:
     """SHA-256 of the names, shapes and values of all weights."""
     digest = hashlib.sha256()
@@ -405,4 +464,4 @@ def _fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["SSMCache", "SSMCacheLayer"]
+__all__ = ["SSMCache", "SSMCacheLayer", "cache_for"]

@@ -20,7 +20,7 @@ from hf_ssm.models.base.field_checks import (
     warn_of_changed_filter,
 )
 from hf_ssm.models.base.loading import foreign_config
-from hf_ssm.models.base.reverse_complement import check_strands, complements
+from hf_ssm.models.views.strands import check_strands, complements
 from hf_ssm.utils.hints import closest_name
 
 logger = logging.get_logger(__name__)

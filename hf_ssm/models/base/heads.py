@@ -17,11 +17,11 @@ from hf_ssm.models.base.inputs import (
     check_extra_arguments,
     check_is_tensor,
     check_labels,
-    take_extra_inputs,
 )
-from hf_ssm.models.base.packing import find_documents
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.reverse_complement import mean_scores, pooling_of
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.packing import find_documents
+from hf_ssm.models.views.strands import mean_scores, pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
 

@@ -3,15 +3,16 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.modules.rows import View
 from hf_ssm.ops.context import has_readable_values
+from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.hints import closest_name
 
@@ -55,7 +56,8 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
             "computes the attention matrix of a selective layer.)"
         )
-    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *model.extra_inputs, *(_BESIDE_LABELS if has_labels else ())}
+    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *View.all_arguments, *model.extra_inputs}
+    accepted.update(_BESIDE_LABELS if has_labels else ())
     accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
     unknown = given.keys() - accepted
     if not unknown:
@@ -67,64 +69,6 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
         if near is not None or given[name] is not None:
             hint = "leave it out" if near is None else f"did you mean `{near}`?"
             raise TypeError(f"{type(model).__name__} has no argument `{name}`: {hint}")
-
-
-def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`forward` with keyword arguments in its signature that it takes as `**kwargs`.
-
-    The Trainer keeps the columns of a data set that the signature names, and `generate` passes the arguments on.
-    """
-    signature = inspect.signature(forward)
-    *others, last = (parameter for name, parameter in signature.parameters.items() if name not in names)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, kind, default=None, annotation=Tensor | None) for name in names]
-
-    @functools.wraps(forward)
-    def declared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return forward(self, *args, **kwargs)
-
-    declared.__signature__ = signature.replace(parameters=[*others, *added, last])  # type: ignore[attr-defined]
-    return declared
-
-
-def take_extra_inputs(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the given ones of the model's `extra_inputs` from keyword arguments, and return them."""
-    taken = {name: kwargs.pop(name, None) for name in model.extra_inputs}
-    return {name: value for name, value in taken.items() if value is not None}
-
-
-def attach_extra_inputs(hidden_states: Tensor, extra: Mapping[str, Any], attention_mask: Tensor | None) -> Tensor:
-    """Hidden states `(B, L, D)` with a further channel for each extra input, so that all move together.
-
-    Args:
-        hidden_states: `(B, L, D)`.
-        extra: Numbers `(B, L)` by name; those at padding are ignored.
-        attention_mask: `(B, L)` or `(B, past + L)`, or `None`.
-
-    Raises:
-        TypeError: An input is not a tensor.
-        ValueError: Another shape or type; on a CPU also a number at a token that is not positive and finite.
-    """
-    parts = [hidden_states]
-    shape = hidden_states.shape[:2]
-    for name, value in extra.items():
-        check_is_tensor(name, value)
-        if value.shape != shape or value.dtype == torch.bool or value.is_complex():
-            raise ValueError(
-                f"`{name}` must be a number for each position, (batch, length) = {tuple(shape)}, got "
-                f"{tuple(value.shape)} of {value.dtype}."
-            )
-        value = value.to(hidden_states.device, torch.promote_types(value.dtype, torch.float32))
-        if attention_mask is not None:
-            value = torch.where(attention_mask[:, -shape[1] :].to(value.device).bool(), value, 1.0)
-        if has_readable_values(value) and not (valid := (value > 0) & torch.isfinite(value)).all():
-            row, position = (~valid).nonzero()[0].tolist()
-            raise ValueError(
-                f"`{name}` must be positive and finite, got {value[row, position].item()} in row {row} at position "
-                f"{position}: give 1 where the time to the position before is not known."
-            )
-        parts.append(value.unsqueeze(-1))
-    return torch.cat(parts, dim=-1)
 
 
 def check_is_tensor(name: str, value: Any) -> None:
@@ -140,6 +84,82 @@ def check_whole_numbers(name: str, value: Any) -> None:
         raise TypeError(
             f"`{name}` must be whole numbers of torch.int64 or torch.int32, got {value.dtype}: convert them by "
             "`.long()`."
+        )
+
+
+def the_input(model: Any, named: Mapping[str, Tensor | None], both_strands: bool = False) -> tuple[str, Tensor]:
+    """Name and value of the one input of a backbone that is given.
+
+    Args:
+        model: The backbone.
+        named: `input_ids` `(B, L)`, `inputs_embeds` `(B, L, D)` and `input_values` `(B, L, channels)`, or `None`.
+        both_strands: Whether embeddings are those of both strands, `(B, L, 2 D)`.
+
+    Raises:
+        TypeError: The input is not a tensor; ids that are not integers; complex signals.
+        ValueError: Not exactly one input; another shape; on a CPU also ids outside the vocabulary, and values that are
+            not finite.
+    """
+    config = model.config
+    present = {name: value for name, value in named.items() if value is not None}
+    takes = "input_ids" if config.num_input_channels is None else "input_values"
+    if len(present) != 1 or next(iter(present)) not in (takes, "inputs_embeds"):
+        raise ValueError(
+            f"Give exactly one of `{takes}` and `inputs_embeds`, got {' and '.join(present) or 'none'} "
+            f"(`num_input_channels`={config.num_input_channels})."
+        )
+    ((name, inputs),) = present.items()
+    check_is_tensor(name, inputs)
+    dimensions = 2 if name == "input_ids" else 3
+    if inputs.dim() != dimensions or inputs.shape[0] == 0 or inputs.shape[1] == 0:
+        shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
+        raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
+    if name == "inputs_embeds":
+        size = config.hidden_size * (1 + both_strands)
+        if inputs.shape[-1] != size or not inputs.is_floating_point():
+            which = "`hidden_size` of both strands" if both_strands else "`hidden_size`"
+            raise ValueError(
+                f"`inputs_embeds` must hold {size} floating point numbers ({which}) at each position, got "
+                f"{inputs.shape[-1]} of {inputs.dtype}."
+            )
+    elif name == "input_ids":
+        check_ids(inputs, model.embed_tokens.weight.shape[0])
+    else:
+        _check_values(inputs, config.num_input_channels)
+    return name, inputs
+
+
+def _check_values(input_values: Tensor, channels: int) -> None:
+    if input_values.is_complex():
+        raise TypeError("`input_values` must be real: pass real and imaginary parts as two channels.")
+    if input_values.shape[-1] != channels:
+        raise ValueError(f"`input_values` has {input_values.shape[-1]} channels, but `num_input_channels`={channels}.")
+    if has_readable_values(input_values) and not torch.isfinite(input_values).all():
+        raise ValueError(
+            "`input_values` holds NaN or infinite values: fill or drop them (and set "
+            "`attention_mask` to 0 at missing positions)."
+        )
+
+
+def check_length(config: Any, length: int, documents: Documents | None, past: int) -> None:
+    """Raise `ValueError` for an input, or a document, longer than an implicit filter.
+
+    Args:
+        config: The configuration of the model.
+        length: Positions of the input.
+        documents: The documents of packed rows.
+        past: Positions in the cache.
+    """
+    longest = config.longest_input
+    if longest is None:
+        return
+    count = past + length if documents is None else documents.longest_after(past)
+    if count > longest:
+        before = " with those in the cache" if past else ""
+        subject = "The input" if documents is None else "A document"
+        raise ValueError(
+            f"{subject} has {count} positions{before}, but filter_type='implicit' is defined on "
+            f"`max_position_embeddings`={longest}: shorten the input, or train a model with a larger value."
         )
 
 
@@ -249,21 +269,14 @@ def check_mask(
     return mask
 
 
-def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
-    """An extra input of a prompt at the `count` positions after the first `past`, `(B, count)`; 1 after the prompt."""
-    return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
-
-
 __all__ = [
-    "attach_extra_inputs",
     "check_extra_arguments",
     "check_ids",
     "check_is_tensor",
     "check_labels",
+    "check_length",
     "check_mask",
     "check_whole_numbers",
-    "cut_extra_input",
-    "declaring",
     "mask_of_new_positions",
-    "take_extra_inputs",
+    "the_input",
 ]

@@ -11,8 +11,9 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
-from hf_ssm.models.base.inputs import check_is_tensor, take_extra_inputs
-from hf_ssm.models.base.reverse_complement import pooling_of
+from hf_ssm.models.base.inputs import check_is_tensor
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.strands import pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import declaring
 from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
-from hf_ssm.models.base.reverse_complement import complements
 from hf_ssm.models.base.weights import check_fit
+from hf_ssm.models.views.extra_inputs import declaring
+from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 

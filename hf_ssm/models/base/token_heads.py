@@ -19,12 +19,11 @@ from hf_ssm.models.base.inputs import (
     check_extra_arguments,
     check_is_tensor,
     check_labels,
-    cut_extra_input,
-    take_extra_inputs,
 )
-from hf_ssm.models.base.packing import find_documents
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.reverse_complement import token_logits
+from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs
+from hf_ssm.models.views.packing import find_documents
+from hf_ssm.models.views.strands import token_logits
 from hf_ssm.ops.documents import Documents
 
 # Arguments of `generate` that these models do not read after the prompt.

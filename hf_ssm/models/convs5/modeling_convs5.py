@@ -13,13 +13,16 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, selected_states
-from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.cache import SSMCache, cache_for
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
+from hf_ssm.models.views.alignment import read_with_cache
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.convs5 import ConvS5
+from hf_ssm.modules.observers import TauMeter
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
 
@@ -85,18 +88,12 @@ class ConvS5Mixer(nn.Module):
         self.output_glu = config.output_glu
         self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        output, tau = self.ssm(hidden_states, output_tau=output_tau, state=state)
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        output = self.ssm(hidden_states, rows, state)
         if state is not None and state.last_position_only:
             output = output[:, -1:]
         output = self.out_proj(self.activation(output))
-        return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
+        return nn.functional.glu(output, dim=-1) if self.output_glu else output
 
 
 class ConvS5PreTrainedModel(SSMPreTrainedModel):
@@ -156,16 +153,14 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
         hidden_states = self.encoder(pixel_values)
-        cache = self._find_cache(past_key_values, use_cache, output_tau, hidden_states.shape[0])
+        cache = cache_for(self, past_key_values, use_cache, output_tau, hidden_states.shape[0])
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is None:
-            all_hidden_states, taus = self._run(hidden_states, None, output_tau)
+            all_hidden_states, taus = self.run(hidden_states, Rows(observer=TauMeter() if output_tau else None))
         else:
             self._check_size(hidden_states, cache)
-            if not cache.belongs_to(self):
-                cache.claim(self)
-            all_hidden_states = self._read(hidden_states, None, None, cache)
+            all_hidden_states = read_with_cache(self.run_states, hidden_states, Rows(), cache)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return SSMModelOutput(

@@ -1,6 +1,5 @@
 """Models of gated long convolutions (Hyena, H3, Nishikawa & Suzuki's network): the mixer and the classes."""
 
-import torch
 from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
@@ -11,9 +10,9 @@ from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.short_convolution import ShortConvolution, masked
+from hf_ssm.modules.rows import Rows, zero_padding
+from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 
 class HyenaMixer(nn.Module):
@@ -40,34 +39,20 @@ class HyenaMixer(nn.Module):
         self.long_conv = LongConvolution.from_config(config, layer_idx, filters, **flags)
         self.out_proj = nn.Linear(size, size, bias=config.use_bias) if config.use_output_projection else nn.Identity()
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         # All streams are zero at padding, and so is each product with one.
         streams = self.in_proj(hidden_states)
         if self.short_filter is None:
-            streams = masked(streams, mask)
+            streams = zero_padding(streams, rows.mask)
         else:
-            streams = self.short_filter(streams, state, mask, documents=documents)
+            streams = self.short_filter(streams, rows, state)
         *gates, value = streams.chunk(self.order + 1, dim=-1)
-        own = {"output_tau": output_tau, "documents": documents}
-        kernels = self.long_conv.kernels_for(hidden_states, **own) if state is None else None
-        taus = []
+        kernels = self.long_conv.kernels_for(hidden_states, rows) if state is None else None
         before_filters: list[Tensor | None] = [*reversed(gates[1:])] or [None]
         for group, gate in enumerate(before_filters):
             gated = value if gate is None else value * gate
-            if state is None:
-                value, tau = self.long_conv(gated, kernels, mask, group=group, **own)
-                taus.append(tau)
-            else:
-                value = self.long_conv.forward_with_state(gated, state, group=group)
-        output = self.out_proj(value * gates[0][:, -value.shape[1] :])
-        return output, torch.stack(taus).mean() if output_tau else None
+            value = self.long_conv(gated, rows, state, kernels=kernels, group=group)
+        return self.out_proj(value * gates[0][:, -value.shape[1] :])
 
 
 class HyenaPreTrainedModel(SSMPreTrainedModel):

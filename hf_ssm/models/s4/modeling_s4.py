@@ -11,9 +11,8 @@ from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.modules.short_convolution import masked
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 
 class S4Mixer(nn.Module):
@@ -31,22 +30,10 @@ class S4Mixer(nn.Module):
         self.output_glu = config.output_glu
         self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        hidden_states, tau = masked(hidden_states, mask), None
-        if state is None:
-            kernels = self.long_conv.kernels_for(hidden_states, output_tau=output_tau, documents=documents)
-            output, tau = self.long_conv(hidden_states, kernels, mask, output_tau=output_tau, documents=documents)
-        else:
-            output = self.long_conv.forward_with_state(hidden_states, state)
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        output = self.long_conv(zero_padding(hidden_states, rows.mask), rows, state)
         output = self.out_proj(self.activation(output))
-        return nn.functional.glu(output, dim=-1) if self.output_glu else output, tau
+        return nn.functional.glu(output, dim=-1) if self.output_glu else output
 
 
 class S4PreTrainedModel(SSMPreTrainedModel):

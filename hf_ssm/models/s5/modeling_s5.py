@@ -11,10 +11,9 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
-from hf_ssm.modules.short_convolution import masked
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 
 class S5Mixer(nn.Module):
@@ -31,28 +30,12 @@ class S5Mixer(nn.Module):
         self.output_gate = config.output_gate
         self.out_proj = nn.Linear(size, 2 * size if config.output_gate == "glu" else size)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-        time_deltas: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        output, tau = self.ssm(
-            masked(hidden_states, mask),
-            mask,
-            time_deltas,
-            output_tau=output_tau,
-            state=state,
-            documents=documents,
-        )
-        activated = self.activation(output)
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        activated = self.activation(self.ssm(zero_padding(hidden_states, rows.mask), rows, state))
         output = self.out_proj(activated)
         if self.output_gate == "sigmoid":
-            return activated * output.sigmoid(), tau
-        return nn.functional.glu(output, dim=-1) if self.output_gate == "glu" else output, tau
+            return activated * output.sigmoid()
+        return nn.functional.glu(output, dim=-1) if self.output_gate == "glu" else output
 
 
 class S5PreTrainedModel(SSMPreTrainedModel):

@@ -25,13 +25,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from hf_ssm.models.base.converter import CheckpointConverter, are_equal, find_file, rename
-from hf_ssm.models.base.reverse_complement import complement_list
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMForMaskedLM,
     SelectiveSSMForSequenceClassification,
     SelectiveSSMModel,
 )
+from hf_ssm.models.views.strands import complement_list
 from hf_ssm.tokenization.dna import build_dna_tokenizer, build_plant_dna_tokenizer
 
 __all__ = ["CONVERTERS", "CaduceusConverter"]

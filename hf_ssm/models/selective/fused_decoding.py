@@ -56,7 +56,7 @@ def _read_block(block: Any) -> tuple[BlockWeights, BlockOptions] | None:
     norm, dropout, in_proj, conv, _, out_proj, x_proj, dt_proj = parts
     if block.mlp is not None or mixer.bidirectional or scan.A_imag is not None or scan.has_sobolev_filter:
         return None
-    if scan.rescaling is not None or (dropout.training and dropout.p > 0):
+    if dropout.training and dropout.p > 0:
         return None
     parameters: dict[str, Any] = scan._parameters
     if (dt_bias := parameters.get("dt_bias")) is None:

@@ -4,18 +4,15 @@ Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B,
 mean τ of its operators. Padding is read as zeros by everything that mixes positions.
 """
 
-from functools import partial
-
-import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.modules.short_convolution import ShortConvolution, masked
+from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 __all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
 
@@ -60,30 +57,19 @@ class SelectiveMixer(nn.Module):
     def _convolution(config) -> ShortConvolution:
         return ShortConvolution(config.intermediate_size, config.conv_kernel, bias=config.use_conv_bias)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         if state is not None and state.last_position_only:
-            return self._last(hidden_states, mask, state), None
-        inputs, gate = self.project(hidden_states, mask)
-        scanned = self.scan_inputs(inputs, mask, state, documents=documents)
-        output, tau = self.scan(scanned, gate, mask, output_tau=output_tau, state=state, documents=documents)
+            return self._last(hidden_states, rows, state)
+        inputs, gate = self.project(hidden_states, rows.mask)
+        output = self.scan(self.scan_inputs(inputs, rows, state), gate, rows, state)
         if self.bidirectional:
             if self.reverse_in_proj is not None:
-                inputs, gate = self.project(hidden_states, mask, reverse=True)
-            flip = partial(torch.flip, dims=(1,)) if documents is None else documents.flip
-            gate, mask = (None if part is None else flip(part) for part in (gate, mask))
-            documents = None if documents is None else documents.reversed()
-            scanned = self.scan_inputs(flip(inputs), mask, reverse=True, documents=documents)
-            behind, other = self.reverse_scan(scanned, gate, mask, output_tau=output_tau, documents=documents)
-            tau = (tau + other) / 2 if output_tau else None
-            return self._joined(output, flip(behind)), tau
-        return output if self.out_proj is None else self.out_proj(output), tau
+                inputs, gate = self.project(hidden_states, rows.mask, reverse=True)
+            turned = rows.reversed()
+            scanned = self.scan_inputs(rows.flip(inputs), turned, reverse=True)
+            behind = self.reverse_scan(scanned, None if gate is None else rows.flip(gate), turned)
+            return self._joined(output, rows.flip(behind))
+        return output if self.out_proj is None else self.out_proj(output)
 
     def _joined(self, output: Tensor, behind: Tensor) -> Tensor:
         """The outputs of both scans, projected and joined, `(B, L, D)`."""
@@ -95,7 +81,7 @@ class SelectiveMixer(nn.Module):
         output, behind = self.out_proj(output), reverse_out_proj(behind)
         return output * behind if self.multiplies else output + behind
 
-    def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
+    def _last(self, hidden_states: Tensor, rows: Rows, state: LayerState) -> Tensor:
         """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         gate = None
         if type(self.in_proj) is nn.Linear:
@@ -105,9 +91,9 @@ class SelectiveMixer(nn.Module):
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
         else:
             # For example an adapter, whose halves are not known.
-            inputs, gate = self.project(hidden_states, mask)
+            inputs, gate = self.project(hidden_states, rows.mask)
             gate = None if gate is None else gate[:, -1:]
-        output = self.scan(self.scan_inputs(inputs, mask, state), None, mask, state=state)[0][:, -1:]
+        output = self.scan(self.scan_inputs(inputs, rows, state), None, rows, state)[:, -1:]
         if gate is not None:
             output = output * nn.functional.silu(gate)
         return output if self.out_proj is None else self.out_proj(output)
@@ -121,24 +107,18 @@ class SelectiveMixer(nn.Module):
         is meaningless, and that of the block "plain" is zero.
         """
         if self.in_proj is None:
-            return masked(hidden_states, mask), None
+            return zero_padding(hidden_states, mask), None
         in_proj = self.reverse_in_proj if reverse and self.reverse_in_proj is not None else self.in_proj
         inputs, gate = in_proj(hidden_states).chunk(2, dim=-1)
         return inputs, gate
 
     def scan_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None = None,
-        state: LayerState | None = None,
-        *,
-        reverse: bool = False,
-        documents: Documents | None = None,
+        self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None, *, reverse: bool = False
     ) -> Tensor:
         """Input of the scan (or of the reverse one), `(B, L, D)`, from the first output of `project`."""
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if self.activation is None or convolution is None:
             return inputs
         if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
-            return convolution(inputs, state, mask, "silu", documents)
-        return masked(self.activation(convolution(inputs, state, mask, None, documents)), mask)
+            return convolution(inputs, rows, state, "silu")
+        return zero_padding(self.activation(convolution(inputs, rows, state)), rows.mask)

@@ -56,7 +56,7 @@ def _read_ssd_block(kind: type[nn.Module], block: Any) -> tuple[SSDBlockWeights,
     norm, dropout, in_proj, conv, _, out_proj, scan, gated = parts
     if block.mlp is not None or mixer.bidirectional or scan.A_imag is not None or scan.has_sobolev_filter:
         return None
-    if scan.rescaling is not None or scan.C_scale is not None or (dropout.training and dropout.p > 0):
+    if scan.C_scale is not None or (dropout.training and dropout.p > 0):
         return None
     parameters: dict[str, Any] = scan._parameters
     if any(parameters.get(name) is None for name in ("dt_bias", "A_log", "D")):

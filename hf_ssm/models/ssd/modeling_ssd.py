@@ -5,9 +5,7 @@ and N states), `H` heads. Padding is read as zeros by everything that mixes posi
 """
 
 from collections.abc import Sequence
-from functools import partial
 
-import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
@@ -22,10 +20,10 @@ from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.short_convolution import ShortConvolution, masked
+from hf_ssm.modules.rows import Rows, zero_padding
+from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.documents import Documents
 
 
 class SSDMixer(nn.Module):
@@ -65,30 +63,18 @@ class SSDMixer(nn.Module):
         parts = ("projection", 2 * self.inner), *matrices, ("step_projection", self.heads)
         return {"in_proj.weight": ParameterRole("projection", parts=parts)}
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        output_tau: bool = False,
-        state: LayerState | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         if state is not None and state.last_position_only:
-            return self._last(hidden_states, mask, state), None
-        projected, gate = self.project(hidden_states, mask)
-        read = self.scan_inputs(projected, mask, state, documents=documents)
-        output, tau = self.scan(*read, mask, output_tau=output_tau, state=state, documents=documents)
+            return self._last(hidden_states, rows, state)
+        projected, gate = self.project(hidden_states, rows.mask)
+        output = self.scan(*self.scan_inputs(projected, rows, state), rows, state)
         if self.bidirectional:
-            flip = partial(torch.flip, dims=(1,)) if documents is None else documents.flip
-            mask = None if mask is None else flip(mask)
-            documents = None if documents is None else documents.reversed()
-            read = self.scan_inputs(flip(projected), mask, reverse=True, documents=documents)
-            behind, other = self.reverse_scan(*read, mask, output_tau=output_tau, documents=documents)
-            output = output + flip(behind)
-            tau = (tau + other) / 2 if output_tau else None
-        return self.out_proj(self._gated(output, gate)), tau
+            turned = rows.reversed()
+            behind = self.reverse_scan(*self.scan_inputs(rows.flip(projected), turned, reverse=True), turned)
+            output = output + rows.flip(behind)
+        return self.out_proj(self._gated(output, gate))
 
-    def _last(self, hidden_states: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
+    def _last(self, hidden_states: Tensor, rows: Rows, state: LayerState) -> Tensor:
         """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         if type(self.in_proj) is nn.Linear:
             rows = [self.inner, self.in_proj.out_features - self.inner]
@@ -98,9 +84,9 @@ class SSDMixer(nn.Module):
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
         else:
             # For example an adapter, whose parts are not known.
-            projected, gate = self.project(hidden_states, mask)
+            projected, gate = self.project(hidden_states, rows.mask)
             gate = gate[:, -1:]
-        output = self.scan(*self.scan_inputs(projected, mask, state), mask, state=state)[0][:, -1:]
+        output = self.scan(*self.scan_inputs(projected, rows, state), rows, state)[:, -1:]
         return self.out_proj(self._gated(output, gate))
 
     def _gated(self, output: Tensor, gate: Tensor) -> Tensor:
@@ -116,21 +102,15 @@ class SSDMixer(nn.Module):
         return rest, gate
 
     def scan_inputs(
-        self,
-        projected: Tensor,
-        mask: Tensor | None = None,
-        state: LayerState | None = None,
-        *,
-        reverse: bool = False,
-        documents: Documents | None = None,
+        self, projected: Tensor, rows: Rows = Rows(), state: LayerState | None = None, *, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """What the scan (or the reverse one) reads: x, B and C, `(B, L, C)`, zero at padding, and step sizes,
         `(B, L, H)`; from the first output of `project`."""
         inputs, step = projected.split([self.mixed, self.heads], dim=-1)
         convolution = self.reverse_conv1d if reverse else self.conv1d
         if has_standard_forward(self.activation, nn.SiLU, SiLUActivation):
-            return convolution(inputs, state, mask, "silu", documents), step
-        return masked(self.activation(convolution(inputs, state, mask, None, documents)), mask), step
+            return convolution(inputs, rows, state, "silu"), step
+        return zero_padding(self.activation(convolution(inputs, rows, state)), rows.mask), step
 
 
 class SSDPreTrainedModel(SSMPreTrainedModel):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.documents import Documents
 
 # A, C, G, T of the single-nucleotide vocabulary (`hf_ssm.tokenization.DNA_TOKENS`).
@@ -98,27 +99,28 @@ def check_strands(config) -> None:
         "rc_equivariant=True": config.rc_equivariant,
         f"rc_conjoin={config.rc_conjoin!r}": config.rc_conjoin != "none",
     }
-    given = [flag for flag, is_set in flags.items() if is_set]
+    set_flags = [flag for flag, is_set in flags.items() if is_set]
     if config.rc_swap and not config.rc_equivariant:
         raise ValueError("`rc_swap=True` exchanges two strands: set `rc_equivariant=True`, or leave it out.")
-    if len(given) == 2:
+    if len(set_flags) == 2:
         raise ValueError(
-            f"`{given[1]}` has no effect with `{given[0]}`, which reads both strands anyway: leave one of the two out."
+            f"`{set_flags[1]}` has no effect with `{set_flags[0]}`, which reads both strands anyway: leave one of "
+            "the two out."
         )
-    if given and config.num_input_channels is not None:
+    if set_flags and config.num_input_channels is not None:
         raise ValueError(
-            f"`{given[0]}` needs tokens, but `num_input_channels`={config.num_input_channels} means continuous inputs, "
-            "which have no complement: leave one of the two out."
+            f"`{set_flags[0]}` needs tokens, but `num_input_channels`={config.num_input_channels} means continuous "
+            "inputs, which have no complement: leave one of the two out."
         )
-    if given or config.complement_map is not None:
+    if set_flags or config.complement_map is not None:
         complements(config)
 
 
 def embed_strands(embedding: Callable[[Tensor], Tensor], input_ids: Tensor, config) -> Tensor:
     """Embeddings of tokens and of their complements, the latter with reversed channels, `(B, L, 2 D)`."""
     table = torch.tensor(complements(config), dtype=input_ids.dtype, device=input_ids.device)
-    own, other = embedding(torch.cat([input_ids, table[input_ids]])).unflatten(0, (2, -1)).unbind(0)
-    return torch.cat([own, other.flip(-1)], dim=-1)
+    strand, other = embedding(torch.cat([input_ids, table[input_ids]])).unflatten(0, (2, -1)).unbind(0)
+    return torch.cat([strand, other.flip(-1)], dim=-1)
 
 
 def read_order(shape: tuple[int, int], mask: Tensor | None, documents: Documents | None) -> Tensor | None:
@@ -146,32 +148,42 @@ def read_order(shape: tuple[int, int], mask: Tensor | None, documents: Documents
     return torch.where(mask, first + last - steps, steps)
 
 
-class Strands:
+class Strands(View):
     """The two strands of a batch as the rows of a doubled batch: B rows of sequences, then B of reverse complements.
 
-    Args:
-        hidden_states: `(B, L, 2 D)`, from `embed_strands`.
-        mask: `(B, L)` or `None`, true at tokens.
-        documents: The documents of packed rows, or `None`.
+    Embeddings of both strands are `(B, L, 2 D)`, from `embed_strands`. Layers read `(2 B, L, D)`.
 
-    Attributes:
-        hidden_states: `(2 B, L, D)`.
-        mask: `(2 B, L)` or `None`.
-        documents: The documents of the doubled batch, or `None`.
+    Args:
+        config: The configuration of the model.
+        documents: The documents of packed rows, or `None`.
     """
 
-    def __init__(self, hidden_states: Tensor, mask: Tensor | None, documents: Documents | None):
-        order = read_order((hidden_states.shape[0], hidden_states.shape[1]), mask, documents)
+    arguments = ("both_strands",)
+
+    def __init__(self, config: Any, documents: Documents | None = None):
+        self.config, self.packed = config, documents
+        self.documents: Documents | None = None
+        self._order: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "Strands | None":
+        return cls(model.config, call["documents"]) if call["both_strands"] else None
+
+    def embedding(self, embedding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda input_ids: embed_strands(embedding, input_ids, self.config)
+
+    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        """From `(B, L, 2 D)` to `(2 B, L, D)`; the documents, too, are those of the doubled batch afterwards."""
+        order = read_order((hidden_states.shape[0], hidden_states.shape[1]), rows.mask, self.packed)
         self._order = None if order is None else order.to(hidden_states.device).unsqueeze(-1)
-        own, other = hidden_states.chunk(2, dim=-1)
-        self.hidden_states = torch.cat([own, self.reverse_complement(other)])
-        self.mask = None if mask is None else torch.cat([mask, mask])
-        self.documents = None
-        if documents is not None:
-            batch, length = documents.shape
-            places = torch.cat([documents.rows, documents.rows + batch]), documents.starts.repeat(2)
-            shape = 2 * batch, length
-            self.documents = Documents(*places, documents.lengths.repeat(2), shape, hidden_states.device)
+        strand, other = hidden_states.chunk(2, dim=-1)
+        doubled = torch.cat([strand, self.reverse_complement(other)])
+        if (packed := self.packed) is not None:
+            batch, length = packed.shape
+            places = torch.cat([packed.rows, packed.rows + batch]), packed.starts.repeat(2)
+            self.documents = Documents(*places, packed.lengths.repeat(2), (2 * batch, length), hidden_states.device)
+            return doubled, rows._replace(layout=self.documents)
+        return doubled, rows._replace(mask=None if rows.mask is None else torch.cat([rows.mask, rows.mask]))
 
     def reverse_complement(self, hidden_states: Tensor) -> Tensor:
         """Reverse tokens and channels of one strand, `(B, L, D)`."""
@@ -179,26 +191,26 @@ class Strands:
             return hidden_states.flip(1, 2)
         return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
 
-    def exchange(self, hidden_states: Tensor) -> Tensor:
-        """Each strand becomes the reverse complement of the other, `(2 B, L, D)`, or `(1, T, D)` of documents."""
-        rows = hidden_states if self.documents is None else self.documents.restore(hidden_states)
-        own, other = rows.unflatten(0, (2, -1)).unbind(0)
-        exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(own)])
+    def between(self, hidden_states: Tensor) -> Tensor:
+        """With `rc_swap`, each strand becomes the reverse complement of the other, `(2 B, L, D)`, or `(1, T, D)`."""
+        if not self.config.rc_swap:
+            return hidden_states
+        doubled = hidden_states if self.documents is None else self.documents.restore(hidden_states)
+        strand, other = doubled.unflatten(0, (2, -1)).unbind(0)
+        exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(strand)])
         return exchanged if self.documents is None else self.documents.arrange(exchanged)
 
-    def join(self, hidden_states: Tensor | None) -> Tensor | None:
-        """From `(2 B, L, D)` to `(B, L, 2 D)`; `None` for `None`."""
-        if hidden_states is None:
-            return None
-        own, other = hidden_states.unflatten(0, (2, -1)).unbind(0)
-        return torch.cat([own, self.reverse_complement(other)], dim=-1)
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        """From `(2 B, L, D)` to `(B, L, 2 D)`."""
+        strand, other = hidden_states.unflatten(0, (2, -1)).unbind(0)
+        return torch.cat([strand, self.reverse_complement(other)], dim=-1)
 
 
 def token_logits(lm_head: Callable[[Tensor], Tensor], hidden_states: Tensor, config) -> Tensor:
     """h1 Wᵀ + h2 Wᵀ with the columns of complements exchanged, `(B, L, V)`, from `(B, L, 2 D)`."""
-    own, other = hidden_states.chunk(2, dim=-1)
+    strand, other = hidden_states.chunk(2, dim=-1)
     table = torch.tensor(complements(config), device=hidden_states.device)
-    return lm_head(own) + lm_head(other.flip(-1))[..., table]
+    return lm_head(strand) + lm_head(other.flip(-1))[..., table]
 
 
 def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor) -> Tensor:
@@ -209,8 +221,8 @@ def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor)
             those of the second strand stand at the positions of the first one.
         hidden_states: Of both strands.
     """
-    own, other = hidden_states.chunk(2, dim=-1)
-    return (scores(own, False) + scores(other.flip(-1), True)) / 2
+    strand, other = hidden_states.chunk(2, dim=-1)
+    return (scores(strand, False) + scores(other.flip(-1), True)) / 2
 
 
 def pooling_of(how: str, is_reversed: bool) -> str:

@@ -1,17 +1,18 @@
 """Packed rows: several documents one after the other in a row, as data collators for training without padding make.
 
-Legend: `B` batch, `L` length, `n` documents.
+Legend: `B` batch, `L` length, `T` positions of the layout, `n` documents.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.base.incremental import RunLayers, forward_with_cache
 from hf_ssm.models.base.inputs import check_whole_numbers, mask_of_new_positions
+from hf_ssm.models.views.alignment import RunLayers, read_with_cache
+from hf_ssm.modules.rows import Rows, View
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
@@ -21,8 +22,27 @@ _NAMES = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 # Numbers that an error shows.
 _MOST_SHOWN = 20
 
-# All layers with documents in their layout: hidden states, mask and documents to the hidden states of every layer.
-RunDocuments = Callable[[Tensor, Tensor | None, Documents], list[Tensor]]
+
+class Packing(View):
+    """Packed rows in the layout of `ops/documents.py`: `(B, L, D)` to `(1, T, D)`."""
+
+    arguments = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "documents")
+
+    def __init__(self, documents: Documents):
+        self.documents = documents
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "Packing | None":
+        return None if call["documents"] is None else cls(call["documents"])
+
+    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        # Both strands have documents of their own.
+        self.documents = documents = rows.layout or self.documents
+        rows = rows._replace(mask=None).moved(documents.arrange)
+        return documents.arrange(hidden_states), rows._replace(mask=documents.mask, layout=documents)
+
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        return self.documents.restore(hidden_states)
 
 
 def find_documents(
@@ -137,15 +157,15 @@ def _continued(name: str, marks: Tensor, rows: Tensor, begins: Tensor, first_of_
     return (first_of_row & (marks == cache.document_ids.cpu()[rows]))[begins]
 
 
-def forward_packed_with_cache(
-    run: RunLayers, run_documents: RunDocuments, hidden_states: Tensor, documents: Documents, cache: SSMCache
+def read_packed_with_cache(
+    run: RunLayers, hidden_states: Tensor, rows: Rows, documents: Documents, cache: SSMCache
 ) -> list[Tensor]:
     """Read packed rows after what a cache holds; afterwards it holds the last document of each row.
 
     Args:
-        run: The layers with states.
-        run_documents: The layers with documents in their layout.
+        run: The layers.
         hidden_states: `(B, L, D)`.
+        rows: What is known of the rows.
         documents: The documents.
         cache: Changed in place.
 
@@ -160,32 +180,35 @@ def forward_packed_with_cache(
     # Rows that keep the document of the cache: it fills the row, or the row has no token.
     keeps_state = torch.ones(batch, dtype=torch.bool)
     keeps_state[documents.rows[~continued]] = False
-    parts = []
+    pieces = []
     if bool(continued.any()):
         mask = _positions(documents, continued, device)
-        parts.append((mask, forward_with_cache(run, hidden_states, mask, cache)))
+        pieces.append((mask, read_with_cache(run, hidden_states, rows._replace(mask=mask), cache)))
     between = ~continued & ~is_last
     if bool(between.any()):
         chosen = documents.rows[between], documents.starts[between], documents.lengths[between]
-        some = Documents(*chosen, documents.shape, device)
-        arranged = run_documents(some.arrange(hidden_states), some.mask, some)
-        parts.append((_positions(documents, between, device), [some.restore(part) for part in arranged]))
+        view = Packing(Documents(*chosen, documents.shape, device))
+        outputs = run(*view.arrange(hidden_states, rows), None)
+        pieces.append((_positions(documents, between, device), [view.restore(output) for output in outputs]))
     counts = torch.zeros(batch, dtype=torch.long)
     counts[documents.rows[is_last]] = documents.lengths[is_last]
     if not bool(keeps_state.all()):
         # Without history, a row without tokens gets a state of its own as well.
-        rows = (~keeps_state if before[0] else torch.ones_like(keeps_state)).nonzero().squeeze(1)
+        fresh_rows = (~keeps_state if before[0] else torch.ones_like(keeps_state)).nonzero().squeeze(1)
         starts = torch.zeros(batch, dtype=torch.long)
         starts[documents.rows[is_last]] = documents.starts[is_last]
-        steps = torch.arange(int(counts[rows].max()))
-        there = (steps < counts[rows].unsqueeze(1)).to(device)
-        columns = (starts[rows].unsqueeze(1) + steps).clamp(max=length - 1).to(device)
-        places = rows.unsqueeze(1).to(device), columns
+        steps = torch.arange(int(counts[fresh_rows].max()))
+        there = (steps < counts[fresh_rows].unsqueeze(1)).to(device)
+        columns = (starts[fresh_rows].unsqueeze(1) + steps).clamp(max=length - 1).to(device)
+        places = fresh_rows.unsqueeze(1).to(device), columns
         fresh = cache.empty_copy()
-        found = forward_with_cache(run, hidden_states[places], there, fresh)
+        chosen_rows = rows.moved(lambda values: values[places])._replace(mask=there)
+        outputs = read_with_cache(run, hidden_states[places], chosen_rows, fresh)
         target = places[0].expand_as(columns)[there], columns[there]
-        whole = [part.new_zeros(batch, length, part.shape[2]).index_put(target, part[there]) for part in found]
-        parts.append((_positions(documents, ~continued & is_last, device), whole))
+        whole = [
+            output.new_zeros(batch, length, output.shape[2]).index_put(target, output[there]) for output in outputs
+        ]
+        pieces.append((_positions(documents, ~continued & is_last, device), whole))
         groups: list[tuple[Tensor, list[LayerState]]] = [(places[0].squeeze(1), list(fresh.states))]
         if before[0] and bool(keeps_state.any()):
             kept = keeps_state.nonzero().squeeze(1).to(device)
@@ -198,7 +221,7 @@ def forward_packed_with_cache(
     longest = int(cache.tokens_seen.max())
     for layer in cache.states:
         layer.keep_last(longest)
-    return _joined(parts)
+    return _joined(pieces)
 
 
 def _positions(documents: Documents, chosen: Tensor, device: torch.device) -> Tensor:
@@ -213,12 +236,12 @@ def _positions(documents: Documents, chosen: Tensor, device: torch.device) -> Te
     return positions.to(device)
 
 
-def _joined(parts: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
-    """One tensor for each layer, each position from the part that read it."""
-    (_, joined), *others = parts
-    for mask, found in others:
-        joined = [torch.where(mask.unsqueeze(-1), new, old) for new, old in zip(found, joined, strict=True)]
+def _joined(pieces: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
+    """One tensor for each layer, each position from the piece that read it."""
+    (_, joined), *others = pieces
+    for mask, outputs in others:
+        joined = [torch.where(mask.unsqueeze(-1), new, old) for new, old in zip(outputs, joined, strict=True)]
     return joined
 
 
-__all__ = ["find_documents", "forward_packed_with_cache"]
+__all__ = ["Packing", "find_documents", "read_packed_with_cache"]

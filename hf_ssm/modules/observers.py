@@ -1,0 +1,85 @@
+"""Observers of a forward pass: what operators mix is shown to them, to compute τ, to rescale, or to record.
+
+An observer travels with the rows (`Rows.observer`). Each block begins with `begin`, so that a block which activation
+checkpointing computes twice has two observers, and returns `results` beside its hidden states.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.rows import Reading
+from hf_ssm.utils.processes import Processes, all_processes
+
+__all__ = ["Observer", "TauMeter", "measured_tau", "observing"]
+
+
+class Observer:
+    """The base of observers: nothing is returned."""
+
+    def begin(self) -> "Observer":
+        """The observer of one block."""
+        return self
+
+    def processes(self, operator: SequenceOperator) -> Processes | None:
+        """The processes whose rows are one batch; `None` for a batch of this process alone."""
+        return None
+
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor | None:
+        """Called by an operator before it mixes positions; returns a factor that its kernel is multiplied by."""
+        raise NotImplementedError
+
+    def results(self) -> tuple[Tensor, ...]:
+        """What the block returns beside its hidden states."""
+        return ()
+
+
+def measured_tau(operator: SequenceOperator, reading: Reading, processes: Processes | None) -> Tensor:
+    """τ of what an operator mixes, a scalar in the precision of its parameters."""
+    return operator.tau(reading, processes).to(next(operator.parameters()).dtype)
+
+
+class TauMeter(Observer):
+    """Computes τ of each block, the mean over its operators and their groups, with gradients.
+
+    In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch for τ in
+    training mode; all processes have to compute τ together, as they do in data parallel training. In evaluation mode
+    the rows of each process are a batch of their own.
+
+    Source: Liu & Li 2024, eq. (6).
+    """
+
+    def __init__(self) -> None:
+        self.taus: list[Tensor] = []
+
+    def begin(self) -> "TauMeter":
+        return TauMeter()
+
+    def processes(self, operator: SequenceOperator) -> Processes | None:
+        return all_processes() if operator.training else None
+
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
+        self.taus.append(measured_tau(operator, reading, self.processes(operator)))
+
+    def results(self) -> tuple[Tensor, ...]:
+        return (torch.stack(self.taus).mean(),)
+
+
+@contextmanager
+def observing(blocks: Sequence[nn.Module], observer: Observer) -> Iterator[None]:
+    """Show what the operators of these blocks mix to an observer."""
+
+    def with_observer(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hidden_states, rows, *others = args
+        return (hidden_states, rows._replace(observer=observer), *others), kwargs
+
+    handles = [block.register_forward_pre_hook(with_observer, with_kwargs=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,123 @@
+"""What layers know of the rows that they read, beside the hidden states themselves.
+
+Legend: `B` batch, `L` length, `D` channels, `T` positions of a layout of documents.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.documents import Documents
+
+__all__ = ["Reading", "Rows", "View", "zero_padding"]
+
+
+def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
+    """`hidden_states` `(B, L, D)` with zeros where `mask` `(B, L)` is false."""
+    return hidden_states if mask is None else hidden_states * mask.unsqueeze(-1).to(hidden_states.dtype)
+
+
+class Rows(NamedTuple):
+    """The rows of hidden states that travel through the layers; views of a model arrange them before the first layer.
+
+    A named tuple, so that accelerate moves its tensors between devices with the other arguments of a layer. Hidden
+    states are an argument of their own, because activation checkpointing and the hooks of other libraries look for a
+    tensor there.
+
+    Attributes:
+        mask: `(B, L)`, bool, true at tokens; `None` where all positions are tokens.
+        layout: Where the hidden states are those of packed documents, `(1, T, D)`: their layout.
+        extra: What the mixers of a family read for each position, `(B, L)` each, by name (S5: `time_deltas`).
+        observer: Called by each operator with what it reads, before it mixes positions; see `modules/observers.py`.
+    """
+
+    mask: Tensor | None = None
+    layout: Documents | None = None
+    extra: Mapping[str, Tensor] = {}
+    observer: Any = None
+
+    def map(self, function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+        """`function(*tensors, mask)` for operations that mix positions: on all rows, or on each bucket of documents."""
+        return function(*tensors, self.mask) if self.layout is None else self.layout.map(function, *tensors)
+
+    def longest(self, hidden_states: Tensor) -> int:
+        """Length of the rows, or of the longest document."""
+        return hidden_states.shape[1] if self.layout is None else self.layout.longest
+
+    def flip(self, hidden_states: Tensor) -> Tensor:
+        """Reverse the positions of each row, or of each bucket of documents."""
+        return torch.flip(hidden_states, dims=(1,)) if self.layout is None else self.layout.flip(hidden_states)
+
+    def reversed(self) -> "Rows":
+        """The rows of flipped hidden states."""
+        mask = None if self.mask is None else self.flip(self.mask)
+        return self._replace(mask=mask, layout=None if self.layout is None else self.layout.reversed())
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Rows":
+        """The rows after `move` has rearranged the positions, `(B, L)` to another shape, of mask and extra inputs."""
+        mask = None if self.mask is None else move(self.mask)
+        return self._replace(mask=mask, extra={name: move(value) for name, value in self.extra.items()})
+
+
+class Reading(NamedTuple):
+    """What one call of an operator mixes: the data that its τ is computed from.
+
+    Attributes:
+        inputs: `(B, L, D)`, zero at padding, after a zero-phase Sobolev filter.
+        mask, layout: Those of the rows.
+        group: Which of the convolutions that share a kernel generator (Hyena of order > 2).
+        kernel: The kernels of a convolution, `(D, length)` for each direction; of a scan its state matrix.
+        statistics: Sequences `(B, L, ...)`, real, by name, whose means over the data the kernel depends on: Δ, B and C
+            of a selective scan.
+    """
+
+    inputs: Tensor
+    mask: Tensor | None = None
+    layout: Documents | None = None
+    group: int = 0
+    kernel: Any = None
+    statistics: Mapping[str, Tensor] = {}
+
+
+class View:
+    """A capability of all families, outside the layers: it arranges rows before the first layer and restores them.
+
+    A subclass in `models/views`, or in any other package, is added by `register_view`.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Names of the arguments of `forward` that it reads."""
+    all_arguments: ClassVar[set[str]] = set()
+    """The arguments of all views, which models accept."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.all_arguments.update(cls.arguments)
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "View | None":
+        """The view of one call of `forward`; `None` where the call does not need it.
+
+        Args:
+            model: The backbone.
+            call: The arguments of `forward` by name.
+        """
+        raise NotImplementedError
+
+    def embedding(self, embedding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """What maps token ids to hidden states, in the place of the embedding."""
+        return embedding
+
+    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        """The rows that the layers read."""
+        return hidden_states, rows
+
+    def between(self, hidden_states: Tensor) -> Tensor:
+        """The hidden states that a layer reads, from those of the layer before it."""
+        return hidden_states
+
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        """Hidden states of the layers in the arrangement of the inputs."""
+        return hidden_states
