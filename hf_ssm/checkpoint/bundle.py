@@ -33,6 +33,8 @@ _RUNTIME_DOCSTRING = "What models of all families share: checks, loading, caches
 _LINE_LENGTH = 120
 # How transformers finds the other files: a search of the text, comments and docstrings included.
 _RELATIVE = re.compile(r"^\s*(?:import\s+\.(\S+)\s*$|from\s+\.(\S+)\s+import)", re.MULTILINE)
+# Items of a docstring about files of a package.
+_FILES = re.compile(r"^- `[\w*]+\.py`.*\n(?:  .*\n)*\n?", re.MULTILINE)
 
 
 def write_code(config: Any, folder: str | os.PathLike[str]) -> None:
@@ -147,15 +149,15 @@ def _package_sources() -> Sources:
 def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
     """The statements of the file that all families share; names of its methods; names of attributes that it reads.
 
-    They are what the models of most families of hf_ssm need, in any configuration, except modules of `SHOWN` and what
-    depends on these; and all that such statements need themselves.
+    They are what the models of most families of hf_ssm need, in any configuration, except `SHOWN` and what depends on
+    it; and all that such statements need themselves.
     """
     sources = _package_sources()
     classes = [(f.modeling.__name__, [cls.__name__ for cls in f.model_classes.values()]) for f in FAMILIES.values()]
     roots = [[(home, name) for name in names] for home, names in classes if home in sources.modules]
     union = sources.reachable(root for family in roots for root in family)
     counts = Counter(s.key for family in roots for s in sources.reachable(family).statements)
-    users = {s.key: s for s in union.statements if s.module in SHOWN}
+    users = {s.key: s for s in union.statements if s.binds & SHOWN}
     needs = {s.key: set(sources.needed(s.module, s.uses_with(union.attributes))) for s in union.statements}
     size = -1
     while size < len(users):
@@ -245,7 +247,7 @@ class _Writer:
         described = set(self._homes)
         for module, group in itertools.groupby(statements, key=lambda statement: statement.module):
             text = f"# {'-' * (_LINE_LENGTH - 2)}\n# {module}\n"
-            docstring = self._sources.modules[module].docstring
+            docstring = _FILES.sub("", self._sources.modules[module].docstring)
             if docstring and module not in described:
                 text += "#\n" + textwrap.indent(docstring, "# ", lambda line: True).replace("# \n", "#\n") + "\n"
             described.add(module)

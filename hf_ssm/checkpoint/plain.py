@@ -38,17 +38,19 @@ FIXED_CALLS: dict[str, Any] = {
     # It is not that of another library.
     "foreign_arguments": None,
     "foreign_config": None,
+    # Modules give operations shapes that fit.
+    **dict.fromkeys(("check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")),
+    **dict.fromkeys(("check_ssd_tensors", "check_system", "self._check_shapes")),
     # There are no compiled kernels.
-    "step_of_blocks": None,
-    "step_of_ssd_blocks": None,
+    "self._step_states": None,
 }
-"""Functions that are not part of a checkpoint, and what calls of them return."""
+"""Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
 
-ABSENT = frozenset({"ExportedSystem", "FusedGeneration"})
-"""Classes that are not part of a checkpoint."""
+ABSENT = frozenset({"ExportedSystem", "FusedGeneration", "_step_states"})
+"""Classes and methods that are not part of a checkpoint."""
 
-SHOWN = ("hf_ssm.models.base.backbone", "hf_ssm.modules.block")
-"""Modules that belong to the modeling file, although all families use them: what a reader of a model looks for."""
+SHOWN = frozenset({"Block", "MLP", "SSMModel"})
+"""Classes that belong to the modeling file, although all families use them: what a reader of a model looks for."""
 
 
 def narrowing_of(config: Any) -> Narrowing:

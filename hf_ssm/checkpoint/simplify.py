@@ -39,13 +39,13 @@ def simplify(source: str, fixed: Mapping[str, Any], absent: Collection[str], nar
     - A call of a function of `fixed` becomes its value, and conditions are evaluated as far as that decides them:
       branches that cannot run are left out. So are conditions on attributes of `narrowing`.
     - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the function.
-    - Classes of `absent` are left out of unions and of base classes.
+    - Classes of `absent` are left out of unions and of base classes, methods of these names out of classes.
     - Tables keep one key.
 
     Args:
         source: The source.
         fixed: Names of functions that the module imports, and what their calls return: `True`, `False` or `None`.
-        absent: Names of classes.
+        absent: Names of classes and methods.
         narrowing: What the configuration decides.
     """
     known = {**fixed, **{f"self.{name}": value for name, value in narrowing.attributes}}
@@ -98,6 +98,10 @@ def _edits(
                 if isinstance(side, ast.Name) and side.id in absent:
                     yield _Edit(*text.span(node), text.of(other))
         elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name in absent:
+                    end = text.place((method.end_lineno or 0) + 1)
+                    yield _Edit(text.place(method.lineno), end, "")
             bases = [base for base in node.bases if not (isinstance(base, ast.Name) and base.id in absent)]
             if len(bases) < len(node.bases):
                 span = text.span(node.bases[0])[0], text.span(node.bases[-1])[1]
@@ -190,6 +194,8 @@ def _replaced(text: _Text, block: list[ast.stmt], number: int, lines: str) -> _E
 def _expression(text: _Text, node: ast.AST, known: Mapping[str, Any]) -> Iterator[_Edit]:
     if isinstance(node, ast.IfExp) and (value := _value(node.test, known)) is not _UNKNOWN:
         yield _Edit(*text.span(node), text.of(node.body if value else node.orelse))
+    elif isinstance(node, ast.IfExp) and text.of(node.body) == text.of(node.orelse):
+        yield _Edit(*text.span(node), text.of(node.body))
     elif isinstance(node, ast.BoolOp):
         neutral = isinstance(node.op, ast.And)
         values = [_value(operand, known) for operand in node.values]
@@ -207,8 +213,8 @@ def _operand(text: _Text, node: ast.AST) -> str:
 
 def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
     """The value of an expression as far as known calls and attributes decide it, or `_UNKNOWN`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return known.get(node.func.id, _UNKNOWN)
+    if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+        return known.get(ast.unparse(node.func), _UNKNOWN)
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         return known.get(ast.unparse(node), _UNKNOWN)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
