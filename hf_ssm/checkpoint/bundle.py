@@ -200,12 +200,8 @@ class _Writer:
         """
         self.place(statements, stem)
         imports = "\n\n".join(text for text in map(_import_block, self._imports(stem, statements)) if text)
-        names = [f'"{name}"' for name in sorted(exported)]
-        public = f"__all__ = [{', '.join(names)}]"
-        if len(public) > _LINE_LENGTH:
-            public = f"__all__ = [\n    {f',{chr(10)}    '.join(names)},\n]"
         registered = "\n".join(f'{name}.register_for_auto_class("{auto}")' for name, auto in exported.items())
-        body = "\n\n\n".join([*self._sections(statements), *([f"{registered}\n\n{public}"] if exported else [])])
+        body = "\n\n\n".join([*self._sections(statements), *([registered] if exported else [])])
         home = next((s.module for s in statements if not exported.keys().isdisjoint(s.binds)), "")
         docstring = docstring or self._sources.modules[home].docstring
         quoted = f'{"r" if chr(92) in docstring else ""}"""{docstring}{chr(10) if chr(10) in docstring else ""}"""'

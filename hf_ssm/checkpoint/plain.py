@@ -41,12 +41,10 @@ FIXED_CALLS: dict[str, Any] = {
     # Modules give operations shapes that fit.
     **dict.fromkeys(("check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")),
     **dict.fromkeys(("check_ssd_tensors", "check_system", "self._check_shapes")),
-    # There are no compiled kernels.
-    "self._step_states": None,
 }
 """Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
 
-ABSENT = frozenset({"ExportedSystem", "FusedGeneration", "_step_states"})
+ABSENT = frozenset({"ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"})
 """Classes and methods that are not part of a checkpoint."""
 
 SHOWN = frozenset({"Block", "MLP", "SSMModel"})

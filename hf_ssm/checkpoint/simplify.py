@@ -4,6 +4,7 @@ All edits keep the text of what remains, with its comments and layout.
 """
 
 import ast
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 __all__ = ["Narrowing", "simplify"]
 
 _UNKNOWN = object()
+# The section of a docstring, to the next one or the end.
+_RAISES = re.compile(r"\n\n( *)Raises:\n(?:\1 +.*\n)+")
 
 
 class _Edit(NamedTuple):
@@ -39,7 +42,7 @@ def simplify(source: str, fixed: Mapping[str, Any], absent: Collection[str], nar
     - A call of a function of `fixed` becomes its value, and conditions are evaluated as far as that decides them:
       branches that cannot run are left out. So are conditions on attributes of `narrowing`.
     - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the function.
-    - Classes of `absent` are left out of unions and of base classes, methods of these names out of classes.
+    - Classes of `absent` are left out of unions and of base classes, methods (`Class.name`) out of their classes.
     - Tables keep one key.
 
     Args:
@@ -89,6 +92,7 @@ def _edits(
     imported = {a.name for n in text.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     known = {name: value for name, value in known.items() if name in imported or name.startswith("self.")}
     if any(name.encode() in text.data for name in known):
+        yield from _errors(text, known)
         for block in _blocks(text.tree):
             yield from _statements(text, block, known)
     for node in ast.walk(text.tree):
@@ -99,13 +103,25 @@ def _edits(
                     yield _Edit(*text.span(node), text.of(other))
         elif isinstance(node, ast.ClassDef):
             for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name in absent:
+                if isinstance(method, ast.FunctionDef) and f"{node.name}.{method.name}" in absent:
                     end = text.place((method.end_lineno or 0) + 1)
                     yield _Edit(text.place(method.lineno), end, "")
             bases = [base for base in node.bases if not (isinstance(base, ast.Name) and base.id in absent)]
             if len(bases) < len(node.bases):
                 span = text.span(node.bases[0])[0], text.span(node.bases[-1])[1]
                 yield _Edit(*span, ", ".join(map(text.of, bases)))
+
+
+def _errors(text: _Text, known: Mapping[str, Any]) -> Iterator[_Edit]:
+    """Docstrings of functions that raise no error without their checks: without the section about errors."""
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.FunctionDef) and isinstance(doc := node.body[0], ast.Expr):
+            calls = [part.value for part in node.body[1:] if isinstance(part, ast.Expr)]
+            is_checked = any(isinstance(call, ast.Call) and _value(call, known) is None for call in calls)
+            if is_checked and not any(isinstance(part, ast.Raise) for part in ast.walk(node)):
+                shorter = _RAISES.sub("\n", text.of(doc))
+                if shorter != text.of(doc):
+                    yield _Edit(*text.span(doc), shorter)
 
 
 def _tables(text: _Text, tables: Mapping[str, str]) -> Iterator[_Edit]:
@@ -200,7 +216,8 @@ def _expression(text: _Text, node: ast.AST, known: Mapping[str, Any]) -> Iterato
         neutral = isinstance(node.op, ast.And)
         values = [_value(operand, known) for operand in node.values]
         if _UNKNOWN in values and any(value is not _UNKNOWN and bool(value) is neutral for value in values):
-            kept = [_operand(text, o) for o, value in zip(node.values, values, strict=True) if value is _UNKNOWN]
+            unknown = [operand for operand, value in zip(node.values, values, strict=True) if value is _UNKNOWN]
+            kept = [text.of(o) if len(unknown) == 1 else _operand(text, o) for o in unknown]
             yield _Edit(*text.span(node), (" and " if neutral else " or ").join(kept))
     elif isinstance(node, (ast.Call, ast.Attribute)) and (value := _value(node, known)) is not _UNKNOWN:
         yield _Edit(*text.span(node), repr(value))
