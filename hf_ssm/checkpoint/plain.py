@@ -68,7 +68,7 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
         backward_kernel: Taps of lag -1, -2, ..., `(D, K2)`; without it the convolution is causal.
 
     Returns:
-        `(B, L, D)`, contiguous, in the dtype of `u`; half precision is computed in float32.
+        `(B, L, D)` in the dtype of `u`; half precision is computed in float32.
     """
     length = u.shape[1]
     dtype = torch.promote_types(torch.promote_types(u.dtype, kernel.dtype), torch.float32)
@@ -79,7 +79,7 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
     if ahead is not None:
         taps = torch.cat([F.pad(taps, (0, n_fft - taps.shape[1] - ahead.shape[1])), ahead], dim=-1)
     spectrum = torch.fft.rfft(u.to(dtype).mT, n=n_fft) * torch.fft.rfft(taps, n=n_fft)
-    return torch.fft.irfft(spectrum, n=n_fft)[..., :length].mT.to(u.dtype).contiguous()
+    return torch.fft.irfft(spectrum, n=n_fft)[..., :length].mT.to(u.dtype)
 
 
 class StreamingConvolution:

@@ -139,11 +139,16 @@ def _tables(text: _Text, tables: Mapping[str, str]) -> Iterator[_Edit]:
 def _operations(text: _Text) -> Iterator[_Edit]:
     for node in text.tree.body:
         call = node.value if isinstance(node, ast.Assign) else None
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Operation"):
+        if not (
+            isinstance(node, ast.Assign)
+            and isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "Operation"
+        ):
             continue
         functions = {keyword.arg: keyword.value for keyword in call.keywords}
         if isinstance(function := functions.get("torch"), (ast.Name, ast.Attribute)):
-            name = node.targets[0].id  # type: ignore[union-attr]
+            (name,) = (target.id for target in node.targets if isinstance(target, ast.Name))
             for use in ast.walk(text.tree):
                 if isinstance(use, ast.Name) and use.id == name and isinstance(use.ctx, ast.Load):
                     yield _Edit(*text.span(use), text.of(function))
@@ -182,11 +187,11 @@ def _decided(text: _Text, block: list[ast.stmt], number: int, holds: bool) -> _E
         indent = " " * node.col_offset
         return _Edit(first, last, f"{indent}else:\n{text.lines(branch[0].lineno, branch[-1].end_lineno or 0)}")
     if branch and not holds and text.of(branch[0]).startswith("elif"):
-        rest = text.lines(branch[0].lineno, branch[0].end_lineno)
+        rest = text.lines(branch[0].lineno, branch[0].end_lineno or 0)
         return _Edit(first, last, rest if is_elif else rest.replace("elif", "if", 1))
     if is_elif:
         # From the line of `else:` on.
-        return _Edit(first, text.place(node.body[-1].end_lineno + 1), "")
+        return _Edit(first, text.place((node.body[-1].end_lineno or 0) + 1), "")
     if not branch:
         return _replaced(text, block, number, "")
     begin = branch[0].lineno

@@ -25,7 +25,7 @@ def test_long_conv(length, taps, ahead, dtype):
     for function in (plain.long_conv, long_conv):
         leaves = [t if t is None else t.clone().requires_grad_() for t in (u, kernel, back)]
         y = function(*leaves)
-        assert y.dtype == dtype and y.is_contiguous()
+        assert y.dtype == dtype
         y.double().square().sum().backward()
         results.append(
             [

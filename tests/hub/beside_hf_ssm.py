@@ -5,6 +5,7 @@
 Both are causal language models. Prints "well" at the end.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,7 @@ plain: Callable[[], AbstractContextManager[None]] = nullcontext
 travelled = load(NAME, trust_remote_code=True)
 assert type(travelled).__module__.startswith("transformers_modules."), type(travelled)
 first = bits(NAME, travelled)
+importlib.import_module("hf_ssm")
 own = load(NAME)
 # What the code of a checkpoint computes.
 plain = sys.modules["hf_ssm.ops.context"].plain_operations
