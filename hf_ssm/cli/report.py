@@ -51,7 +51,7 @@ def _run_report(args: argparse.Namespace) -> None:
         data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
         progress=True,
-        movement=_movement(args.checkpoint),
+        parameter_change=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
         settings={
             "checkpoint": public_name(args.checkpoint),
