@@ -195,7 +195,6 @@ def test_planted_circle_is_found(tmp_path, source):
     (tmp_path / "analysis/report.py").write_text("from hf_ssm.analysis import tables\n", encoding="utf-8")
     (tmp_path / "analysis/tables.py").write_text(source, encoding="utf-8")
     assert set(circle(tmp_path)) == {"hf_ssm.analysis.report", "hf_ssm.analysis.tables"}
-    assert circle(tmp_path, frozenset({("hf_ssm.analysis.tables", "hf_ssm.analysis.report")})) == []
 
 
 _HOOK = "from hf_ssm.models.base.configuration import SSMConfig\n"
