@@ -114,13 +114,14 @@ def selective_scan_extend(
 
 
 def _selective_scan_with_state(*arguments: Any) -> Any:
-    return selective_scan(*arguments, return_last_state=True)
+    scan: Any = selective_scan
+    return scan(*arguments, True)
 
 
 def _selective_scan_or_step(*arguments: Any) -> Any:
     u, delta, A, B, C, D, z, delta_bias, delta_softplus, state = arguments
     if u.shape[1] > 1 or state is None:
-        return selective_scan(*arguments, return_last_state=True)
+        return _selective_scan_with_state(*arguments)
     z = None if z is None else z[:, 0]
     single = u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z
     y, last = selective_scan_step(*single, delta_bias, delta_softplus)
