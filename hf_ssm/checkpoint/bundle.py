@@ -98,7 +98,8 @@ def bundle(config: Any) -> dict[str, str]:
     if family is None:
         kind = type(config)
         raise ValueError(f"{kind.__module__}.{kind.__name__} is not the configuration of a family")
-    return dict(_bundle(family.name, type(config), narrowing_of(config)))
+    config_class: Any = type(config)
+    return dict(_bundle(family.name, config_class, narrowing_of(config)))
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """Generators of long convolution kernels: state space (S4D, S4), implicit (Hyena) and sinusoid filters."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.filters.implicit import ImplicitFilter
@@ -32,7 +34,7 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
     )
 
 
-def _implicit(channels: int, directions: int, config, **frequencies: float) -> LongFilter:
+def _implicit(channels: int, directions: int, config, **frequencies: Any) -> LongFilter:
     return ImplicitFilter(
         channels,
         directions,
@@ -48,12 +50,12 @@ def _implicit(channels: int, directions: int, config, **frequencies: float) -> L
     )
 
 
-def _sinusoid(channels: int, directions: int, config, **frequencies: float) -> LongFilter:
+def _sinusoid(channels: int, directions: int, config, **frequencies: Any) -> LongFilter:
     window = {"window": config.sinusoid_window, "inclusive": config.sinusoid_inclusive}
     return SinusoidFilter(channels, directions, **window, **frequencies)
 
 
-def _state_space(channels: int, directions: int, config, *, low_rank: bool = False, **frequencies: float) -> LongFilter:
+def _state_space(channels: int, directions: int, config, *, low_rank: bool = False, **frequencies: Any) -> LongFilter:
     return StateSpaceFilter(
         channels,
         directions,
@@ -67,7 +69,7 @@ def _state_space(channels: int, directions: int, config, *, low_rank: bool = Fal
     )
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., LongFilter]] = {
     "implicit": _implicit,
     "sinusoid": _sinusoid,
     "s4d": _state_space,
