@@ -76,8 +76,8 @@ class ToyMixer(nn.Module):
         super().__init__()
         self.proj = nn.Linear(config.hidden_size, config.hidden_size * config.width)
 
-    def forward(self, hidden_states, mask=None, output_tau=False, state=None):
-        return self.proj(hidden_states).unflatten(-1, (-1, hidden_states.shape[-1])).prod(-2), None
+    def forward(self, hidden_states, rows, state=None):
+        return self.proj(hidden_states).unflatten(-1, (-1, hidden_states.shape[-1])).prod(-2)
 
 
 class ToyPreTrainedModel(SSMPreTrainedModel):
