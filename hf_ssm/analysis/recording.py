@@ -160,11 +160,8 @@ class _Recorder(Observer):
             looks_ahead = operator.directions == 2 and direction == "backward"
             first_lag = operator.backward_first_lag if looks_ahead else 0
             count = operator.neighbours
-            mean, variance, power = (
-                part if part is None or count == 1 else part.repeat_interleave(count, dim)
-                for part, dim in ((inputs.mean, 1), (inputs.variance, 1), (inputs.power, 0))
-            )
-            mean, variance = mean[first_lag:], variance[first_lag:]
+            mean, variance = (t[first_lag:].repeat_interleave(count, 1) for t in (inputs.mean, inputs.variance))
+            power = None if inputs.power is None else inputs.power.repeat_interleave(count, 0)
             kernel = kernel[..., : len(mean)].double()
             if kernel.dim() == 3:
                 # An input of another channel counts as one of another lag: see `theory.mimo.matrix_tau`.

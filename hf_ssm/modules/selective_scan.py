@@ -265,9 +265,10 @@ class SelectiveScan(FilteredScan):
     def kernel_of_means(
         self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        A, D = self.state_matrix() if A is None else A, self.D
-        if dtype is not None:
-            A, D = A.to(dtype.to_complex() if A.is_complex() else dtype), None if D is None else D.to(dtype)
+        A = self.state_matrix() if A is None else A
+        dtype = dtype or A.real.dtype
+        A = A.to(dtype.to_complex() if A.is_complex() else dtype)
+        D = None if self.D is None else self.D.to(dtype)
         B, C = means["B"], means["C"]
         if A.is_complex():
             B, C = (torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) for pairs in (B, C))

@@ -207,9 +207,9 @@ class SSDScan(FilteredScan):
     def kernel_of_means(
         self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        A_log, D, frequencies = self.A_log, self.D, self.A_imag
-        if dtype is not None:
-            A_log, D, frequencies = (None if values is None else values.to(dtype) for values in (A_log, D, frequencies))
+        dtype = dtype or self.A_log.dtype
+        A_log, D = self.A_log.to(dtype), self.D.to(dtype)
+        frequencies = None if self.A_imag is None else self.A_imag.to(dtype)
         B, C = (means[name].unflatten(-1, (self.groups_of_heads, self.state_size)) for name in ("B", "C"))
         skip = D if len(D) == self.channels else D.repeat_interleave(self.head_dim)
         kernel = ssd_kernel(means["delta"], -A_log.exp(), B, C[0], frequencies)

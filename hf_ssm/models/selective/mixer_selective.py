@@ -85,7 +85,7 @@ class SelectiveMixer(nn.Module):
         """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         gate = None
         if type(self.in_proj) is nn.Linear:
-            halves = (part.chunk(2) for part in self.in_proj.parameters())
+            halves = (parameter.chunk(2) for parameter in self.in_proj.parameters())
             for_input, for_gate = zip(*halves, strict=True)
             inputs = nn.functional.linear(hidden_states, *for_input)
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)

@@ -77,8 +77,8 @@ class SSDMixer(nn.Module):
     def _last(self, hidden_states: Tensor, rows: Rows, state: LayerState) -> Tensor:
         """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
         if type(self.in_proj) is nn.Linear:
-            rows = [self.inner, self.in_proj.out_features - self.inner]
-            halves = (part.split(rows) for part in self.in_proj.parameters())
+            sizes = [self.inner, self.in_proj.out_features - self.inner]
+            halves = (parameter.split(sizes) for parameter in self.in_proj.parameters())
             for_gate, for_rest = zip(*halves, strict=True)
             projected = nn.functional.linear(hidden_states, *for_rest)
             gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)

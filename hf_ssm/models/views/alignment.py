@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,7 +126,7 @@ def _in_groups(
         groups.append((members, states))
         if count > 0:
             places = members.unsqueeze(1), mask[members].nonzero()[:, 1].view(len(members), count)
-            chosen = rows.moved(lambda values, places=places: values[places])._replace(mask=None)
+            chosen = rows.moved(operator.itemgetter(places))._replace(mask=None)
             group = run(hidden_states[places], chosen, states)
             outputs = outputs or [hidden_states.new_zeros(*mask.shape, output.shape[-1]) for output in group]
             pairs = zip(outputs, group, strict=True)
