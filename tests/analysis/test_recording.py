@@ -11,6 +11,7 @@ from torch import nn
 from hf_ssm.analysis import recording
 from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.modules import long_convolution
+from hf_ssm.modules.rows import Rows
 from hf_ssm.theory.complexity import selective_kernel_reference, tau, tau_reference
 from hf_ssm.training.run import measure_tau
 
@@ -141,7 +142,7 @@ def test_kernel_of_a_scan_is_that_of_the_mean_selection_of_the_data_set(make_mod
         hidden = model.embed_tokens(whole["input_ids"])
         mixer = block.mixer
         projected, _ = mixer.project(block.mixer_inputs(hidden), whole["attention_mask"].bool())
-        read = mixer.scan_inputs(projected, whole["attention_mask"].bool())
+        read = mixer.scan_inputs(projected, Rows(whole["attention_mask"].bool()))
         step, B, C = mixer.scan.selection(read)
         delta = mixer.scan.time_steps(step)
         A, D = mixer.scan.state_matrix(), mixer.scan.D

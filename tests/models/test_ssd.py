@@ -490,7 +490,7 @@ class TestRescaling:
         ids, seen = torch.randint(0, 12, (8, 15)), []
         taus = rescale_init_(model, {"input_ids": ids})
         for layer, tau in zip(start.model.layers, taus, strict=True):
-            layer.mixer.scan.register_forward_hook(lambda _, __, out, tau=tau: (out[0] / tau.sqrt(), out[1]))
+            layer.mixer.scan.register_forward_hook(lambda _, __, out, tau=tau: out / tau.sqrt())
             layer.mixer.norm.register_forward_hook(lambda module, args, out: seen.append((module, args, out)))
         found = model(ids).logits
         torch.testing.assert_close(found, start(ids).logits, rtol=1e-10, atol=1e-12)

@@ -168,9 +168,7 @@ def test_each_channel_of_each_group_has_its_own_sobolev_order(with_tau, mode: st
             for name, value in alone.named_parameters():
                 source = module.get_parameter(name)
                 value.copy_(source[:, own] if name == "filter.C" else source[own])
-            found, expected = (
-                with_tau(part, inputs, group=number) for part, number in ((module, group), (alone, 0))
-            )
+            found, expected = (with_tau(part, inputs, group=number) for part, number in ((module, group), (alone, 0)))
             torch.testing.assert_close(found, expected)
             response = module.frequency_response(omega, own)
             torch.testing.assert_close(response, alone.frequency_response(omega, torch.arange(CHANNELS)))
