@@ -152,8 +152,6 @@ def test_captum(make, variant: str) -> None:
         found = attr.DeepLift(model).attribute(inputs, baselines, target=1)
     torch.testing.assert_close(found.detach(), expected)
     torch.testing.assert_close(found.detach().sum((1, 2)), difference(model, inputs, baselines, 1))
-    with pytest.warns(UserWarning, match="deep_lift_rules"):
-        attr.DeepLift(model).attribute(inputs, baselines, target=1)
     # The alternative needs no rules.
     _, delta = attr.IntegratedGradients(model).attribute(
         inputs, baselines, target=1, n_steps=200, return_convergence_delta=True
@@ -161,7 +159,6 @@ def test_captum(make, variant: str) -> None:
     assert delta.abs().max() < 1e-2 * difference(model, inputs, baselines, 1).abs().max()
 
 
-@pytest.mark.filterwarnings("ignore:Convergence deltas:RuntimeWarning")
 @ALL
 def test_tangermeme(make, variant: str) -> None:
     module = pytest.importorskip("tangermeme.deep_lift_shap", reason="tangermeme is not installed")
@@ -173,5 +170,3 @@ def test_tangermeme(make, variant: str) -> None:
     found = (multipliers * (inputs.unsqueeze(1) - references)).sum((2, 3))
     expected = torch.stack([difference(model, inputs, references[:, number], 1) for number in range(3)], dim=1)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    with pytest.warns(UserWarning, match="deep_lift_rules"):
-        module.deep_lift_shap(model, inputs, **options)
