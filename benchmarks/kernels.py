@@ -48,6 +48,10 @@ def load_kernels() -> dict[str, Any]:
     return KERNELS
 
 
+def _is_type(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\*?(i|u|fp|bf)\d+(:16)?", value) is not None
+
+
 def _source(kernel: Any, config: Any, example: dict[str, Any]) -> Any:
     """What Triton compiles: types, constants, and what it would find out about the arguments of a launch."""
     from triton.compiler import ASTSource
@@ -57,16 +61,22 @@ def _source(kernel: Any, config: Any, example: dict[str, Any]) -> Any:
     missing, unknown = set(names) - set(values), set(values) - set(names)
     if missing or unknown:
         raise ValueError(f"example of {kernel.name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-    signature, constants, attributes = {}, {}, {}
-    for place, name in enumerate(names):
-        value = values[name]
-        # No constant is called like a type.
-        is_type = isinstance(value, str) and re.fullmatch(r"\*?(i|u|fp|bf)\d+(:16)?", value) is not None
-        signature[name] = value.removesuffix(":16") if is_type else "constexpr"
-        if not is_type:
-            constants[(place,)] = value
-        elif value.startswith("*") or value.endswith(":16"):
-            attributes[(place,)] = [["tt.divisibility", 16]]
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+
+    def type_of(value: Any, path: tuple[int, ...]) -> Any:
+        # Tuples of types are groups of arguments, other tuples are constants. No constant is called like a type.
+        if isinstance(value, tuple) and _is_type(value[0]):
+            parts = [type_of(part, (*path, place)) for place, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if not _is_type(value):
+            constants[path] = value
+            return "constexpr"
+        if value.startswith("*") or value.endswith(":16"):
+            attributes[path] = [["tt.divisibility", 16]]
+        return value.removesuffix(":16")
+
+    signature = {name: type_of(values[name], (place,)) for place, name in enumerate(names)}
     return ASTSource(kernel.function, signature, constants, attributes)
 
 

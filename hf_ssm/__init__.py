@@ -5,8 +5,6 @@ functions are imported when they are first used.
 """
 
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -43,21 +41,12 @@ def _register_families() -> dict[str, type]:
     """Register the families with the Auto classes, and return their classes by name."""
     from hf_ssm.models.registry import FAMILIES
 
-    found = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
-    return {cls.__name__: cls for cls in found}
+    classes = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
+    return {cls.__name__: cls for cls in classes}
 
 
-def _only_prints_help() -> bool:
-    """Whether this process is the command `hf-ssm` and prints a text for which torch and transformers are not needed.
-
-    Their import takes seconds. In every other process the import of the package registers the families.
-    """
-    program, *arguments = getattr(sys, "argv", None) or [""]
-    prints_text = arguments[:1] in ([], ["completion"], ["--version"]) or not {"-h", "--help"}.isdisjoint(arguments)
-    return Path(program).name == "hf-ssm" and prints_text
-
-
-_CLASSES = {} if _only_prints_help() else _register_families()
+# False only for help and completion of the command, see hf_ssm_command.py.
+_CLASSES = _register_families() if globals().get("registers_families", True) else {}
 globals().update(_CLASSES)
 
 __all__ = sorted([*_CLASSES, *_LAZY])

@@ -25,12 +25,12 @@ from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.training.settings import SECTIONS, training_types
 from hf_ssm.training.tasks import TASKS
+from hf_ssm_command import prints_text
 
 # The entry point, as pip's script `hf-ssm` calls it.
 SCRIPT = """
 import sys
-sys.argv = ["/bin/hf-ssm", *sys.argv[1:]]
-from hf_ssm.cli import main
+from hf_ssm_command import main
 try:
     status = main()
 except SystemExit as error:
@@ -54,19 +54,23 @@ def test_help_and_completion_import_no_library(arguments):
 
 
 @pytest.mark.parametrize(
-    ("argv", "only_prints"),
+    ("arguments", "is_text"),
     [
-        (["/bin/hf-ssm"], True),
-        (["hf-ssm", "--version"], True),
-        (["/bin/hf-ssm", "report", "-h"], True),
-        (["/bin/hf-ssm", "report", "x"], False),
-        (["/bin/my-script", "--help"], False),
-        ([], False),
+        ([], True),
+        (["--version"], True),
+        (["report", "-h"], True),
+        (["report", "x"], False),
+        (["predict", "runs/mine", "completion"], False),
     ],
 )
-def test_only_help_leaves_the_families_unregistered(monkeypatch, argv, only_prints):
-    monkeypatch.setattr(sys, "argv", argv)
-    assert hf_ssm._only_prints_help() is only_prints
+def test_commands_that_print_a_text(arguments, is_text):
+    assert prints_text(arguments) is is_text
+
+
+def test_import_registers_the_models_whatever_the_arguments_are():
+    code = "import sys; sys.argv = ['hf-ssm', '--help']; import hf_ssm; print(hf_ssm.S4Config.model_type)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "hf_ssm_s4\n", done.stderr
 
 
 def test_dir_lists_what_is_public():

@@ -1,7 +1,11 @@
-"""Imports between the packages of hf_ssm point one way, from the higher to the lower, also where they are hidden."""
+"""Imports between the packages of hf_ssm point one way, from the higher to the lower, also where they are hidden.
+
+Modules do not import each other in a circle, within a package either.
+"""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,17 +49,19 @@ def _absolute(node: ast.ImportFrom, module: tuple[str, ...], is_package: bool) -
     return [*parent[: len(parent) - node.level + 1], *base]
 
 
-def _imported_modules(tree: ast.AST, module: tuple[str, ...], is_package: bool) -> Found:
-    """Line and target of each import, inside functions and through `importlib.import_module` too."""
+def _imported_modules(tree: ast.AST, module: tuple[str, ...], is_package: bool, modules: Container[str]) -> Found:
+    """Line and target of each import, inside functions and through `importlib.import_module` too.
+
+    `from package import name` imports one of `modules` where that is its name, and else the package.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, module, is_package)
             for alias in node.names:
-                # `from hf_ssm import ops` imports a package, `from hf_ssm import HyenaConfig` from hf_ssm itself.
-                target = [*base, alias.name] if base == [PACKAGE] and alias.name in ALLOWED else base
-                yield node.lineno, ".".join(target)
+                target = ".".join([*base, alias.name])
+                yield node.lineno, target if target in modules else ".".join(base)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             for argument in node.args:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
@@ -108,7 +114,7 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
 
 def violations(root: Path) -> list[str]:
     """`file:line: ...` for each import, and each assignment into another package, that is not allowed."""
-    found = []
+    found, packages = [], {f"{PACKAGE}.{name}" for name in ALLOWED}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
@@ -119,7 +125,7 @@ def violations(root: Path) -> list[str]:
             found.append(f"{where}:1: unknown package {own!r}: add it to ALLOWED and to CONTRIBUTING.md")
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        for line, target in _imported_modules(tree, module, is_package):
+        for line, target in _imported_modules(tree, module, is_package, packages):
             head, other, *_ = [*target.split("."), ""]
             if head == PACKAGE and other != own and other not in ALLOWED[own]:
                 found.append(f"{where}:{line}: {own or '__init__'} imports {target}, which is above it")
@@ -134,6 +140,64 @@ def test_imports_point_one_way():
     assert any(ROOT.rglob("*.py")), f"no code below {ROOT}"
     found = violations(ROOT)
     assert not found, "\n".join(found)
+
+
+# The configuration writes the code of its family when it is saved; the bundle reads the registered configurations.
+_CIRCLES = frozenset({("hf_ssm.models.base.configuration", "hf_ssm.models.bundle")})
+
+
+def circle(root: Path, ignored: frozenset[tuple[str, str]] = frozenset()) -> list[str]:
+    """Modules of which each imports the one before it, the first one at the end again; empty if there is no circle.
+
+    Imports count wherever they are: inside functions, for type checkers only, or through `importlib.import_module`.
+
+    Args:
+        root: The folder of the package.
+        ignored: Pairs of a module and one that it imports.
+    """
+    files = {}
+    for path in root.rglob("*.py"):
+        parts = (PACKAGE, *path.relative_to(root).with_suffix("").parts)
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports: dict[str, set[str]] = {}
+    for name, path in files.items():
+        is_package, module = path.stem == "__init__", tuple(name.split(".")[1:])
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        targets = {target for _, target in _imported_modules(tree, module, is_package, files)}
+        # A copy of a module in a checkpoint may ask for the installed one by its name.
+        imports[name] = {other for other in targets & files.keys() - {name} if (name, other) not in ignored}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        modules: list[str] = error.args[1]
+        return modules
+    return []
+
+
+def test_no_module_imports_itself_through_others():
+    assert circle(ROOT, _CIRCLES) == []
+    assert all(circle(ROOT, _CIRCLES - {exception}) for exception in _CIRCLES), "this circle has ended"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from hf_ssm.analysis.report import Report\n",
+        "from hf_ssm.analysis import report\n",
+        "from .report import Report\n",
+        "import hf_ssm.analysis.report\n",
+        "def late():\n    from hf_ssm.analysis.report import Report\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hf_ssm.analysis.report import Report\n",
+        "import importlib\ndef late():\n    importlib.import_module('hf_ssm.analysis.report')\n",
+    ],
+)
+def test_planted_circle_is_found(tmp_path, source):
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis/__init__.py").touch()
+    (tmp_path / "analysis/report.py").write_text("from hf_ssm.analysis import tables\n", encoding="utf-8")
+    (tmp_path / "analysis/tables.py").write_text(source, encoding="utf-8")
+    assert set(circle(tmp_path)) == {"hf_ssm.analysis.report", "hf_ssm.analysis.tables"}
+    assert circle(tmp_path, frozenset({("hf_ssm.analysis.tables", "hf_ssm.analysis.report")})) == []
 
 
 _HOOK = "from hf_ssm.models.base.configuration import SSMConfig\n"

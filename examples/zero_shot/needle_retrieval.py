@@ -39,9 +39,8 @@ from _zero_shot import (
 from torch import Tensor
 
 from hf_ssm.data.records import Record, read_records
-from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, without_end
+from hf_ssm.inference.likelihoods import CausalLikelihood, branched, log_probs_of, without_end
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.prefixes import branched
 from hf_ssm.plotting import style
 from hf_ssm.utils.evaluation import evaluating
 

@@ -56,9 +56,9 @@ class ScanBound:
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers, texts, lists and mappings."""
-        found = dataclasses.asdict(self)
-        log10_capacity = _log10(found.pop("log_capacity"))
-        return {**found, "norms": {} if self.norms is None else _named(self.norms), "log10_capacity": log10_capacity}
+        values = dataclasses.asdict(self)
+        log10_capacity = _log10(values.pop("log_capacity"))
+        return {**values, "norms": {} if self.norms is None else _named(self.norms), "log10_capacity": log10_capacity}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,16 +211,7 @@ def generalization_bound(
     check_model(model)
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
     model = unwrapped(model)
-    operators = list(sequence_operators(model))
-    observers = [_Observer(name, layer, part) for name, layer, part in operators if part.bound_norms is not None]
-    reason = next((part.no_bound for _, _, part in operators if part.no_bound is not None), None)
-    if not observers and reason is not None:
-        raise ValueError(f"There is no bound for {type(model).__name__}: {reason}")
-    if not observers:
-        raise ValueError(
-            f"{type(model).__name__} has no selective scan: this bound is for the selective models "
-            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, use τ and ψ."
-        )
+    observers = _observers(model)
     _observe(model, batches, observers)
     first = observers[0]
     m = first.rows if num_sequences is None else num_sequences
@@ -254,6 +245,21 @@ def generalization_bound(
     )
 
 
+def _observers(model: Any) -> list[_Observer]:
+    """An observer for each scan; an error says why a model has no bound."""
+    operators = list(sequence_operators(model))
+    observers = [_Observer(*place) for place in operators if place[-1].bound_norms is not None]
+    reason = next((operator.no_bound for _, _, operator in operators if operator.no_bound is not None), None)
+    if not observers and reason is not None:
+        raise ValueError(f"There is no bound for {type(model).__name__}: {reason}")
+    if not observers:
+        raise ValueError(
+            f"{type(model).__name__} has no selective scan: this bound is for the selective models "
+            "(SelectiveSSMFor..., family 'selective'). For S4 and Hyena models, use τ and ψ."
+        )
+    return observers
+
+
 def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_Observer]) -> None:
     device = next(model.parameters()).device
     handles = [observer.scan.register_forward_hook(observer, with_kwargs=True) for observer in observers]
@@ -277,7 +283,7 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     pooled = isinstance(model, (SSMForSequenceClassification, SSMForSignalRegression)) and pooling is not None
     outputs = model.classifier.out_features if pooled else None
     projection = getattr(getattr(model, "model", model), "input_projection", None)
-    learnt = projection is not None and any(part.requires_grad for part in projection.parameters())
+    learnt = projection is not None and any(weight.requires_grad for weight in projection.parameters())
     bias = None if outputs is None else model.classifier.bias
     checks: list[tuple[str, bool, float | str | None, str]] = [
         ("block", config.block == "plain", config.block, "block='plain'; `scans` describes each scan"),
@@ -322,8 +328,7 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
 def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
-    direction = scan.direction
-    found = [
+    assumptions = [
         _requirement("real states", scan.A_imag is None, None, "complex_state=False: pairs are not written out here"),
         _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
     ]
@@ -335,23 +340,22 @@ def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
         "largest_step": high,
     }
     output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
-    if scan.A_imag is not None:
-        return ScanBound(seen.name, seen.layer, direction, found, None, None, contraction, output)
-    norms = scan.bound_norms(None, seen.input_norm)
-    smallest, largest = norms.step_range
-    contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
-    numbers = norm_assumptions(norms)
-    is_bounded = all(assumption.holds for assumption in [*found, *numbers])
-    found += norm_assumptions(norms, num_sequences)
-    if not is_bounded:
-        return ScanBound(seen.name, seen.layer, direction, found, norms, None, contraction, output)
-    skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
-    total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
-    output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
-    # The covers need m >= d_2, the bound on the output does not.
-    holds = all(assumption.holds for assumption in found)
-    log_capacity = combine_covers(capacity_covers(norms)) if holds else None
-    return ScanBound(seen.name, seen.layer, direction, found, norms, log_capacity, contraction, output)
+    norms = log_capacity = None
+    if scan.A_imag is None:
+        norms = scan.bound_norms(None, seen.input_norm)
+        smallest, largest = norms.step_range
+        contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
+        is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
+        assumptions += norm_assumptions(norms, num_sequences)
+        if is_bounded:
+            skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
+            total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
+            output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
+            # The covers need m >= d_2, the bound on the output does not.
+            if all(assumption.holds for assumption in assumptions):
+                log_capacity = combine_covers(capacity_covers(norms))
+    place = seen.name, seen.layer, scan.direction
+    return ScanBound(*place, assumptions, norms, log_capacity, contraction, output)
 
 
 def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:

@@ -59,8 +59,9 @@ def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | N
 
 def _of_layer(layer: int, records: Sequence[OperatorRecord], num_sequences: int | None) -> LayerComplexity:
     rows = records[0].num_sequences if num_sequences is None else num_sequences
-    parts = [(record.kernel, record.mean, record.variance) for record in records]
-    taus = torch.cat([tau(kernel, mean, variance) for kernel, mean, variance in parts])
-    measures = torch.cat([generalization_measure(kernel, rows, mean, variance) for kernel, mean, variance in parts])
+    taus = torch.cat([tau(record.kernel, record.mean, record.variance) for record in records])
+    measures = torch.cat(
+        [generalization_measure(record.kernel, rows, record.mean, record.variance) for record in records]
+    )
     l1, l2 = (torch.cat([filter_norm(record.kernel, order) for record in records]).mean().item() for order in (1, 2))
     return LayerComplexity(layer, taus.mean().item(), measures.mean().item(), l1, l2, rows, taus)

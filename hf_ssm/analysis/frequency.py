@@ -104,7 +104,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
     Source: Yu et al. 2025, eqs. (2), (3) and (8), for the discrete kernels.
     """
     omega = frequency_grid(num_frequencies)
-    found = []
+    responses = []
     for name, layer, module in sequence_operators(model):
         if module.frequency_response is None:
             continue
@@ -114,24 +114,24 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
             for group in range(operator.groups):
                 place = FrequencyResponse(name, layer, direction, omega, torch.empty(0), group, operator)
                 response = operator.frequency_response(omega, place.rows)
-                found.append(dataclasses.replace(place, response=response))
-    if not found:
+                responses.append(dataclasses.replace(place, response=response))
+    if not responses:
         raise ValueError(
             f"{type(model).__name__} has no operator with a frequency response: a selective scan varies "
             "in time. Give a Hyena, S4 or S5 model."
         )
-    return found
+    return responses
 
 
 def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
     """A copy on the CPU without gradients, and without the hooks with which accelerate keeps weights elsewhere."""
-    hooks = [part._hf_hook for part in module.modules() if hasattr(part, "_hf_hook")]
+    hooks = [inner._hf_hook for inner in module.modules() if hasattr(inner, "_hf_hook")]
     # Entries of the memo are not copied: a hook holds the weights of the whole model.
     operator = copy.deepcopy(module, {id(hook): None for hook in hooks})
-    for part in operator.modules():
-        if "_hf_hook" in part.__dict__:
+    for inner in operator.modules():
+        if "_hf_hook" in inner.__dict__:
             for name in ("_hf_hook", "_old_forward", "forward"):
-                part.__dict__.pop(name, None)
+                inner.__dict__.pop(name, None)
     return operator.cpu().requires_grad_(False)
 
 
@@ -158,18 +158,22 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 
     Source: Yu et al. 2025, Section 2, for the response of the discrete kernel.
     """
-    polygon = sampled_total_variation(response.response, response.omega, edges)
-    operator = response.operator
+    return variation_of_kernels(response, torch.arange(len(response.response)), edges, rtol)
+
+
+def variation_of_kernels(response: FrequencyResponse, kernels: Tensor, edges: Sequence[float], rtol: float) -> Tensor:
+    """`band_total_variation` of some kernels of a response, by their indices, `(len(kernels), len(edges) - 1)`."""
+    samples, operator = response.response[kernels], response.operator
+    polygon = sampled_total_variation(samples, response.omega, edges)
     if operator is None:
         return polygon
+    rows = response.rows[kernels]
     ends = torch.tensor(list(edges), dtype=torch.float64).clamp(0, math.pi)
     within = (response.omega >= ends[:-1, None]) & (response.omega <= ends[1:, None])
-    undefined = torch.isnan(response.response).any(-1, keepdim=True)
-    finite = ~((torch.isinf(response.response).unsqueeze(1) & within).any(-1) | undefined)
-    if operator.has_graded_response:
-        levels = _lengths_on_graded_nodes(operator, response.rows, ends, finite)
-    else:
-        levels = _lengths_on_even_nodes(operator, response.rows, ends, finite)
+    undefined = torch.isnan(samples).any(-1, keepdim=True)
+    finite = ~((torch.isinf(samples).unsqueeze(1) & within).any(-1) | undefined)
+    lengths = _lengths_on_graded_nodes if operator.has_graded_response else _lengths_on_even_nodes
+    levels = lengths(operator, rows, ends, finite)
     return torch.where(finite, _extrapolated(levels, rtol), torch.where(undefined, math.nan, math.inf))
 
 
@@ -192,8 +196,8 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
 
 def _features(operator: SequenceOperator, rows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Centres and widths, `(R, n)`, of the peaks of a response; `None` if unknown."""
-    found: tuple[Tensor, Tensor] | None = operator.response_features(rows)
-    return None if found is None else (found[0], found[1].clamp(_NARROWEST, math.pi))
+    features: tuple[Tensor, Tensor] | None = operator.response_features(rows)
+    return None if features is None else (features[0], features[1].clamp(_NARROWEST, math.pi))
 
 
 def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
@@ -234,8 +238,8 @@ def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, nu
     """The response at nodes `(R, M)`, different for each row, in blocks of rows."""
     # A handful of numbers each for every node and pole.
     at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
-    parts = zip(nodes.split(at_once), rows.split(at_once), strict=True)
-    return torch.cat([operator.frequency_response(part, own) for part, own in parts])
+    blocks = zip(nodes.split(at_once), rows.split(at_once), strict=True)
+    return torch.cat([operator.frequency_response(*block) for block in blocks])
 
 
 def _lengths_on_even_nodes(
@@ -251,8 +255,8 @@ def _lengths_on_even_nodes(
     while count <= finest:
         omega = frequency_grid(count + 1)
         lengths, size = [], 0.0
-        for part in rows.split(max(1, _AT_ONCE // count)):
-            values = operator.frequency_response(omega, part)
+        for block in rows.split(max(1, _AT_ONCE // count)):
+            values = operator.frequency_response(omega, block)
             lengths.append(sampled_total_variation(values, omega, ends.tolist()))
             size = max(size, torch.where(torch.isfinite(values), values, 0.0).abs().max().item())
         yield torch.where(finite, torch.cat(lengths), 0.0), size

@@ -36,7 +36,7 @@ def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterR
             yield role.quantity, role.value(value)
         if role.times is not None:
             partner = parameters[".".join([*name.split(".")[:-1], role.times])].detach().cpu().double()
-            first, second = (torch.view_as_complex(part.contiguous()) for part in (value, partner))
+            first, second = (torch.view_as_complex(factor.contiguous()) for factor in (value, partner))
             # Channel c of `second` uses copy c mod S of `first`.
             first = first.repeat(second.shape[-2] // first.shape[0], 1)
             yield "BC", torch.view_as_real(first * second)
@@ -90,9 +90,9 @@ def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]
     Empty if there is none, or if it counts from a resumption instead of the start of training.
     """
     for entry in reversed(log_history):
-        found = {group: entry[f"{_PREFIX}{group}"] for group in QUANTITIES if f"{_PREFIX}{group}" in entry}
-        if found:
-            return {} if _SINCE in entry else found
+        changes = {group: entry[f"{_PREFIX}{group}"] for group in QUANTITIES if f"{_PREFIX}{group}" in entry}
+        if changes:
+            return {} if _SINCE in entry else changes
     return {}
 
 
@@ -127,7 +127,10 @@ class ParameterMovement(TrainerCallback):
         parameters = _whole(_parameters(kwargs["model"]))
         if not state.is_world_process_zero:
             return
-        self.initial = {name: _copied(value) for name, value in parameters.items()}
+        self.initial = {
+            name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, value in parameters.items()
+        }
         self.since_step = 0
         if state.global_step == 0:
             return
@@ -181,12 +184,12 @@ class ParameterMovement(TrainerCallback):
         parameters = _whole(_parameters(model))
         if not self.initial:
             return {}
-        found = relative_change(_roles(model), self.initial, parameters)
-        return {group: value for group, value in found.items() if value is not None}
+        changes = relative_change(_roles(model), self.initial, parameters)
+        return {group: value for group, value in changes.items() if value is not None}
 
     def _entry(self, model: nn.Module) -> dict[str, float]:
-        known = {f"{_PREFIX}{group}": value for group, value in self.changes(model).items()}
-        return {**known, _SINCE: self.since_step} if self.since_step else known
+        entry = {f"{_PREFIX}{group}": value for group, value in self.changes(model).items()}
+        return {**entry, _SINCE: self.since_step} if self.since_step else entry
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
@@ -203,14 +206,11 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {_bare_name(name): value for name, value in model.named_parameters()}
 
 
-def _joined(value: Any) -> Tensor:
-    whole: Tensor = value.detach().full_tensor()
-    return whole.cpu()
-
-
-def _whole(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _whole(parameters: Mapping[str, Any]) -> dict[str, Tensor]:
     """Parameters whose parts in all processes are joined, on the CPU; those that are not sharded as they are."""
-    return {name: _joined(value) if is_sharded(value) else value for name, value in parameters.items()}
+    return {
+        name: value.detach().full_tensor().cpu() if is_sharded(value) else value for name, value in parameters.items()
+    }
 
 
 def _roles(model: nn.Module) -> dict[str, ParameterRole]:
@@ -221,10 +221,6 @@ def _roles(model: nn.Module) -> dict[str, ParameterRole]:
 def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         parameters[name].copy_(value)
-
-
-def _copied(value: Tensor) -> Tensor:
-    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _stored_snapshot(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

@@ -7,17 +7,17 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.utils import logging
 
 from hf_ssm import plotting
-from hf_ssm.analysis import tables
 from hf_ssm.analysis.bounds import ModelBound, generalization_bound
 from hf_ssm.analysis.complexity import LayerComplexity, layer_complexities
 from hf_ssm.analysis.frequency import (
@@ -25,26 +25,38 @@ from hf_ssm.analysis.frequency import (
     FrequencyResponse,
     alpha_recommendation,
     frequency_responses,
+    has_frequency_responses,
 )
 from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
+from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.utils.checks import check_batch, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
-__all__ = ["BANDS", "TheoryReport", "theory_report"]
+__all__ = ["BANDS", "FEWEST_SEQUENCES", "TheoryReport", "tables_of", "theory_report"]
+
+T = TypeVar("T")
 
 BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 """Ends of the frequency bands of the report, in radians per sample."""
 
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
-_TAU, _RESPONSE, _MOVEMENT = "tau.png", "responses.png", "movement.png"
-FILES = (REPORT_NAME, *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _MOVEMENT) for form in ("png", "svg")))
+_TAU, _RESPONSE, _PARAMETER_CHANGE = "tau.png", "responses.png", "movement.png"
+FILES = (
+    REPORT_NAME,
+    *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _PARAMETER_CHANGE) for form in ("png", "svg")),
+)
 """What `save_json` and `save_pictures` write."""
 
+FEWEST_SEQUENCES = 16
+"""Number of sequences whose variance, and so τ, is within a tenth of that of many sequences."""
+
 _FEWEST_FREQUENCIES = 513
+# The share of power for which the table shows the recommendation of α.
+_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +73,7 @@ class TheoryReport:
         alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: Of Honarpisheh et al., or the reason why there is none.
-        movement: Relative change of each group of parameters in training; empty if unknown.
+        parameter_change: Relative change of each group of parameters in training; empty if unknown.
         settings: The caller's `settings`.
         is_time_invariant: Whether the kernels of all operators are the same at all positions.
     """
@@ -75,13 +87,13 @@ class TheoryReport:
     alpha: AlphaRecommendation | str
     alpha_of_layers: dict[int, AlphaRecommendation | str]
     bound: ModelBound | str
-    movement: dict[str, float | None]
+    parameter_change: dict[str, float | None]
     settings: dict[str, Any]
     is_time_invariant: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the responses, as plain values for a JSON file; numbers that are not finite are `None`."""
-        return _plain(
+        return _as_json(
             {
                 "versions": _versions(),
                 "settings": self.settings,
@@ -92,24 +104,24 @@ class TheoryReport:
                     for layer in self.complexity
                 ],
                 "bands": list(self.bands),
-                "total_variation": [dataclasses.asdict(part) for part in self.variation],
+                "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
                 "alpha": _as_dict(self.alpha),
-                "alpha_of_layers": {layer: _as_dict(found) for layer, found in self.alpha_of_layers.items()},
+                "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
                 "bound": _as_dict(self.bound),
-                "movement": self.movement,
+                "movement": self.parameter_change,
             }
         )
 
     def to_text(self) -> str:
         """Tables for a terminal."""
-        return tables.plain_text(tables.tables_of(self))
+        return plain_text(tables_of(self))
 
     def to_markdown(self) -> str:
         """The section "Theory report" of a model card, its tables below headings of the third level."""
-        return "## Theory report\n\n" + tables.markdown(tables.tables_of(self))
+        return "## Theory report\n\n" + markdown(tables_of(self))
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
-        """Write the figures (τ and, if there are any, responses and movement) to a folder; return their paths.
+        """Write the figures (τ; responses and changes of parameters if there are any) to a folder; return their paths.
 
         Args:
             folder: An existing folder.
@@ -126,10 +138,10 @@ class TheoryReport:
             length = self.data["longest"]
             plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE, title, length=length, unit=unit)
             written.append(folder / _RESPONSE)
-        if self.movement:
-            changes = {QUANTITIES[group]: change for group, change in self.movement.items()}
-            plotting.plot_parameter_change(changes, folder / _MOVEMENT)
-            written.append(folder / _MOVEMENT)
+        if self.parameter_change:
+            changes = {QUANTITIES[group]: change for group, change in self.parameter_change.items()}
+            plotting.plot_parameter_change(changes, folder / _PARAMETER_CHANGE)
+            written.append(folder / _PARAMETER_CHANGE)
         return written
 
     def save_json(self, path: str | Path) -> None:
@@ -143,16 +155,16 @@ def _versions() -> dict[str, str]:
     return {package: sys.modules[package].__version__, **{name: version(name) for name in ("torch", "transformers")}}
 
 
-def _as_dict(part: Any) -> Any:
-    return {"none": part} if isinstance(part, str) else part.to_dict()
+def _as_dict(result: Any) -> Any:
+    return {"none": result} if isinstance(result, str) else result.to_dict()
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value as JSON types."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): _as_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_as_json(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
@@ -164,7 +176,7 @@ def theory_report(
     *,
     num_sequences: int | None = None,
     bands: Sequence[float] = BANDS,
-    movement: Mapping[str, float | None] | None = None,
+    parameter_change: Mapping[str, float | None] | None = None,
     data: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -177,7 +189,7 @@ def theory_report(
             them are kept in memory.
         num_sequences: n, the number of training sequences, for ψ²/√n and the bound; default: the rows of the batches.
         bands: Ends of the frequency bands, ascending, in radians per sample in [0, π].
-        movement: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
+        parameter_change: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
         data: Description of the data, copied into the report.
         settings: Anything else, copied into the report.
         progress: Show a progress bar.
@@ -200,9 +212,7 @@ def theory_report(
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences
-    operators = [operator for _, _, operator in sequence_operators(model)]
-    has_responses = any(operator.frequency_response is not None for operator in operators)
-    responses = frequency_responses(model) if has_responses else []
+    responses = frequency_responses(model) if has_frequency_responses(model) else []
     base = getattr(unwrapped(model), "config", None)
     family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
     return TheoryReport(
@@ -219,12 +229,14 @@ def theory_report(
         bands=tuple(float(edge) for edge in bands),
         responses=responses,
         variation=layer_variations(responses, bands),
-        alpha=_alpha(base, None),
-        alpha_of_layers={layer.layer: _alpha(base, _power(records, layer.layer)) for layer in complexity},
-        bound=_bound(unwrapped(model), batches, n),
-        movement=dict(movement or {}),
+        alpha=_or_reason(alpha_recommendation, base),
+        alpha_of_layers={
+            layer.layer: _or_reason(alpha_recommendation, base, _power(records, layer.layer)) for layer in complexity
+        },
+        bound=_or_reason(generalization_bound, unwrapped(model), batches, num_sequences=n),
+        parameter_change=dict(parameter_change or {}),
         settings=dict(settings or {}),
-        is_time_invariant=all(operator.is_time_invariant for operator in operators),
+        is_time_invariant=all(operator.is_time_invariant for _, _, operator in sequence_operators(model)),
     )
 
 
@@ -250,19 +262,150 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
 
 def _power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
     """The power of the inputs of the operators of a layer, `(C, F)`."""
-    own = [record for record in records if record.layer == layer and record.direction == "forward"]
-    return torch.cat([record.power for record in own if record.power is not None])
+    forward = [record for record in records if record.layer == layer and record.direction == "forward"]
+    return torch.cat([record.power for record in forward if record.power is not None])
 
 
-def _alpha(config: Any, power: Tensor | None) -> AlphaRecommendation | str:
+def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:
+    """The result of a function, or the message of its `ValueError`."""
     try:
-        return alpha_recommendation(config, power)
+        return function(*args, **kwargs)
     except ValueError as error:
         return str(error)
 
 
-def _bound(model: Any, batches: Sequence[Mapping[str, Any]], num_sequences: int) -> ModelBound | str:
-    try:
-        return generalization_bound(model, batches, num_sequences=num_sequences)
-    except ValueError as error:
-        return str(error)
+def tables_of(report: TheoryReport) -> list[Table]:
+    """All parts of a report, in the order of reading."""
+    return [
+        _complexity_table(report),
+        _variation_table(report),
+        _alpha_table(report),
+        *_bound_tables(report),
+        _parameter_change_table(report),
+    ]
+
+
+def _complexity_table(report: TheoryReport) -> Table:
+    rows = [
+        (layer.layer, layer.tau, layer.measure, layer.squared_l1_norm, layer.squared_l2_norm)
+        for layer in report.complexity
+    ]
+    notes = [
+        f"Means over channels, on {report.data['rows']} sequences of up to {report.data['longest']} positions; "
+        f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
+        "norms do not depend on the data."
+    ]
+    if report.data["rows"] < FEWEST_SEQUENCES:
+        notes.append(
+            f"τ and ψ²/√n need the variance of the inputs over the sequences. Fewer than {FEWEST_SEQUENCES} sequences "
+            "give too small a variance, a single one gives none: do not compare these values with others."
+        )
+    if not report.is_time_invariant:
+        notes.append(
+            "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "
+            "at the last token."
+        )
+    return Table("Complexity", ("layer", "τ", "ψ²/√n", "‖k‖₁²", "‖k‖₂²"), rows, notes)
+
+
+def _variation_table(report: TheoryReport) -> Table:
+    title = "Total variation of the frequency response"
+    if not report.variation:
+        return Table(title, notes=["None: a selective scan has no frequency response, as it varies in time."])
+    bands = [f"{_multiple_of_pi(low)} to {_multiple_of_pi(high)}" for low, high in pairwise(report.bands)]
+    rows = [(layer.layer, layer.direction, *layer.variation) for layer in report.variation]
+    notes = ["Means over channels, by angular frequency in radians per sample (Yu et al. 2025, Section 2)."]
+    for measured, kernels in sorted({(layer.measured, layer.kernels) for layer in report.variation}):
+        if measured == 0:
+            notes.append("Not measured, as the kernels have so many taps that it would take hours.")
+        elif measured < kernels:
+            notes.append(f"Of {measured} of the {kernels} kernels of a layer, evenly chosen, as they have many taps.")
+    return Table(title, ("layer", "direction", *bands), rows, notes)
+
+
+def _alpha_table(report: TheoryReport) -> Table:
+    title = "Useful range of the frequency scale α"
+    if isinstance(report.alpha, str):
+        return Table(title, notes=[f"None: {report.alpha}"])
+    rows: list[tuple[Any, ...]] = [("without data", None, *report.alpha.data_free)]
+    for layer, alpha in report.alpha_of_layers.items():
+        if not isinstance(alpha, str):
+            rows.append((f"inputs of layer {layer}", alpha.edges[_SHARE], *alpha.from_data[_SHARE]))
+    low, high = report.alpha.time_steps
+    scale = report.model["frequency_scale"]
+    notes = [
+        f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit "
+        f"from data puts the fastest pole at the frequency ω below which {_SHARE:.0%} of the power of a layer's "
+        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1); it is no value "
+        f"to aim at. Step sizes Δ go from {low:g} to {high:g}."
+    ]
+    notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
+    return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
+
+
+def _verdict(scale: float, limits: tuple[float, float]) -> str:
+    """α compared with the limits for the largest and the smallest step size."""
+    if scale <= limits[0]:
+        return "below the limit without data for every step size"
+    if scale > limits[1]:
+        return "above the limit without data for every step size"
+    return "below the limit without data for small step sizes and above it for large ones"
+
+
+def _bound_tables(report: TheoryReport) -> list[Table]:
+    title = "Generalisation bound"
+    if isinstance(report.bound, str):
+        return [Table(title, notes=[f"None: {report.bound}"])]
+    bound = report.bound.to_dict()
+    failed = [entry for entry in bound["assumptions"] if not entry["holds"]]
+    norms = bound["norms"]
+    values = (
+        (f"bound (27) on the gap, n = {bound['num_sequences']}", bound["bound"]),
+        (f"for sequences of at most {bound['longest']} positions", bound["bound_at_length"]),
+        ("log₁₀ of the capacity", bound["log10_capacity"]),
+        ("log₁₀ of its leading terms (28), (29)", bound["log10_leading_terms"]),
+        ("log₁₀ of the sequences needed for a bound below 1", bound["log10_sequences_needed"]),
+        ("stability margin s_A", norms.get("s_A")),
+        ("contraction ρ_A", norms.get("rho_A")),
+    )
+    rows = [(name, value) for name, value in values if value is not None]
+    notes = [f"Theorem {bound['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
+    if (bound["bound"] or 0) > 1:
+        notes.append("A bound above 1 is vacuous for such a loss.")
+    if failed:
+        notes.append("It makes no claim for this model, as these assumptions fail:")
+        notes += [f"- {entry['name']}: {entry['message']}" for entry in failed]
+    notes += bound["notes"]
+    scans = []
+    if failed:
+        # The first scan without a capacity gives the reason for all, as the scans of a model have the same sizes.
+        lacking = [scan for scan in bound["scans"] if scan["log10_capacity"] is None]
+        reasons = [entry["message"] for scan in lacking[:1] for entry in scan["assumptions"] if not entry["holds"]]
+        notes += [f"No capacity of the scans: {'; '.join(reasons)}"] if reasons else []
+        header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
+        places = ("layer", "direction", "log10_capacity")
+        numbers = [
+            (*(scan[name] for name in places), scan["contraction"]["mean"], scan["output"]["largest"])
+            for scan in bound["scans"]
+        ]
+        scans = [Table("Each scan alone (an adaptation, not a bound for the network)", header, numbers)]
+    return [Table(title, ("quantity", "value") if rows else (), rows, notes), *scans]
+
+
+def _parameter_change_table(report: TheoryReport) -> Table:
+    title = "Movement of the parameters in training"
+    if not report.parameter_change:
+        return Table(title, notes=["Not known: no training_log.json records it from the start of training."])
+    rows = [(QUANTITIES[group], value) for group, value in report.parameter_change.items()]
+    notes = ["‖θ_after − θ_before‖ / ‖θ_before‖ (Yu et al. 2025, Table 1); – where a group was zero before."]
+    return Table(title, ("parameters", "relative change"), rows, notes)
+
+
+def _multiple_of_pi(frequency: float) -> str:
+    """0, π/4, π, or else a decimal number."""
+    if frequency == 0:
+        return "0"
+    denominator = math.pi / frequency
+    if math.isclose(denominator, round(denominator), rel_tol=1e-9):
+        return "π" if round(denominator) == 1 else f"π/{round(denominator)}"
+    return f"{frequency:.3g}"

@@ -54,7 +54,7 @@ def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]
     Returns `centroid_layer_<i>` and `peak_layer_<i>`, with the suffix "_backward" for the kernel of the other direction
     and "_<group>" for further convolutions of a layer. Infinite values of a response are left out.
     """
-    found = {}
+    summary = {}
     for response in responses:
         power = response.response.abs().square().mean(dim=0)
         kept = power.isfinite()
@@ -62,9 +62,9 @@ def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]
         place = f"layer_{response.layer}" + ("_backward" if response.direction == "backward" else "")
         place += f"_{response.group}" if response.group else ""
         total = power.sum().item()
-        found[f"centroid_{place}"] = (power * cycles).sum().item() / total if total > 0 else 0.0
-        found[f"peak_{place}"] = cycles[power.argmax()].item()
-    return found
+        summary[f"centroid_{place}"] = (power * cycles).sum().item() / total if total > 0 else 0.0
+        summary[f"peak_{place}"] = cycles[power.argmax()].item()
+    return summary
 
 
 def _magnitudes(response: FrequencyResponse) -> list[list[float | None]]:

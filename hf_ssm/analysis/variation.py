@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
+from hf_ssm.analysis.frequency import FrequencyResponse, variation_of_kernels
 
 __all__ = ["Variation", "layer_variations"]
 
@@ -39,17 +39,6 @@ class Variation:
     measured: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _SomeKernels(FrequencyResponse):
-    """A response with the kernels `chosen` from its convolution."""
-
-    chosen: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-
-    @property
-    def rows(self) -> Tensor:
-        return super().rows[self.chosen]
-
-
 def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[float]) -> list[Variation]:
     """The total variation of each layer and direction over bands of frequency; see `band_total_variation`.
 
@@ -62,28 +51,28 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
 
     Source: Yu et al. 2025, Section 2.
     """
-    found = []
-    for layer, direction in sorted(
-        {(part.layer, part.direction) for part in responses}, key=lambda p: (p[0], p[1] == "backward")
-    ):
-        own = [part for part in responses if (part.layer, part.direction) == (layer, direction)]
-        chosen = [_chosen(part, _MOST_TAPS // len(responses)) for part in own]
-        lengths = [band_total_variation(part, bands, rtol=_RTOL) for part in chosen if len(part.response)]
-        total, measured = (sum(len(part.response) for part in parts) for parts in (own, chosen))
+    variations = []
+    places = {(response.layer, response.direction) for response in responses}
+    for layer, direction in sorted(places, key=lambda place: (place[0], place[1] == "backward")):
+        of_layer = [response for response in responses if (response.layer, response.direction) == (layer, direction)]
+        chosen = [_chosen(response, _MOST_TAPS // len(responses)) for response in of_layer]
+        lengths = [
+            variation_of_kernels(response, kernels, bands, _RTOL)
+            for response, kernels in zip(of_layer, chosen, strict=True)
+            if len(kernels)
+        ]
+        total, measured = sum(len(response.response) for response in of_layer), sum(map(len, chosen))
         mean = torch.cat(lengths).mean(0).tolist() if measured else [math.nan] * (len(bands) - 1)
-        found.append(Variation(layer, direction, mean, total, measured))
-    return found
+        variations.append(Variation(layer, direction, mean, total, measured))
+    return variations
 
 
-def _chosen(response: FrequencyResponse, most_taps: int) -> FrequencyResponse:
-    """A response with at most `most_taps` taps: all kernels, or evenly spaced ones."""
+def _chosen(response: FrequencyResponse, most_taps: int) -> Tensor:
+    """Indices of kernels with at most `most_taps` taps together: all, or evenly spaced ones."""
     kernels = len(response.response)
     # The time of the variation is proportional to the support of a kernel, if there is one.
     taps = 1 if response.operator is None else response.operator.support or 1
     count = min(kernels, most_taps // taps)
-    if count == kernels:
-        return response
-    count = 0 if count < _FEWEST_KERNELS else count
-    chosen = torch.linspace(0, kernels - 1, count).round().long()
-    held = {field.name: getattr(response, field.name) for field in dataclasses.fields(response)}
-    return _SomeKernels(**{**held, "response": response.response[chosen]}, chosen=chosen)
+    if count < min(kernels, _FEWEST_KERNELS):
+        count = 0
+    return torch.linspace(0, kernels - 1, count).round().long()

@@ -8,11 +8,12 @@ import gradio as gr
 import torch
 
 from hf_ssm.app import markup
-from hf_ssm.app.figures import beside, figure_html, plot_curve, row
+from hf_ssm.app.figures import beside, figure_html, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
-from hf_ssm.plotting.tokens import displayed_tokens
+from hf_ssm.plotting import plot_masking_curves
+from hf_ssm.plotting.tokens import describe_target, displayed_tokens, value_name, warning
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.attributions import ATTRIBUTIONS, check_library, check_strands
 
@@ -51,7 +52,7 @@ def missing(served: ServedModel) -> str | None:
 
 def available_methods(served: ServedModel) -> list[tuple[str, str]]:
     """Descriptions and names of the methods whose library is installed and that suit the model."""
-    found = []
+    methods = []
     for name, text in METHODS.items():
         try:
             if name in ATTRIBUTIONS:
@@ -61,17 +62,16 @@ def available_methods(served: ServedModel) -> list[tuple[str, str]]:
                 continue
         except (ImportError, ValueError):
             continue
-        found.append((text, name))
-    return found
+        methods.append((text, name))
+    return methods
 
 
 def masks(served: ServedModel) -> list[tuple[str, str]]:
     """Descriptions and names of the replacements of masked tokens, the best first."""
-    known = served.processor.get_vocab()
-    found = [("N, an unknown base", "n")] if "N" in known else []
-    found += [("the mask token", "mask")] if served.processor.mask_token is not None else []
+    tokens = [("N, an unknown base", "n")] if "N" in served.processor.get_vocab() else []
+    tokens += [("the mask token", "mask")] if served.processor.mask_token is not None else []
     # A masked language model has seen its mask in training.
-    return [*(found[::-1] if served.head == "masked" else found), ("a zero embedding", "zero")]
+    return [*(tokens[::-1] if served.head == "masked" else tokens), ("a zero embedding", "zero")]
 
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
@@ -113,7 +113,7 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
         target: Name of a class or `_PREDICTED`; otherwise the position of a token, from 1, or 0 for the last.
     """
     record = served.first_record(text, _MOST_EXACT if method == "exact" else _MOST_LETTERS)
-    (own,) = served.encoded([record])
+    (encoded,) = served.encoded([record])
     runner = MaskingProbe(
         served.model,
         served.processor,
@@ -122,7 +122,7 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
         max_tokens_per_batch=served.reader.max_tokens_per_batch,
         allow_wrong=True,
     )
-    places = (~own.special).nonzero().flatten().tolist()
+    places = (~encoded.special).nonzero().flatten().tolist()
     goal: Any = None
     if served.head == "class":
         goal = None if target == _PREDICTED else served.class_names.index(target)
@@ -132,8 +132,8 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
         goal = places[int(target or 0) - 1]
     # A causal model does not read the token that it predicts, nor later ones.
     job.expect(sum(place < goal for place in places) if served.head == "causal" else len(places))
-    found: MaskingResult = runner.run(own.ids, goal, progress=job.advance)
-    return found
+    result: MaskingResult = runner.run(encoded.ids, goal, progress=job.advance)
+    return result
 
 
 def effects(result: MaskingResult) -> torch.Tensor:
@@ -165,40 +165,23 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
         if signed
         else markup.legend("masked at no cost", "all of the probability lost once masked", False)
     )
-    label = "probability" if result.target["kind"] != "callable" else "value"
+    label, class_names = value_name(result), dict(enumerate(served.class_names))
+    left = result.tokens_left(0.9, relative=True)
+    summary = f"{describe_target(result, class_names)}: {probabilities[0]:.1%}. "
+    summary += f"Nine tenths of it need {left} of {len(result.order)} tokens."
+    stays = warning(result, class_names)
+    caution = f'<p class="message">{escape(stays)}</p>' if stays else ""
     caption = f"The {label} while tokens are masked: a late fall means that few tokens suffice."
     return (
-        markup.section(f'<p class="answer">{escape(_summary(served, result))}</p>', _caution(result))
+        markup.section(f'<p class="answer">{escape(summary)}</p>', caution)
         + markup.section(scale_text, markup.tokens(tokens), title="Tokens by their effect")
         + markup.section(
             row(
-                figure_html(plot_curve(probabilities, label), caption),
+                figure_html(plot_masking_curves([result], value=label), caption),
                 beside(markup.table(["position", "token", "effect"], _top(names, values), "The largest effects")),
             ),
             title="Curve",
         )
-    )
-
-
-def _summary(served: ServedModel, result: MaskingResult) -> str:
-    target, start = result.target, result.probabilities[0].item()
-    if target["kind"] == "class":
-        what = f"{served.class_names[target['label']]}"
-    else:
-        (token,) = served.processor.convert_ids_to_tokens([target["token"]])
-        what = f"token {token}"
-    at = f" at position {target['position'] + 1}" if target.get("position") is not None else ""
-    left = result.tokens_left(0.9, relative=True)
-    return f"{what}{at}: {start:.1%}. Nine tenths of it need {left} of {len(result.order)} tokens."
-
-
-def _caution(result: MaskingResult) -> str:
-    if not result.needs_no_token:
-        return ""
-    end = result.probabilities[-1].item()
-    return (
-        f'<p class="message">With all tokens masked the probability is still {end:.1%}: this is the answer to a '
-        "sequence without information, and no token explains it.</p>"
     )
 
 

@@ -20,6 +20,7 @@ from hf_ssm.app.wiring import Jobs
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.plotting.theory import response_title
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 
 __all__ = ["add_tab", "changed_response", "missing", "response_html", "spectrum_html"]
@@ -58,10 +59,17 @@ def _add_response(served: ServedModel) -> None:
     try:
         responses = frequency_responses(served.model)
     except ValueError:
-        gr.HTML(markup.note(_no_response(served)))
+        gr.HTML(
+            markup.note(
+                "A selective scan changes its kernel from token to token and has no frequency response; α and β act on "
+                "models with long convolutions (S4, S5, Hyena)."
+                if served.is_own
+                else "The frequency response is known for the models of hf_ssm only."
+            )
+        )
         return
     has_alpha = any(map(_frequencies, (response.operator for response in responses)))
-    names = [_name(response, responses) for response in responses]
+    names = [response_title(response, responses) for response in responses]
     with gr.Row():
         with gr.Column(min_width=300):
             gr.Markdown(_EXPLANATION)
@@ -91,22 +99,6 @@ def _add_response(served: ServedModel) -> None:
             show, controls, figure, show_progress="hidden", trigger_mode="always_last", api_visibility="private"
         )
     reset.click(lambda: (0, 0), None, [alpha, beta], show_progress="hidden", api_visibility="private")
-
-
-def _no_response(served: ServedModel) -> str:
-    if not served.is_own:
-        return "The frequency response is known for the models of hf_ssm only."
-    return (
-        "A selective scan changes its kernel from token to token and has no frequency response; α and β act on models "
-        "with long convolutions (S4, S5, Hyena)."
-    )
-
-
-def _name(response: FrequencyResponse, responses: list[FrequencyResponse]) -> str:
-    parts = [f"layer {response.layer}"]
-    parts += [response.direction] if any(other.direction != response.direction for other in responses) else []
-    parts += [f"convolution {response.group}"] if any(other.group != response.group for other in responses) else []
-    return ", ".join(parts)
 
 
 def _frequencies(operator: SequenceOperator | None) -> list[str]:
@@ -144,25 +136,19 @@ def changed_response(response: FrequencyResponse, scale: float, added: float) ->
 
 def response_html(served: ServedModel, response: FrequencyResponse, power: float, added: float) -> str:
     """The figure of a layer, as trained and, if anything is changed, with other α and β."""
-    scale = 10.0**power
-    is_changed = power != 0 or added != 0
-    changed = changed_response(response, scale, added) if is_changed else None
-    alpha, beta = float(getattr(served.config, "frequency_scale", 1.0)), _mean_order(response)
-    now = [f"α = {alpha * scale:.3g}"] if _frequencies(response.operator) else []
-    now.append(f"β = {beta + added:.2g}")
-    trained = [f"α = {alpha:.3g}"] if now[1:] else []
-    trained.append(f"β = {beta:.2g}")
-    caption = f"As trained ({', '.join(trained)})" + (f" and with {', '.join(now)}." if is_changed else ".")
-    caption += " Lines: median of the channels; bands: the middle 80 %."
-    figure = plot_responses(response, changed, f"with {', '.join(now)}")
-    return markup.section(figure_html(figure, caption))
-
-
-def _mean_order(response: FrequencyResponse) -> float:
-    operator = response.operator
+    operator, scale = response.operator, 10.0**power
     assert operator is not None
-    order = operator.initial_order if operator.sobolev_order is None else operator.sobolev_order.mean().item()
-    return float(order)
+    changed = changed_response(response, scale, added) if power != 0 or added != 0 else None
+    beta = float(operator.initial_order if operator.sobolev_order is None else operator.sobolev_order.mean())
+    alpha = float(getattr(served.config, "frequency_scale", 1.0)) if _frequencies(operator) else None
+
+    def values(alpha: float | None, beta: float) -> str:
+        return f"β = {beta:.2g}" if alpha is None else f"α = {alpha:.3g}, β = {beta:.2g}"
+
+    label = f"with {values(None if alpha is None else alpha * scale, beta + added)}"
+    caption = f"As trained ({values(alpha, beta)}){'' if changed is None else f' and {label}'}."
+    caption += " Lines: median of the channels; bands: the middle 80 %."
+    return markup.section(figure_html(plot_responses(response, changed, label), caption))
 
 
 def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
@@ -177,7 +163,7 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
                 name = f"input of layer {record.layer}"
                 spectra[name] = spectra.get(name, torch.zeros(count)) + record.power.sum(0).cpu()
     for name, power in spectra.items():
-        if not math.isfinite(power.sum()):
+        if not power.sum().isfinite():
             raise ValueError(
                 f"The power of the {name} is not finite: are the numbers on the scale of the training data?"
             )
@@ -195,11 +181,8 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
     # The sequences, the first and the last layer: more lines would hide each other.
     chosen = {name: spectra[name] for name in dict.fromkeys([*list(spectra)[:2], list(spectra)[-1]])}
     about = "Frequencies in cycles per position; the strongest period, in positions; its peak over the neighbours"
-    words = [
-        markup.table(header, rows, about),
-        _alpha(served, spectra),
-    ]
-    return markup.section(row(figure_html(plot_spectra(chosen), caption), beside("".join(words))))
+    words = markup.table(header, rows, about) + _alpha(served, spectra)
+    return markup.section(row(figure_html(plot_spectra(chosen), caption), beside(words)))
 
 
 def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: int) -> Tensor:
@@ -210,10 +193,10 @@ def _input_power(served: ServedModel, batches: list[dict[str, Tensor]], count: i
             power, number = power_spectrum(values, num_frequencies=count).sum(0), values.shape[1]
         else:
             ids, mask = (batch[name].reshape(-1, batch[name].shape[-1]) for name in ("input_ids", "attention_mask"))
-            own = mask.bool() & ~torch.isin(ids, served.special_ids())
+            is_symbol = mask.bool() & ~torch.isin(ids, served.special_ids())
             # A sequence may consist of special tokens.
-            number = int(own.sum())
-            power = symbol_spectrum(ids, own, num_frequencies=count) if number else torch.zeros(count)
+            number = int(is_symbol.sum())
+            power = symbol_spectrum(ids, is_symbol, num_frequencies=count) if number else torch.zeros(count)
         total, positions = total + power.cpu() * number, positions + number
     return total / max(positions, 1)
 
@@ -224,7 +207,7 @@ def _alpha(served: ServedModel, spectra: dict[str, Tensor]) -> str:
     if not layers:
         return ""
     try:
-        found = alpha_recommendation(served.config, torch.stack(layers).mean(0), quantiles=(0.9,))
+        recommendation = alpha_recommendation(served.config, torch.stack(layers).mean(0), quantiles=(0.9,))
     except ValueError:
         return ""
-    return f"<p>α (frequency_scale) acts before training. For the inputs of the layers: {found.verdict}</p>"
+    return f"<p>α (frequency_scale) acts before training. For the inputs of the layers: {recommendation.verdict}</p>"

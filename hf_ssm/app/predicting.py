@@ -1,6 +1,7 @@
 """The tab of predictions: classes and values, likelihoods, next and masked tokens, generated text."""
 
 import math
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -15,7 +16,6 @@ from hf_ssm.app.reading import MOST_SEQUENCES
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.inference.likelihoods import log_likelihoods
-from hf_ssm.inference.predict import predict
 from hf_ssm.plotting.style import PALETTE
 from hf_ssm.utils.evaluation import evaluating
 
@@ -74,47 +74,46 @@ def prediction_html(served: ServedModel, job: Job, text: str, *options: Any) -> 
         )
     if served.head == "masked":
         return _filled(served, records[0], *options)
-    found = predict(served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch)
-    return _of_tokens(served, found) if served.head == "tokens" else _of_sequences(served, found)
+    predictions = served.predict(records)
+    return _of_tokens(served, predictions) if served.head == "tokens" else _of_sequences(predictions)
 
 
-def _of_sequences(served: ServedModel, found: Dataset) -> str:
+def _of_sequences(predictions: Dataset) -> str:
     """Classes or values of whole sequences."""
-    first, names = found[0], [name for name in found.column_names if name.startswith(_PROBABILITY)]
-    table = markup.table(
-        [name.removeprefix(_PROBABILITY) for name in found.column_names],
-        [_shown(row) for row in found.select(range(min(len(found), _MOST_ROWS)))],
-        "Probabilities of the classes" if names else "Predicted values",
-    )
-    if not names:
-        return markup.section(table, title="Prediction") if len(found) > 1 else _values(first) + markup.section(table)
-    answer = f"{first['prediction'] or 'no class'}"
-    chosen = sorted(names, key=lambda name: -first[name])[:_MOST_BARS]
-    bars = markup.bars({name.removeprefix(_PROBABILITY): first[name] for name in chosen}, "Probabilities")
-    lead = f"{answer}" if len(found) == 1 else f"{answer} (the first of {len(found)} rows)"
-    return _answer(lead) + markup.section(bars) + markup.section(table, title="Table")
-
-
-def _shown(row: dict[str, Any]) -> list[Any]:
-    """The cells of a row; probabilities with a fixed number of digits."""
-    return [f"{value:.4f}" if name.startswith(_PROBABILITY) else value for name, value in row.items()]
+    first, columns = predictions[0], predictions.column_names
+    shares = {name.removeprefix(_PROBABILITY): first[name] for name in columns if name.startswith(_PROBABILITY)}
+    rows = [
+        # Probabilities with a fixed number of digits.
+        [f"{value:.4f}" if name.startswith(_PROBABILITY) else value for name, value in row.items()]
+        for row in predictions.select(range(min(len(predictions), _MOST_ROWS)))
+    ]
+    caption = "Probabilities of the classes" if shares else "Predicted values"
+    table = markup.table([name.removeprefix(_PROBABILITY) for name in columns], rows, caption)
+    if shares:
+        more = f" (the first of {len(predictions)} rows)" if len(predictions) > 1 else ""
+        return _with_bars(f"{first['prediction'] or 'no class'}{more}", shares, table)
+    if len(predictions) > 1:
+        return markup.section(table, title="Prediction")
+    return _answer(f"{first.get('prediction', first.get('value_0')):.4g}") + markup.section(table)
 
 
 def _answer(text: str) -> str:
     return markup.section(f'<p class="answer">{escape(text)}</p>', title="Prediction")
 
 
-def _values(row: dict[str, Any]) -> str:
-    value = row.get("prediction", row.get("value_0"))
-    return _answer(f"{value:.4g}")
+def _with_bars(answer: str, shares: Mapping[str, float], table: str) -> str:
+    """An answer, the largest probabilities as bars, and a table."""
+    best = dict(sorted(shares.items(), key=lambda item: -item[1])[:_MOST_BARS])
+    bars = markup.section(markup.bars(best, "Probabilities"))
+    return _answer(answer) + bars + markup.section(table, title="Table")
 
 
-def _of_tokens(served: ServedModel, found: Dataset) -> str:
+def _of_tokens(served: ServedModel, predictions: Dataset) -> str:
     """Classes of tokens, coloured."""
     colours = {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(served.class_names)}
-    rows = [row for row in found if row["record"] == 0][:_MOST_POSITIONS]
+    rows = [row for row in predictions if row["record"] == 0][:_MOST_POSITIONS]
     if not served.predicts_classes:
-        return markup.section(markup.table(found.column_names, [list(row.values()) for row in rows[:_MOST_ROWS]]))
+        return markup.section(markup.table(predictions.column_names, [list(row.values()) for row in rows[:_MOST_ROWS]]))
     tokens = [
         markup.Token(
             row["letters"],
@@ -123,14 +122,12 @@ def _of_tokens(served: ServedModel, found: Dataset) -> str:
         )
         for row in rows
     ]
-    table = markup.table(
-        ["position", "token", "class", "probability"],
-        [
-            [row["start"] + 1, row["letters"], row["prediction"], row[_PROBABILITY + row["prediction"]]]
-            for row in rows[:_MOST_ROWS]
-        ],
-        f"The first {min(len(rows), _MOST_ROWS)} tokens",
-    )
+    header = ["position", "token", "class", "probability"]
+    cells = [
+        [row["start"] + 1, row["letters"], row["prediction"], row[_PROBABILITY + row["prediction"]]]
+        for row in rows[:_MOST_ROWS]
+    ]
+    table = markup.table(header, cells, f"The first {len(cells)} tokens")
     folded = markup.details("The same as a table", table)
     return markup.section(markup.swatches(colours), markup.tokens(tokens), folded, title="Class of each token")
 
@@ -145,8 +142,7 @@ def _of_batch(served: ServedModel, text: str) -> str:
             "The model computes no finite number from this input: are its numbers on the scale of the training data?"
         )
     if served.config.problem_type == "multi_label_classification" and logits.dim() == 1:
-        names = served.class_names
-        rows = [[name, share] for name, share in zip(names, logits.sigmoid().tolist(), strict=True)]
+        rows = list(map(list, zip(served.class_names, logits.sigmoid().tolist(), strict=True)))
         return markup.section(markup.table(["class", "probability"], rows), title="Prediction")
     if served.head == "values" or not served.predicts_classes:
         rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() > 1 else logits[None]
@@ -156,7 +152,10 @@ def _of_batch(served: ServedModel, text: str) -> str:
         return head + markup.section(markup.table(header, shown), title="Predicted values")
     shares = logits.softmax(-1)
     if shares.dim() == 1:
-        return _classes(served, shares, "Prediction")
+        order = shares.argsort(descending=True).tolist()
+        by_class = {served.class_names[index]: shares[index].item() for index in order}
+        table = markup.table(["class", "probability"], [*by_class.items()][:_MOST_ROWS])
+        return _with_bars(next(iter(by_class)), by_class, table)
     rows = [
         [number, served.class_names[int(row.argmax())], row.max().item()]
         for number, row in enumerate(shares[:_MOST_ROWS], start=1)
@@ -164,16 +163,8 @@ def _of_batch(served: ServedModel, text: str) -> str:
     return markup.section(markup.table(["position", "class", "probability"], rows), title="Class of each position")
 
 
-def _classes(served: ServedModel, shares: Tensor, title: str) -> str:
-    order = shares.argsort(descending=True).tolist()
-    names = served.class_names
-    found = {names[index]: shares[index].item() for index in order[:_MOST_BARS]}
-    table = markup.table(["class", "probability"], [[names[i], shares[i].item()] for i in order[:_MOST_ROWS]])
-    return _answer(names[order[0]]) + markup.section(markup.bars(found, title)) + markup.section(table, title="Table")
-
-
 def _likelihoods(served: ServedModel, records: Any) -> str:
-    found = log_likelihoods(
+    likelihoods = log_likelihoods(
         served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch
     )
     rows = [
@@ -184,7 +175,7 @@ def _likelihoods(served: ServedModel, records: Any) -> str:
             row["log_likelihood"] / row["tokens"] if row["tokens"] else None,
             math.exp(min(-row["log_likelihood"] / row["tokens"], 700)) if row["tokens"] else None,
         ]
-        for row in found
+        for row in likelihoods
     ]
     header = ["sequence", "predicted tokens", "log-likelihood (nats)", "per token (nats)", "perplexity"]
     lead = (
@@ -204,9 +195,9 @@ def _next_tokens(served: ServedModel, record: Any) -> str:
 
 def _prompt(served: ServedModel, record: Any) -> tuple[Tensor, int]:
     """The tokens of a sequence to be continued, without an end token, and how many of them are not special."""
-    (own,) = served.encoded([record])
-    places = (~own.special).nonzero().flatten()
-    return own.ids[: int(places[-1]) + 1], len(places)
+    (encoded,) = served.encoded([record])
+    places = (~encoded.special).nonzero().flatten()
+    return encoded.ids[: int(places[-1]) + 1], len(places)
 
 
 def _token_bars(served: ServedModel, logits: Tensor) -> str:
@@ -214,14 +205,14 @@ def _token_bars(served: ServedModel, logits: Tensor) -> str:
     best = shares.topk(min(_MOST_BARS, len(shares)))
     names = _names(served, best.indices)
     # Rare tokens of a small vocabulary, such as special ones, only fill the page.
-    found = {name: share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
-    return markup.bars(found, "Probabilities of tokens")
+    likely = {name: share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
+    return markup.bars(likely, "Probabilities of tokens")
 
 
 def _names(served: ServedModel, ids: Tensor) -> list[str]:
     """The tokens of ids; a model may have more embeddings than its tokenizer has tokens."""
-    found = served.processor.convert_ids_to_tokens(ids.tolist())
-    return [f"[{number}]" if name is None else name for name, number in zip(found, ids.tolist(), strict=True)]
+    names = served.processor.convert_ids_to_tokens(ids.tolist())
+    return [f"[{number}]" if name is None else name for name, number in zip(names, ids.tolist(), strict=True)]
 
 
 def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
@@ -249,8 +240,8 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
 
 
 def _filled(served: ServedModel, record: Any, position: float | None = 1) -> str:
-    (own,) = served.encoded([record])
-    places = (~own.special).nonzero().flatten().tolist()
+    (encoded,) = served.encoded([record])
+    places = (~encoded.special).nonzero().flatten().tolist()
     position = int(position or 0)
     if not 1 <= position <= len(places):
         raise ValueError(f"Position {position}: the sequence has the positions 1 to {len(places)}.")
@@ -258,10 +249,10 @@ def _filled(served: ServedModel, record: Any, position: float | None = 1) -> str
     if mask is None:
         raise ValueError("The tokenizer of this model has no mask token, so that nothing can be filled in.")
     place = places[position - 1]
-    ids = own.ids.clone()
+    ids = encoded.ids.clone()
     ids[place] = mask
     with evaluating(served.model):
         logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
-    (token,) = _names(served, own.ids[place : place + 1])
+    (token,) = _names(served, encoded.ids[place : place + 1])
     lead = f"Probability of each token at position {position}, which is masked; the sequence has {token} there."
     return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)

@@ -56,16 +56,16 @@ def read_sequences(text: str, is_of_bases: bool) -> list[Record]:
         raise ValueError("There is no sequence: paste one, upload a file, or click an example.")
     if text.startswith(">"):
         named = _fasta(text) if is_of_bases else _texts(text)
-        found = [Record(sequence, f"Record {name!r}", {"name": name}) for name, sequence in named]
+        records = [Record(sequence, f"Record {name!r}", {"name": name}) for name, sequence in named]
     else:
         sequence = "".join(text.split()) if is_of_bases else text
-        found = [Record(sequence, "The sequence")]
-    if sum(len(record.sequence) for record in found) > MOST_LETTERS:
+        records = [Record(sequence, "The sequence")]
+    if sum(len(record.sequence) for record in records) > MOST_LETTERS:
         raise ValueError(f"The input has more than {MOST_LETTERS:,} letters: give a part of it.")
     if is_of_bases:
-        for record in found:
+        for record in records:
             _check_letters(record)
-    return found
+    return records
 
 
 def _check_size(text: str) -> None:
@@ -89,11 +89,10 @@ def _texts(text: str) -> list[tuple[str, str]]:
     try:
         return _fasta(text)
     except ValueError:
-        parts = re.split(r"^>(.*)$", text, flags=re.MULTILINE)[1:]
-        found = [(name.strip(), body.strip()) for name, body in zip(parts[::2], parts[1::2], strict=True)]
-        if not all(name and body for name, body in found):
+        pieces = [piece.strip() for piece in re.split(r"^>(.*)$", text, flags=re.MULTILINE)[1:]]
+        if not all(pieces):
             raise
-        return found
+        return [*zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def _check_letters(record: Record) -> None:
@@ -243,13 +242,13 @@ def _records(text: str, path: Path, check: Callable[[], None]) -> list[Record]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.stem if path.suffix.lower() == ".gz" else path.name)
         copy.write_bytes(text.encode("utf-8"))
-        found = []
+        records = []
         for record in islice(_records_of_file(copy), MOST_SEQUENCES + 1):
             check()
             if re.search("^>", record.sequence, re.MULTILINE):
                 raise ValueError(f"{record.where} has a line that begins with '>', as names do in FASTA: remove it.")
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
 
 def _records_of_file(path: Path) -> Iterator[Record]:

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_ssm.app.reading import read_numbers, read_sequences
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import Encoded, SequenceModel
+from hf_ssm.inference.predict import predict
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.targets import head_of
 from hf_ssm.utils.evaluation import unwrapped
@@ -31,6 +33,7 @@ _HEADS = {
     "tokens": "classifies each token",
     "causal": "predicts the next token",
     "masked": "fills in masked tokens",
+    "values": "predicts numbers",
     None: "computes hidden states, without a prediction",
 }
 
@@ -79,8 +82,8 @@ class ServedModel:
     def head(self) -> str | None:
         """Kind of prediction: "class", "tokens", "causal", "masked", "values" (of signals), or `None`."""
         name = type(self.model).__name__
-        own = {"ForSignalRegression": "values", "ForSequencePairClassification": "class"}
-        return next((head for suffix, head in own.items() if name.endswith(suffix)), head_of(self.model))
+        heads = {"ForSignalRegression": "values", "ForSequencePairClassification": "class"}
+        return next((head for suffix, head in heads.items() if name.endswith(suffix)), head_of(self.model))
 
     @cached_property
     def reads(self) -> str:
@@ -117,42 +120,35 @@ class ServedModel:
     @property
     def class_names(self) -> list[str]:
         """Names of the classes in their order."""
-        known = getattr(self.config, "id2label", None) or {}
-        return [str(known.get(index, index)) for index in range(getattr(self.config, "num_labels", 0))]
+        names = getattr(self.config, "id2label", None) or {}
+        return [str(names.get(index, index)) for index in range(getattr(self.config, "num_labels", 0))]
+
+    @property
+    def _problem_type(self) -> str | None:
+        """As in the configuration, or by the number of classes; `None` for other heads than classifiers."""
+        if self.head not in ("class", "tokens"):
+            return None
+        by_classes = "regression" if len(self.class_names) == 1 else "single_label_classification"
+        return getattr(self.config, "problem_type", None) or by_classes
 
     @property
     def predicts_classes(self) -> bool:
         """Whether probabilities of classes exclude each other (softmax)."""
-        kind = getattr(self.config, "problem_type", None)
-        single = kind == "single_label_classification" or (kind is None and len(self.class_names) > 1)
-        return self.head in ("class", "tokens") and single
+        return self._problem_type == "single_label_classification"
 
     def facts(self) -> list[str]:
         """What the page says about the model, in a few words each."""
         family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
         what = {"numbers": "reads numbers", "videos": "reads videos", "pairs": "reads two sequences"}
-        does = (
-            "predicts frames"
-            if self.reads == "videos"
-            else "predicts numbers"
-            if self.head == "values" or self._predicts_values
-            else _HEADS[self.head]
-        )
+        does = _HEADS["values" if self._problem_type == "regression" else self.head]
         parameters = sum(weight.numel() for weight in self.model.parameters())
-        found = [f"{family} model", does, f"{parameters:,} parameters"]
-        found += [what[self.reads]] if self.reads in what else []
-        if self.head in ("class", "tokens") and self.predicts_classes:
+        facts = [f"{family} model", "predicts frames" if self.reads == "videos" else does, f"{parameters:,} parameters"]
+        facts += [what[self.reads]] if self.reads in what else []
+        if self.predicts_classes:
             names = self.class_names
-            found.append(f"{len(names)} classes: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
-        found.append("any length" if self.longest is None else f"at most {self.longest:,} tokens")
-        return found
-
-    @property
-    def _predicts_values(self) -> bool:
-        kind = getattr(self.config, "problem_type", None)
-        return self.head in ("class", "tokens") and (
-            kind == "regression" or (kind is None and len(self.class_names) == 1)
-        )
+            facts.append(f"{len(names)} classes: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}")
+        facts.append("any length" if self.longest is None else f"at most {self.longest:,} tokens")
+        return facts
 
     def records(self, text: str, most: int | None = None) -> list[Record]:
         """The sequences of the input field.
@@ -160,10 +156,10 @@ class ServedModel:
         Raises:
             ValueError: There is none, or more than `most`, or one is not of the alphabet of the model or too long.
         """
-        found = read_sequences(text, self.reads_dna)
-        if most is not None and len(found) > most:
-            raise ValueError(f"There are {len(found)} sequences; give at most {most}.")
-        return found
+        records = read_sequences(text, self.reads_dna)
+        if most is not None and len(records) > most:
+            raise ValueError(f"There are {len(records)} sequences; give at most {most}.")
+        return records
 
     def first_record(self, text: str, most_letters: int) -> Record:
         """The first sequence, of at most so many letters; for computations that cost much."""
@@ -197,23 +193,27 @@ class ServedModel:
             return [{"input_values": scaled.to(self.device)}]
         records = self.pair(text) if self.reads == "pairs" else self.records(text, most)
         encoded = self.encoded(records)
-        for record, own in zip(records, encoded, strict=True):
-            self._check_length(len(own.ids), record.where, most_positions)
-        return [self._batch(encoded)] if self.reads == "pairs" else [self._batch([own]) for own in encoded]
+        for record, tokens in zip(records, encoded, strict=True):
+            self._check_length(len(tokens.ids), record.where, most_positions)
+        return [self._batch(encoded)] if self.reads == "pairs" else [self._batch([tokens]) for tokens in encoded]
+
+    def predict(self, records: Sequence[Record]) -> Dataset:
+        """The table of `hf_ssm.predict` for sequences."""
+        return predict(self.model, self.processor, records, max_tokens_per_batch=_TOKENS_PER_BATCH)
 
     def pair(self, text: str) -> list[Record]:
         """The two sequences of a model that compares two."""
-        found = self.records(text)
-        if len(found) != 2:
+        records = self.records(text)
+        if (count := len(records)) != 2:
             raise ValueError(
-                f"This model compares two sequences, and there {'is 1' if len(found) == 1 else f'are {len(found)}'}: "
+                f"This model compares two sequences, and there {'is 1' if count == 1 else f'are {count}'}: "
                 "give two FASTA records, each with a line that begins with '>' and a name."
             )
-        return found
+        return records
 
     def _batch(self, encoded: Sequence[Encoded]) -> dict[str, Tensor]:
-        ids = pad_sequence([own.ids for own in encoded], batch_first=True)
-        mask = pad_sequence([torch.ones_like(own.ids) for own in encoded], batch_first=True)
+        ids = pad_sequence([tokens.ids for tokens in encoded], batch_first=True)
+        mask = pad_sequence([torch.ones_like(tokens.ids) for tokens in encoded], batch_first=True)
         batch = {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
         return {name: value[None] for name, value in batch.items()} if self.reads == "pairs" else batch
 

@@ -6,10 +6,10 @@ from html import escape
 import gradio as gr
 
 from hf_ssm import plotting
-from hf_ssm.analysis.report import TheoryReport, theory_report
-from hf_ssm.analysis.tables import FEWEST_SEQUENCES, Table, tables_of
+from hf_ssm.analysis.report import FEWEST_SEQUENCES, TheoryReport, tables_of, theory_report
+from hf_ssm.analysis.tables import Table
 from hf_ssm.app import markup
-from hf_ssm.app.figures import figure_html, resized, row
+from hf_ssm.app.figures import figure_html, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
@@ -77,11 +77,11 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
 def report_html(served: ServedModel, job: Job, text: str) -> str:
     """Tables and figures of the theory report."""
     batches = served.batches(text, _MOST_SEQUENCES, _MOST_POSITIONS)
-    report = theory_report(served.model, batches, num_sequences=served.num_training, movement=served.movement)
+    report = theory_report(served.model, batches, num_sequences=served.num_training, parameter_change=served.movement)
     if not all(math.isfinite(layer.tau) for layer in report.complexity):
         raise ValueError("τ is not finite: are the numbers of the input on the scale of the training data?")
     about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
-    return markup.note(about_tau) + row_of_figures(report) + "".join(map(_section, tables_of(report)))
+    return markup.note(about_tau) + _figures(report) + "".join(map(_section, tables_of(report)))
 
 
 def _remedy(served: ServedModel) -> str:
@@ -91,17 +91,17 @@ def _remedy(served: ServedModel) -> str:
     )
 
 
-def row_of_figures(report: TheoryReport) -> str:
+def _figures(report: TheoryReport) -> str:
     """The figures of a report."""
     drawn = [(plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean.")]
-    if report.movement:
-        changes = {QUANTITIES[group]: change for group, change in report.movement.items()}
+    if report.parameter_change:
+        changes = {QUANTITIES[group]: change for group, change in report.parameter_change.items()}
         drawn.append((plotting.plot_parameter_change(changes), "How far training moved each group of parameters."))
-    return markup.section(row(*(figure_html(resized(figure), caption) for figure, caption in drawn)))
+    return markup.section(row(*(figure_html(figure, caption) for figure, caption in drawn)))
 
 
 def _section(table: Table) -> str:
-    meanings = next((own for title, own in _MEANINGS.items() if table.title.startswith(title)), {})
+    meanings = next((entry for title, entry in _MEANINGS.items() if table.title.startswith(title)), {})
     shown = markup.table(table.header, table.rows) if table.header and table.rows else ""
     explained = markup.definitions(meanings) if shown else ""
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in table.notes)

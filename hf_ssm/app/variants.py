@@ -1,6 +1,6 @@
 """The tab of variants: the effect of every substitution of a region."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import BASES, ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.data.records import Record
-from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.utils.evaluation import evaluating
 
@@ -148,21 +147,24 @@ def mutagenesis(
     ]
     job.expect(len(places))
     cells: Cells = {}
-    for part in _parts(places):
-        mutants = [replace(record, sequence=_substituted(record.sequence, *change)) for change in part]
-        for (place, base), own in zip(part, _scores(served, mutants)[column], strict=True):
-            cells[place - start, base] = own - value
-        job.advance(len(part))
-    kind = "The predicted value" if not column.startswith("probability_") else "The probability of "
-    return cells, kind + column.removeprefix("probability_") if kind.endswith(" ") else kind
+    letters = record.sequence
+    for begin in range(0, len(places), _AT_ONCE):
+        batch = places[begin : begin + _AT_ONCE]
+        mutants = [replace(record, sequence=letters[:place] + base + letters[place + 1 :]) for place, base in batch]
+        for (place, base), score in zip(batch, _scores(served, mutants)[column], strict=True):
+            cells[place - start, base] = score - value
+        job.advance(len(batch))
+    if column.startswith("probability_"):
+        return cells, f"The probability of {column.removeprefix('probability_')}"
+    return cells, "The predicted value"
 
 
 def _scores(served: ServedModel, records: list[Record]) -> Mapping[str, list[Any]]:
     if served.longest is not None:
         served.encoded(records[:1])
     records = [replace(record, columns={}) for record in records]
-    found = predict(served.model, served.processor, records, max_tokens_per_batch=served.reader.max_tokens_per_batch)
-    return {name: found[name] for name in found.column_names}
+    predictions = served.predict(records)
+    return {name: predictions[name] for name in predictions.column_names}
 
 
 def _column(served: ServedModel, scores: Mapping[str, list[Any]], target: str) -> str:
@@ -172,15 +174,6 @@ def _column(served: ServedModel, scores: Mapping[str, list[Any]], target: str) -
     if target == _PREDICTED:
         return max(probabilities, key=lambda name: scores[name][0])
     return probabilities[served.class_names.index(target)]
-
-
-def _parts(places: list[Any]) -> Iterator[list[Any]]:
-    for begin in range(0, len(places), _AT_ONCE):
-        yield places[begin : begin + _AT_ONCE]
-
-
-def _substituted(letters: str, place: int, base: str) -> str:
-    return letters[:place] + base + letters[place + 1 :]
 
 
 def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: str, lead: str) -> str:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_processes(args.command)
         _check_output(args)
-        module = importlib.import_module(f"hf_ssm.cli.{entry.module}")
+        module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
         getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
         continuation = entry.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))

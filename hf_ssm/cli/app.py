@@ -1,14 +1,13 @@
 """`hf-ssm app`."""
 
 import argparse
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hf_ssm.analysis.parameter_change import changes_in_log
-from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name, rows_of
+from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name, rows_of, stored_value
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, load_tokenizer
 from hf_ssm.data import GENERATORS, SignalFeatureExtractor
 from hf_ssm.data.signals import is_signal, signal_rows
@@ -50,26 +49,9 @@ def load_served(args: argparse.Namespace) -> Any:
         processor = SignalFeatureExtractor.from_pretrained(args.checkpoint)
     else:
         processor = load_tokenizer(args)
-    found = _examples(args.checkpoint), _movement(args.checkpoint), _num_training(args.checkpoint)
-    return ServedModel(model, processor, name, *found)
-
-
-def _num_training(checkpoint: str) -> int | None:
-    """Number of training sequences of the run; `None` if unknown."""
-    path = file_of(checkpoint, FINGERPRINT_NAME)
-    try:
-        return None if path is None else int(json.loads(path.read_text(encoding="utf-8"))["train"]["rows"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _movement(checkpoint: str) -> dict[str, float]:
-    """Change of the parameters from the log of the run; empty without one."""
-    path = file_of(checkpoint, LOG_NAME)
-    try:
-        return {} if path is None else changes_in_log(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+    changes = stored_value(args.checkpoint, LOG_NAME, changes_in_log, {})
+    num_training = stored_value(args.checkpoint, FINGERPRINT_NAME, lambda facts: int(facts["train"]["rows"]), None)
+    return ServedModel(model, processor, name, _examples(args.checkpoint), changes, num_training)
 
 
 def _examples(checkpoint: str) -> list[Any]:

@@ -4,7 +4,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
 
 import hf_ssm
+from hf_ssm import plotting
 from hf_ssm.data.records import table_columns
 from hf_ssm.models.registry import HEADS
 from hf_ssm.tokenization import reads_only_dna
@@ -28,8 +29,6 @@ from hf_ssm.utils.files import check_not_input
 
 SEED = 0
 """Seed of the choice of rows, so that a command can be repeated."""
-
-OVERWRITE_REMEDY = "choose another folder, or replace the files in it (--overwrite-output)"
 
 # Metrics by which a model is compared with chance; the first of the former are shown.
 _DECISIVE = ("perplexity", "accuracy", "mse")
@@ -55,10 +54,20 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}")
 
 
-def check_figures(args: argparse.Namespace) -> None:
-    """Raise a ValueError for --svg without a folder for the figures."""
-    if args.svg and args.output is None:
+def check_output_options(args: argparse.Namespace) -> None:
+    """Raise a ValueError for --svg without a folder for the figures, or for a folder with files."""
+    if args.output is not None:
+        remedy = "choose another folder, or replace the files in it (--overwrite-output)"
+        folder.check_output(args.output, args.overwrite_output, remedy)
+    elif args.svg:
         raise ValueError("--svg is for the figures in --output DIR: give both, or leave --svg out")
+
+
+def can_draw(what: str) -> bool:
+    """Whether matplotlib is installed; if not, a line on stderr says so and names what is not drawn."""
+    if not plotting.can_plot():
+        print(f"No {what}: {plotting.INSTALL_HINT}", file=sys.stderr)
+    return plotting.can_plot()
 
 
 def load_config(checkpoint: str) -> Any:
@@ -100,6 +109,15 @@ def file_of(checkpoint: str, name: str) -> Path | None:
         return None
 
 
+def stored_value(checkpoint: str, name: str, value_of: Callable[[Any], Any], default: Any) -> Any:
+    """The value of a JSON file that a run wrote; the default without the file, or if the file is damaged."""
+    path = file_of(checkpoint, name)
+    try:
+        return default if path is None else value_of(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return default
+
+
 def chance_note(split: str, values: Mapping[str, float], chance: Mapping[str, float]) -> str:
     """A sentence if no metric of a split is better than that of a constant prediction, otherwise ""."""
     name = next((name for name in _DECISIVE if name in values and name in chance), None)
@@ -116,13 +134,12 @@ def warn_of_chance(checkpoint: str, tokenizer: Any) -> None:
 
     Logs of earlier versions hold no chance: that of bases is then the perplexity of four equally likely ones.
     """
-    try:
-        path = file_of(checkpoint, folder.LOG_NAME)
-        logged: dict[str, Any] = {}
-        for entry in [] if path is None else json.loads(path.read_text(encoding="utf-8")):
-            logged |= {key: value for key, value in entry.items() if isinstance(value, int | float)}
-    except (ValueError, TypeError, AttributeError, RecursionError):  # `report` names a damaged log
-        return
+
+    def numbers_of(log: Any) -> dict[str, float]:
+        return {key: value for entry in log for key, value in entry.items() if isinstance(value, int | float)}
+
+    # `report` names a damaged log.
+    logged = stored_value(checkpoint, folder.LOG_NAME, numbers_of, {})
     for split in ("test", "validation"):
         values = {name: logged[f"{split}_{name}"] for name in _METRICS if f"{split}_{name}" in logged}
         chance = {name: logged[key] for name in values if (key := chance_key(split, name)) in logged}

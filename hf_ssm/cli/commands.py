@@ -1,20 +1,20 @@
 """The commands of `hf-ssm`: their groups, descriptions and examples.
 
-To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to a module of `hf_ssm.cli.options`, and a
-function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the options import torch or
-transformers, so that help and completion are fast.
+To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to the module of `hf_ssm.cli.options` with
+the name of its group, and a function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the
+options import torch or transformers, so that help and completion are fast.
 """
 
 from dataclasses import dataclass
 
 GROUPS = {
     "train": "Train and fine-tune",
-    "use": "Use a model",
-    "understand": "Understand a model",
+    "sequences": "Use a model",
+    "analysis": "Understand a model",
     "share": "Convert, check and share",
     "shell": "Shell",
 }
-"""Name of each group, and its heading."""
+"""Module of `hf_ssm.cli.options` with the options of a group of commands, and the heading of the group."""
 
 _SAME = "the same command continues where it stopped"
 
@@ -28,18 +28,18 @@ class Command:
         summary: Line in the list of commands.
         description: Text of its help.
         examples: Command lines; the first is in the list of commands.
-        options: Module of `hf_ssm.cli.options` with `add_NAME`.
-        module: Module of `hf_ssm.cli` with `run_NAME`.
         continuation: How to continue after an interruption, with {output} for the folder.
+        module: Module of `hf_ssm.cli` with `run_NAME`; by default NAME.
+        options: Module of `hf_ssm.cli.options` with `add_NAME`; by default that of the group.
     """
 
     group: str
     summary: str
     description: str
     examples: tuple[str, ...]
-    options: str
-    module: str
     continuation: str = ""
+    module: str = ""
+    options: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -56,8 +56,6 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --set data.window=1024",
             "hf-ssm train --dataset_name my.csv --output_dir runs/mine --num_train_epochs 3 --warmup_steps 100",
         ),
-        "train",
-        "train",
         "`hf-ssm train --resume --output {output}` continues the run",
     ),
     "demo": Command(
@@ -67,8 +65,6 @@ COMMANDS: dict[str, Command] = {
         "without rescaled initialisation, is saved, loads in a new process without hf_ssm, and shows which bases it "
         "needs. No account and no network.",
         ("hf-ssm demo", "hf-ssm demo --output runs/demo --overwrite-output"),
-        "train",
-        "demo",
         "`hf-ssm demo --output {output} --overwrite-output` starts again",
     ),
     "settings": Command(
@@ -78,11 +74,9 @@ COMMANDS: dict[str, Command] = {
         "training, with default, meaning and source. Training also takes every field of transformers' "
         "TrainingArguments.",
         ("hf-ssm settings --family s4", "hf-ssm settings --section data"),
-        "train",
-        "settings",
     ),
     "predict": Command(
-        "use",
+        "sequences",
         "classes with probabilities, or values, of sequences",
         "Classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
         "An interrupted command continues where it stopped.",
@@ -90,12 +84,10 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
             "hf-ssm predict runs/mine peaks.bed --genome hg38.fa --output peaks.csv --both-strands",
         ),
-        "sequences",
-        "predict",
         _SAME,
     ),
     "embed": Command(
-        "use",
+        "sequences",
         "hidden states of sequences as a table",
         "Hidden states of sequences as a table: of chosen layers, pooled or per token, averaged over both strands, for "
         "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
@@ -103,12 +95,10 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm embed runs/mine sequences.fa --output embeddings.parquet",
             "hf-ssm embed runs/mine my.csv --output embeddings.parquet --layers 0 1 2 --linear-probe label",
         ),
-        "sequences",
-        "embed",
         _SAME,
     ),
     "score": Command(
-        "use",
+        "sequences",
         "effects of variants (VCF or table), without labels",
         "Scores of variants, without labels: log-likelihood ratios of alleles under a language model, from a VCF file "
         "or a table; with --saturate every substitution of a region, as a heat map.",
@@ -116,12 +106,10 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
             "hf-ssm score runs/lm --saturate chr1:1001-1200 --genome hg38.fa --output region.csv",
         ),
-        "sequences",
-        "score",
         _SAME,
     ),
     "probe": Command(
-        "understand",
+        "analysis",
         "which tokens a prediction needs",
         "Importance of tokens to a checkpoint: masks them one after the other, the least important first, and plots "
         "the probability of the prediction and the importance of each token.",
@@ -129,36 +117,28 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm probe runs/mine --output runs/mine/probe --rows 4",
             "hf-ssm probe runs/mine --dataset other.csv --method one_shot --output probe",
         ),
-        "analysis",
-        "probe",
         "the same command continues with the results in {output}",
     ),
     "app": Command(
-        "understand",
+        "analysis",
         "a page in the browser on which a model can be tried",
         "Serve a web page for a checkpoint: predictions, importance of bases, variants, frequencies, theory. Needs the "
         "extra app (gradio, matplotlib).",
         ("hf-ssm app runs/mine", "hf-ssm app runs/mine --host 0.0.0.0 --port 8000"),
-        "analysis",
-        "app",
     ),
     "report": Command(
-        "understand",
+        "analysis",
         "theory report of a model on its data",
         "Theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful range of α, "
         "bounds, change of the parameters in training.",
         ("hf-ssm report runs/mine", "hf-ssm report runs/mine --output runs/mine/report --update-card"),
-        "analysis",
-        "report",
     ),
     "spectrum": Command(
-        "understand",
+        "analysis",
         "frequencies of a data set, and whether they ask for another α",
         "Power spectrum of a data set: the frequencies of its sequences (and of the inputs of a checkpoint's layers), "
         "the upper limits of frequency_scale (α), and whether the data give a reason to change it.",
         ("hf-ssm spectrum my.csv", "hf-ssm spectrum my.csv --model runs/mine --output spectrum"),
-        "analysis",
-        "spectrum",
     ),
     "convert": Command(
         "share",
@@ -167,8 +147,6 @@ COMMANDS: dict[str, Command] = {
         "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
         "classifier. No code of the checkpoint is run.",
         ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna",),
-        "share",
-        "convert",
     ),
     "export": Command(
         "share",
@@ -176,8 +154,6 @@ COMMANDS: dict[str, Command] = {
         "Export a checkpoint as a program of ONNX or torch.export: any batch size and length, without this package. "
         "With --with-cache, a prompt and a step for generation.",
         ("hf-ssm export runs/mine runs/onnx", "hf-ssm export runs/lm runs/program --format torch --with-cache"),
-        "share",
-        "export",
     ),
     "verify": Command(
         "share",
@@ -185,8 +161,6 @@ COMMANDS: dict[str, Command] = {
         "Check that a checkpoint is complete: the files of a folder for consistency, those from the Hub also by their "
         "checksums.",
         ("hf-ssm verify runs/mine",),
-        "share",
-        "verify",
     ),
     "push": Command(
         "share",
@@ -194,8 +168,7 @@ COMMANDS: dict[str, Command] = {
         "Push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
         "command changes nothing.",
         ("hf-ssm push runs/mine USER/NAME", "hf-ssm push runs/mine USER/NAME --private"),
-        "share",
-        "verify",
+        module="verify",
     ),
     "kernels": Command(
         "share",
@@ -203,8 +176,7 @@ COMMANDS: dict[str, Command] = {
         "Write the Triton kernels as a repository of the kernels library: transformers' own Mamba models run them too, "
         "with use_kernels=True.",
         ("hf-ssm kernels runs/kernels",),
-        "share",
-        "kernels",
+        module="export",
     ),
     "completion": Command(
         "shell",
@@ -214,7 +186,6 @@ COMMANDS: dict[str, Command] = {
         "`hf-ssm completion zsh > DIR/_hf-ssm` with a DIR of $fpath; for tcsh,\n"
         "`hf-ssm completion tcsh > ~/.hf-ssm.tcsh` and `source ~/.hf-ssm.tcsh` in ~/.tcshrc.",
         ("hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm",),
-        "share",
-        "completion",
+        options="share",
     ),
 }

@@ -95,16 +95,16 @@ def _probe(settings: RunSettings, result: RunResult) -> None:
         certainty = model(**batch).logits.softmax(-1)[:, 1]
     chosen = with_motif[int(certainty.argmax())]
     probe = MaskingProbe(model, result.data.tokenizer, "n", allow_wrong=True)
-    found = probe.run(rows[chosen]["sequence"], target=1, progress=False)
+    masking = probe.run(rows[chosen]["sequence"], target=1, progress=False)
     motif = rows.features["label"].int2str(1)
     starts = rows[chosen]["motif_positions"]
     sites = {start + offset for start in starts for offset in range(len(motif))}
     print(
-        f"   Test sequence {chosen}, class {motif} with probability {found.probabilities[0].item():.3f}. Bases are "
+        f"   Test sequence {chosen}, class {motif} with probability {masking.probabilities[0].item():.3f}. Bases are "
         "masked, the least important first."
     )
     console = Console(highlight=False, soft_wrap=True)
-    for line in strip(found, sites):
+    for line in strip(masking, sites):
         console.print(line)
 
 
@@ -142,9 +142,9 @@ def comparison(results: dict[str, RunResult]) -> list[str]:
     rows: list[tuple[str, list[str]]] = []
     for split in ("validation", "test"):
         for name, metrics in (("accuracy", "results"), ("accuracy of chance", "chance")):
-            cells = [f"{getattr(found, metrics)[split]['accuracy']:.3f}" for found in results.values()]
+            cells = [f"{getattr(result, metrics)[split]['accuracy']:.3f}" for result in results.values()]
             rows.append((f"{name}, {split}", cells))
-    started = [found.tau.get("after rescaling", found.tau["at initialisation"]) for found in results.values()]
+    started = [result.tau.get("after rescaling", result.tau["at initialisation"]) for result in results.values()]
     for layer in range(len(started[0])):
         rows.append((f"τ of layer {layer}, before the first step", [f"{tau[layer]:.3g}" for tau in started]))
     width = max(len(name) for name, _ in rows)

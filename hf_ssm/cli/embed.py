@@ -10,14 +10,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm.cli.checkpoints import check_positive
-from hf_ssm.cli.sequences import (
-    checkpoint_facts,
-    keeps_case,
-    load_sequence_model,
-    sequence_column,
-    stored_data,
-    with_progress,
-)
+from hf_ssm.cli.sequences import load_sequence_model, reader_of, sequence_column, stored_data, with_progress
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import usual_column
@@ -28,7 +21,7 @@ from hf_ssm.hub.committing import is_weights
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.model import UnknownLetters
-from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
+from hf_ssm.inference.parts import join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.utils.files import check_not_input, write_text_atomically
@@ -45,31 +38,22 @@ def run_embed(args: argparse.Namespace) -> None:
     check_not_input(args.output, *(path for path in files if is_weights(path.name)))
     column = sequence_column(args)
     labels = None if args.linear_probe is None else _read_labels(args, column)
-    given = {name: getattr(args, name) for name in ("layers", "pooling", "both_strands", "window", "stride")}
+    names = ("layers", "pooling", "both_strands", "window", "stride", "max_tokens_per_batch")
+    options = {name: getattr(args, name) for name in names}
     model = load_sequence_model(args)
-    embedder = Embedder(model.model, model.tokenizer, **given, max_tokens_per_batch=args.max_tokens_per_batch)
-    # A tokenizer for which the case makes no difference needs no line about it.
-    keep_case = keeps_case(args) or not model.needs_capitals
-    settings = given | {
-        "keep_case": keep_case,
-        "checkpoint": checkpoint_facts(args, model),
-        "input": file_facts(args.input),
-        "genome": args.genome and file_facts(args.genome),
-        "sequence_column": column,
-        "max_tokens_per_batch": args.max_tokens_per_batch,
-    }
+    embedder = Embedder(model.model, model.tokenizer, **options)
+    records, facts = reader_of(args, column, model)
     scores = args.output.with_suffix(".linear_probe.json")
     check_not_input(scores, args.input, args.genome, args.linear_probe)
     unknown, total = UnknownLetters(reads_only_dna(model.tokenizer)), 0
-    for record in read_records(args.input, column, args.genome, keep_case):
+    for record in records():
         unknown.add(record.sequence)
         total += 1
-    records = with_progress(read_records(args.input, column, args.genome, keep_case), "sequences", total)
     write_in_parts(
         args.output,
-        embedder.groups(records),
+        embedder.groups(with_progress(records(), "sequences", total)),
         embedder.table_of_groups,
-        settings,
+        options | facts,
         part_size=1,
         overwrite=args.overwrite_output,
         join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),
@@ -97,11 +81,11 @@ def _join(
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         if labels is not None:
             # Mapped to memory, so that the second use costs none.
-            found = list(tables)
-            data = Dataset(pa.concat_tables(found))
-            own = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
-            write_text_atomically(scores, json.dumps(linear_probe(data, own, folds=folds), indent=2) + "\n")
-            tables = iter(found)
+            all_tables = list(tables)
+            data = Dataset(pa.concat_tables(all_tables))
+            row_labels = labels if "record" not in data.column_names else [labels[number] for number in data["record"]]
+            write_text_atomically(scores, json.dumps(linear_probe(data, row_labels, folds=folds), indent=2) + "\n")
+            tables = iter(all_tables)
         elif overwrite:
             # Scores of the earlier embeddings.
             scores.unlink(missing_ok=True)
@@ -120,34 +104,33 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
         raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
     # Labels do not depend on the case of the letters.
     records = read_records(args.input, column, args.genome, keep_case=True)
-    if bare_suffix(Path(args.linear_probe)) not in TABLE_SUFFIXES:
-        found = []
-        for record in records:
-            check_column("--linear-probe", args.linear_probe, list(record.columns), args.input.name)
-            found.append(record.columns[args.linear_probe])
-    else:
-        label_of = _labels_by_name(Path(args.linear_probe))
-        found, seen = [], set[str]()
-        for record in records:
-            check_column("--linear-probe", "name", list(record.columns), args.input.name)
-            name = str(record.columns["name"])
+    is_table = bare_suffix(Path(args.linear_probe)) in TABLE_SUFFIXES
+    label_of = _labels_by_name(Path(args.linear_probe)) if is_table else {}
+    key = "name" if is_table else args.linear_probe
+    labels, seen = [], set[str]()
+    for record in records:
+        check_column("--linear-probe", key, list(record.columns), args.input.name)
+        label = record.columns[key]
+        if is_table:
+            name = str(label)
             if name in seen:
                 raise ValueError(f"{record.where}: the name occurs twice, so that its label is not known: rename it")
             if name not in label_of:
                 raise ValueError(f"{record.where}: {args.linear_probe!r} has no label for the name {name!r}")
             seen.add(name)
-            found.append(label_of[name])
-    check_labels(found, args.folds)
-    return found
+            label = label_of[name]
+        labels.append(label)
+    check_labels(labels, args.folds)
+    return labels
 
 
 def _labels_by_name(path: Path) -> dict[str, Any]:
     table = read_table(path, ["name"])
     for column in ("name", "label"):
         check_column("--linear-probe", column, list(table), path.name)
-    found: dict[str, Any] = {}
+    label_of: dict[str, Any] = {}
     for name, label in zip(table["name"], table["label"], strict=True):
-        if str(name) in found:
+        if str(name) in label_of:
             raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice")
-        found[str(name)] = label
-    return found
+        label_of[str(name)] = label
+    return label_of

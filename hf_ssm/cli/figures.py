@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hf_ssm import plotting
-from hf_ssm.cli.checkpoints import unit_of
+from hf_ssm.cli.checkpoints import can_draw, unit_of
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
 from hf_ssm.utils.files import staged_files
@@ -17,8 +17,7 @@ def draw_run(result: RunResult, output: Path) -> set[str]:
     Returns:
         Names of the figures; one that cannot be drawn is named on stderr.
     """
-    if not plotting.can_plot():
-        print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
+    if not can_draw(PICTURE_NAME):
         return set()
     figures: dict[str, Callable[[Path], object]] = {}
     if any("loss" in entry for entry in result.log_history):  # without a step there is no curve

@@ -53,7 +53,7 @@ def build_parser(*names: str) -> Parser:
             name, help=command.summary, description=text, epilog=_examples(command.examples), prog=f"hf-ssm {name}"
         )
         if name in names:
-            module = importlib.import_module(f"hf_ssm.cli.options.{command.options}")
+            module = importlib.import_module(f"hf_ssm.cli.options.{command.options or command.group}")
             getattr(module, f"add_{name}")(added)
             added.add_argument("--debug", action="store_true", help="show the traceback of an error")
             added.usage = _usage(added)
@@ -75,12 +75,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(arguments)
     if args.command != name:
         parser.error(f"unknown option {name} before the command")
-    known = options_of(parser, name)
+    options = options_of(parser, name)
     args.words = arguments
     if name == "train":
         args.fields, rest = _fields(rest)
     if rest:
-        near = closest_name(rest[0], known, cutoff=0.6) if rest[0].startswith("-") else None
+        near = closest_name(rest[0], options, cutoff=0.6) if rest[0].startswith("-") else None
         kind = "option" if rest[0].startswith("-") else "argument"
         hint = f": did you mean {near}?" if near else ""
         parser.exit(2, f"hf-ssm: error: unknown {kind} {rest[0]}{hint}; see `hf-ssm {name} --help`\n")
@@ -95,11 +95,11 @@ def options_of(parser: argparse.ArgumentParser, name: str) -> list[str]:
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:
     """The arguments with hyphens for the underscores in names of options."""
-    found = []
+    words = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        found.append(option.replace("_", "-") + equals + value if option.startswith("--") else argument)
-    return found
+        words.append(option.replace("_", "-") + equals + value if option.startswith("--") else argument)
+    return words
 
 
 def _fields(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

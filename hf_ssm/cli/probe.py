@@ -114,8 +114,8 @@ def _checked_config(args: argparse.Namespace) -> Any:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
     for name in _given(args):
         if args.method not in _OPTIONS_OF_METHODS[name]:
-            known = ", ".join(_OPTIONS_OF_METHODS[name])
-            raise ValueError(f"--{name} is for --method {known}, not for {args.method}: leave it out")
+            methods = ", ".join(_OPTIONS_OF_METHODS[name])
+            raise ValueError(f"--{name} is for --method {methods}, not for {args.method}: leave it out")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
         raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
@@ -129,10 +129,10 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cost(probe: MaskingProbe, examples: Sequence[Example]) -> str:
     """The cost of the chosen method, and those of the searches for comparison."""
-    (own, cost), *others = probe.costs([e.ids for e in examples], [e.target for e in examples]).items()
+    (method, cost), *others = probe.costs([e.ids for e in examples], [e.target for e in examples]).items()
     rest = "; ".join(f"{name}: {other.evaluations:,}, {_duration(other.seconds)}" for name, other in others)
     return (
-        f"{len(examples)} sequences by {own}: at most {cost.evaluations:,} forward passes of one sequence, roughly "
+        f"{len(examples)} sequences by {method}: at most {cost.evaluations:,} forward passes of one sequence, roughly "
         f"{_duration(cost.seconds)} ({rest})."
     )
 

@@ -105,8 +105,8 @@ class _Value:
 
 def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     """The rows of a split with all their columns, split as in training; `labelled`: labels are needed."""
-    column, given = settings.sequence_column, settings.data.get("label_column", "label")
-    label_column: Any = None if given is None else merged_name(given)
+    column, stored_column = settings.sequence_column, settings.data.get("label_column", "label")
+    label_column: Any = None if stored_column is None else merged_name(stored_column)
     if labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
     # The split depends on the labels, so these are read even if the probe does not need them.
@@ -161,7 +161,7 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
     """Random rows that can be probed, in their order, and the number of rows left out by reason."""
     left_out = {"too short for --position": 0, "predicted wrongly": 0, "less likely than --minimum-probability": 0}
     short, wrong, unlikely = left_out
-    found: list[Example] = []
+    examples: list[Example] = []
     for example in _drawn(args, probe, data):
         if example is None:
             left_out[short] += 1
@@ -172,17 +172,17 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
         elif start.probability < args.minimum_probability and not callable(example.target):
             left_out[unlikely] += 1
         else:
-            found.append(example)
-        if len(found) == args.rows:
+            examples.append(example)
+        if len(examples) == args.rows:
             break
     left_out = {why: count for why, count in left_out.items() if count}
-    if not found:
+    if not examples:
         whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
         remedies = {wrong: "--allow-wrong includes such rows", unlikely: "lower it", short: "choose another"}
         raise ValueError(
             f"no row of split {args.split!r} can be probed: {whys}; {', or '.join(remedies[why] for why in left_out)}"
         )
-    return sorted(found, key=lambda example: example.row), left_out
+    return sorted(examples, key=lambda example: example.row), left_out
 
 
 def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterator[Example | None]:
@@ -212,19 +212,19 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
         chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
         chosen = [0] if args.target is None and len(values) == 1 else chosen
         if not chosen:
-            given = "" if args.target is None else f" {args.target}"
-            raise ValueError(f"--target{given}: choose the value that is predicted: {', '.join(values)}")
+            value = "" if args.target is None else f" {args.target}"
+            raise ValueError(f"--target{value}: choose the value that is predicted: {', '.join(values)}")
         return _Value(chosen[0], values[chosen[0]])
-    known = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
+    class_ids = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):
         label = data.rows[row][data.label_column]
         if not isinstance(label, int):
             raise ValueError(f"row {row} of split {args.split!r} has the label {label!r}, which is not a class")
         names = data.classes or []
         # The classes may have another order in the model than in the data.
-        label = known[names[label]] if set(names) <= set(known) else label
+        label = class_ids[names[label]] if set(names) <= set(class_ids) else label
     elif args.target != PREDICTED:
-        label = known[args.target] if args.target in known else _number(args.target)
+        label = class_ids[args.target] if args.target in class_ids else _number(args.target)
     return (position, label) if probe.head == "tokens" else label
 
 

@@ -31,10 +31,12 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
     name = next((str(row[key]) for key in _NAMES if row.get(key)), f"row{number}")
     starts = (row.get(key) for key in ("chrom_start", "start"))
     # Columns of whole numbers with empty cells hold floats.
-    given = next((int(start) for start in starts if isinstance(start, int | float) and math.isfinite(start)), None)
-    if row.get("chrom") and given is not None:
-        return Place(str(row["chrom"]), given, given + length, row.get("strand") == "-")
-    start = given or 0
+    stated_start = next(
+        (int(start) for start in starts if isinstance(start, int | float) and math.isfinite(start)), None
+    )
+    if row.get("chrom") and stated_start is not None:
+        return Place(str(row["chrom"]), stated_start, stated_start + length, row.get("strand") == "-")
+    start = stated_start or 0
     region = _REGION.fullmatch(name)
     if region is None:
         return Place((name.split() or [f"row{number}"])[0], start, start + length)
@@ -55,9 +57,9 @@ def token_rows(examples: Sequence[Example], results: Sequence[MaskingResult]) ->
         values, effects = result.probabilities.tolist(), result.effect.tolist()
         for place, token in enumerate(tokens):
             rank = ranks.get(place)
-            found = ["", "", ""] if rank is None else [str(rank), f"{values[rank]:.6g}", f"{effects[place]:.6g}"]
+            measured = ["", "", ""] if rank is None else [str(rank), f"{values[rank]:.6g}", f"{effects[place]:.6g}"]
             score = "" if math.isnan(scores[place]) else f"{scores[place]:.6g}"
-            yield "\t".join([str(example.row), str(place + 1), _cell(token), *found, score])
+            yield "\t".join([str(example.row), str(place + 1), _cell(token), *measured, score])
 
 
 def _cell(token: str) -> str:

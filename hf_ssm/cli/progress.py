@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from hf_ssm.training.run import RunProgress
@@ -39,73 +39,47 @@ class TrainingProgress(RunProgress):
         if self.others_enabled:
             logging.enable_progress_bar()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.loss, self.columns = None, None
         if self._has_bar(args, state):
             self._start("training", state.max_steps, state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.loss = (logs or {}).get("loss", self.loss)
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.loss = kwargs["logs"].get("loss", self.loss)
         if self.bar is not None and self.loss is not None and self.bar.tasks[0].description == "training":
             self.bar.update(self.bar.task_ids[0], loss=f"loss {self.loss:.4g}")
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if not self._has_bar(args, state) or not hasattr(eval_dataloader, "__len__"):
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        batches: Any = kwargs.get("eval_dataloader")
+        if not self._has_bar(args, state) or not hasattr(batches, "__len__"):
             return
         if self.bar is None:  # evaluation after training
-            self._start("evaluating", len(eval_dataloader))
+            self._start("evaluating", len(batches))
         elif len(self.bar.task_ids) == 1 and self.bar.tasks[0].description == "training":
-            self.bar.add_task("evaluating", total=len(eval_dataloader), loss="")
+            self.bar.add_task("evaluating", total=len(batches), loss="")
         assert self.bar is not None
         self.bar.advance(self.bar.task_ids[-1])
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        found = {name: value for name, value in (metrics or {}).items() if name.startswith("eval_")}
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.bar is not None and self.bar.tasks[-1].description == "evaluating":
             if len(self.bar.task_ids) == 1:
                 self._stop()
             else:
                 self.bar.remove_task(self.bar.task_ids[-1])
         # Evaluations after training have other prefixes; their results are printed with those of the run.
-        if found and state.is_world_process_zero:
-            self._line(state, {name.removeprefix("eval_"): value for name, value in found.items()})
+        metrics = {name.removeprefix("eval_"): v for name, v in kwargs["metrics"].items() if name.startswith("eval_")}
+        if metrics and state.is_world_process_zero:
+            self._line(state, metrics)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if args.eval_strategy == "no" and state.is_world_process_zero:
             self._line(state, {})
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._stop()
 
     def _has_bar(self, args: TrainingArguments, state: TrainerState) -> bool:
@@ -134,36 +108,21 @@ class TrainingProgress(RunProgress):
     def _line(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
         """Print a row of the table of evaluations, and before the first one its head."""
         values = {name: value for name, value in metrics.items() if not name.endswith(_TIMINGS)}
-        names = [_heading(name) for name in values]
+        names = ["validation loss" if name == "loss" else name for name in values]
         if names != self.columns:
-            self._print("".join(f"{name:>{_width(name)}}" for name in ("epoch", "step", "train loss", *names)))
             self.columns = names
+            self._row(["epoch", "step", "train loss", *names])
             if self.chance and values:
                 shown = (f"{self.chance[name]:.4f}" if name in self.chance else "-" for name in values)
-                self._row(names, ["chance", "-", "-", *shown])
+                self._row(["chance", "-", "-", *shown])
         loss = "-" if self.loss is None else f"{self.loss:.4f}"
-        cells = [
-            f"{state.epoch or 0:.2f}",
-            str(state.global_step),
-            loss,
-            *(f"{value:.4f}" for value in values.values()),
-        ]
-        self._row(names, cells)
+        shown = (f"{value:.4f}" for value in values.values())
+        self._row([f"{state.epoch or 0:.2f}", str(state.global_step), loss, *shown])
 
-    def _row(self, names: Sequence[str], cells: Sequence[str]) -> None:
-        row = zip(("epoch", "step", "train loss", *names), cells, strict=True)
-        self._print("".join(f"{cell:>{_width(name)}}" for name, cell in row))
-
-    def _print(self, line: str) -> None:
+    def _row(self, cells: Sequence[str]) -> None:
+        names = ("epoch", "step", "train loss", *(self.columns or ()))
+        line = "".join(f"{cell:>{max(len(name), 7) + 2}}" for name, cell in zip(names, cells, strict=True))
         if self.bar is None:
             print(line, flush=True)
         else:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _heading(name: str) -> str:
-    return "validation loss" if name == "loss" else name
-
-
-def _width(name: str) -> int:
-    return max(len(name), 7) + 2

@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from hf_ssm import plotting
 from hf_ssm.analysis.parameter_change import changes_in_log
 from hf_ssm.analysis.report import FILES, REPORT_NAME, TheoryReport, theory_report
 from hf_ssm.cli.checkpoints import (
-    OVERWRITE_REMEDY,
     SEED,
-    check_figures,
+    can_draw,
     check_fit,
+    check_output_options,
     check_positive,
     chosen_rows,
     data_settings,
@@ -28,7 +27,7 @@ from hf_ssm.cli.checkpoints import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
-from hf_ssm.training.folder import LOG_NAME, check_output, locked
+from hf_ssm.training.folder import LOG_NAME, locked
 from hf_ssm.utils.files import staged_files
 
 
@@ -39,7 +38,10 @@ def run_report(args: argparse.Namespace) -> None:
 
 
 def _run_report(args: argparse.Namespace) -> None:
-    _check_options(args)
+    check_positive(args, "rows", "batch_size")
+    check_output_options(args)
+    if args.update_card:
+        _check_card(args.checkpoint)
     config = load_config(args.checkpoint)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)
     data = inputs.load_data(settings)
@@ -51,7 +53,7 @@ def _run_report(args: argparse.Namespace) -> None:
         data.batches(rows, args.batch_size),
         num_sequences=len(data.splits["train"]),
         progress=True,
-        movement=_movement(args.checkpoint),
+        parameter_change=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
         settings={
             "checkpoint": public_name(args.checkpoint),
@@ -76,19 +78,13 @@ def _run_report(args: argparse.Namespace) -> None:
         suggest((command("spectrum", settings.data["dataset"], *words), "frequencies of its data"))
 
 
-def _check_options(args: argparse.Namespace) -> None:
-    """The checks that need neither model nor data."""
-    check_figures(args)
-    check_positive(args, "rows", "batch_size")
-    if args.update_card and not Path(args.checkpoint).is_dir():
+def _check_card(checkpoint: str) -> None:
+    if not Path(checkpoint).is_dir():
         raise ValueError(
-            f"--update-card needs a local folder, which {args.checkpoint!r} is not: leave it out, or download the "
-            f"checkpoint first (`hf download {shlex.quote(args.checkpoint)} --local-dir DIR`)"
+            f"--update-card needs a local folder, which {checkpoint!r} is not: leave it out, or download the "
+            f"checkpoint first (`hf download {shlex.quote(checkpoint)} --local-dir DIR`)"
         )
-    if args.update_card:
-        check_section(args.checkpoint)
-    if args.output is not None:
-        check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
+    check_section(checkpoint)
 
 
 def _movement(checkpoint: str) -> dict[str, float]:
@@ -108,14 +104,10 @@ def _write(report: TheoryReport, output: Path, unit: str, svg: bool) -> list[Pat
     """Write all files of the report and return their paths."""
     with staged_files(output, replaces=FILES) as scratch, plotting.also_svg(svg):
         report.save_json(scratch / REPORT_NAME)
-        if plotting.can_plot():
+        if can_draw("pictures"):
             report.save_pictures(scratch, unit)
-        else:
-            print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
-        return [
-            output / path.name
-            for path in sorted(scratch.iterdir(), key=lambda path: (path.suffix != ".json", path.name))
-        ]
+        names = sorted((path.name for path in scratch.iterdir()), key=lambda name: (not name.endswith(".json"), name))
+    return [output / name for name in names]
 
 
 def _update_card(report: TheoryReport, checkpoint: Path, written: list[Path]) -> Path:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm import plotting
-from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.checkpoints import can_draw, warn_of_chance
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
@@ -89,15 +89,7 @@ def run_score(args: argparse.Namespace) -> None:
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
-    scorer = VariantScorer(
-        model,
-        genome,
-        args.scores,
-        window=args.window,
-        horizon=args.horizon,
-        both_strands=not args.one_strand,
-        keep_case=args.keep_case,
-    )
+    scorer = VariantScorer(model, genome, horizon=args.horizon, **_options(args))
     info = [name for name in (args.label_column, args.by) if name not in (None, *_VCF_COLUMNS)]
     total = _checked(args, scorer, read_variants(args.variants, info))
     variants = with_progress(read_variants(args.variants, info), "variants", total)
@@ -111,6 +103,11 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
     write_in_parts(
         args.output, variants, scorer.table, settings, part_size=_PART, overwrite=args.overwrite_output, join=join
     )
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("scores", "window", "keep_case")
+    return {"both_strands": not args.one_strand, **{name: getattr(args, name) for name in names}}
 
 
 def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:
@@ -166,23 +163,16 @@ def _saturate(
     args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region], settings: dict[str, Any]
 ) -> None:
     horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
-    saturation = Saturation(
-        model,
-        scores=args.scores,
-        window=args.window,
-        horizon=horizon,
-        both_strands=not args.one_strand,
-        keep_case=args.keep_case,
-    )
+    saturation = Saturation(model, horizon=horizon, **_options(args))
 
-    def compute(part: list[Region]) -> pa.Table:
-        ((contig, first, last),) = part
+    def compute(one_region: list[Region]) -> pa.Table:
+        ((contig, first, last),) = one_region
         reach = max(args.window, horizon)
         begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
-        found = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
-        positions = [begin + place + 1 for place in found["position"].to_pylist()]
-        place = {"chrom": pa.array([contig] * len(found), pa.string()), "pos": pa.array(positions, pa.int64())}
-        return pa.table(place | {name: found[name] for name in found.column_names if name != "position"})
+        scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
+        positions = [begin + place + 1 for place in scored["position"].to_pylist()]
+        place = {"chrom": pa.array([contig] * len(scored), pa.string()), "pos": pa.array(positions, pa.int64())}
+        return pa.table(place | {name: scored[name] for name in scored.column_names if name != "position"})
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         table = pa.concat_tables(tables)
@@ -197,8 +187,7 @@ def _saturate(
 
 
 def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:
-    if not plotting.can_plot():
-        print(f"No pictures: {plotting.INSTALL_HINT}", file=sys.stderr)
+    if not can_draw("pictures"):
         return
     frame = table.to_pandas().rename(columns={"pos": "position"})
     for number, (contig, first, last) in enumerate(regions, start=1):
@@ -212,7 +201,7 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
 
 def _regions(texts: list[str], genome: Any) -> list[Region]:
     """Contig, first base counted from 0, and the one after the last."""
-    found = []
+    regions = []
     for text in texts:
         parsed = _REGION.fullmatch(text)
         if parsed is None:
@@ -221,5 +210,5 @@ def _regions(texts: list[str], genome: Any) -> list[Region]:
         size = genome.length(parsed["contig"])
         if not 1 <= first <= last <= size:
             raise ValueError(f"--saturate {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
-        found.append((parsed["contig"], first - 1, last))
-    return found
+        regions.append((parsed["contig"], first - 1, last))
+    return regions

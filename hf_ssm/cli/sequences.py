@@ -12,11 +12,11 @@ from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model, stored_settings
 from hf_ssm.data.columns import usual_column
-from hf_ssm.data.records import read_records, table_columns
+from hf_ssm.data.records import Record, read_records, table_columns
 from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
-from hf_ssm.models.registry import FAMILIES
+from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training.loading import read_tokenizer, reading
 
@@ -24,14 +24,7 @@ T = TypeVar("T")
 
 _TOKENIZERS: dict[str, Callable[[], Any]] = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
 # Suffixes of class names, and the Auto class that loads them.
-_AUTO_CLASSES = {
-    "ForCausalLM": "AutoModelForCausalLM",
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForMaskedLM": "AutoModelForMaskedLM",
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-}
-
+_AUTO_CLASSES = {"LMHeadModel": "AutoModelForCausalLM", **HEADS}
 
 _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
 
@@ -50,15 +43,10 @@ def is_own_model(checkpoint: str) -> bool:
     """Whether a checkpoint holds a model of hf_ssm; an error if there is none."""
     check_source(checkpoint)
     with reading(f"the config.json of {checkpoint!r}"):
-        return _model_type(checkpoint) in _OWN_TYPES
-
-
-def _model_type(checkpoint: str) -> str | None:
-    if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
-        # The errors of hf_ssm's own checkpoints name adapters and other folders.
-        load_config(checkpoint)
-    found: str | None = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-    return found
+        if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
+            # The errors of hf_ssm's own checkpoints name adapters and other folders.
+            load_config(checkpoint)
+        return PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type") in _OWN_TYPES
 
 
 def _load_foreign(checkpoint: str, trust_remote_code: bool) -> Any:
@@ -125,6 +113,22 @@ def model_words(args: argparse.Namespace) -> list[object]:
     if args.tokenizer is not None:
         words += ["--tokenizer", args.tokenizer]
     return [*words, "--trust-remote-code"] if args.trust_remote_code else words
+
+
+def reader_of(
+    args: argparse.Namespace, column: str, model: SequenceModel
+) -> tuple[Callable[[], Iterator[Record]], Any]:
+    """A function that reads the sequences of INPUT, and what identifies the input and the model."""
+    # A tokenizer for which the case makes no difference needs no line about it.
+    keep_case = keeps_case(args) or not model.needs_capitals
+    facts = {
+        "sequence_column": column,
+        "keep_case": keep_case,
+        "checkpoint": checkpoint_facts(args, model),
+        "input": file_facts(args.input),
+        "genome": args.genome and file_facts(args.genome),
+    }
+    return lambda: read_records(args.input, column, args.genome, keep_case), facts
 
 
 def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any]:

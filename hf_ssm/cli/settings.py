@@ -41,19 +41,19 @@ def argument_texts(docstring: str | None) -> dict[str, str]:
     """Name of each argument in the section Args of a Google docstring, and its description in one line."""
     _, _, section = inspect.cleandoc(docstring or "").partition("Args:\n")
     section = re.split(r"\n(?=\S)", section)[0]  # up to the next section
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for entry in re.split(r"\n(?= {4}\w)", "\n" + section):
         parsed = _ARGUMENT.fullmatch(" ".join(entry.split()))
         if parsed is not None:
             names = re.sub(_TYPE, "", parsed["names"]).split(", ")
-            found |= dict.fromkeys(names, parsed["text"])
-    return found
+            texts |= dict.fromkeys(names, parsed["text"])
+    return texts
 
 
 def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]]]:
     """The settings of a section in groups with headings: name, default, meaning."""
-    of_options = {setting: text for options in OPTIONS.values() for _, setting, _, _, text in options}
-    meanings = {**of_options, **_MEANINGS}
+    meanings = {f"{name}.{key}": text for name, options in OPTIONS.items() for key, (*_, text) in options.items()}
+    meanings |= _MEANINGS
     if section == "model":
         common = resolved.MODEL_DEFAULTS | {"family": resolved.DEFAULT_FAMILY}
         yield "model", [(name, value, meanings[f"model.{name}"]) for name, value in common.items()]
@@ -74,13 +74,13 @@ def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]
         for name, generator in GENERATORS.items():
             yield f"data, of the generator {name}", list(_arguments(generator))
     else:
-        known = {field.name: field for field in dataclasses.fields(SSMTrainingArguments)}
-        own = {name: known[name].default for name in vars(SSMTrainingArguments)["__annotations__"]}
+        all_fields = {field.name: field for field in dataclasses.fields(SSMTrainingArguments)}
+        own_defaults = {name: all_fields[name].default for name in vars(SSMTrainingArguments)["__annotations__"]}
         yield (
             "training",
             [
-                (name, value, meanings.get(f"training.{name}") or known[name].metadata["help"])
-                for name, value in (resolved.TRAINING_DEFAULTS | own).items()
+                (name, value, meanings.get(f"training.{name}") or all_fields[name].metadata["help"])
+                for name, value in (resolved.TRAINING_DEFAULTS | own_defaults).items()
             ],
         )
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +16,9 @@ from hf_ssm import S4Config, plotting
 from hf_ssm.analysis.frequency import AlphaRecommendation, alpha_recommendation
 from hf_ssm.analysis.recording import record_operators
 from hf_ssm.cli.checkpoints import (
-    OVERWRITE_REMEDY,
-    check_figures,
+    can_draw,
     check_fit,
+    check_output_options,
     check_positive,
     chosen_rows,
     data_settings,
@@ -37,7 +36,7 @@ from hf_ssm.data.labels import read_labels
 from hf_ssm.data.signals import is_signal
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
-from hf_ssm.training.folder import check_output, locked
+from hf_ssm.training.folder import locked
 from hf_ssm.training.inputs import RunData, load_data, load_rows
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.utils.files import staged_files
@@ -92,9 +91,9 @@ def _run_spectrum(args: argparse.Namespace) -> None:
         sep="\n",
     )
     if args.output is not None:
-        found = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
+        content = {**facts, "alpha": alpha if isinstance(alpha, str) else alpha.to_dict(), "spectra": entries}
         with plotting.also_svg(args.svg):
-            _write(args.output, found, spectra, alpha, unit_of(data.tokenizer))
+            _write(args.output, content, spectra, alpha, unit_of(data.tokenizer))
     # α acts at initialisation: a checkpoint has no use for it.
     if args.model is None:
         trial = None if isinstance(alpha, str) else alpha.trial
@@ -105,12 +104,12 @@ def _fitting_task(settings: RunSettings) -> str | None:
     """The task of `hf-ssm train` for the labels of the data; `None` without labels that a model of numbers needs."""
     rows = load_rows(settings, labelled=False)["train"]
     numbers = is_signal(rows.features[settings.sequence_column])
-    given = settings.data.get("label_column")
-    if isinstance(given, list):
+    label_column = settings.data.get("label_column")
+    if isinstance(label_column, list):
         return "signal-regression" if numbers else "sequence-regression"
-    if given is not None:
-        check_columns({"label_column": given}, rows[:10], settings.data["dataset"])
-    column = given or usual_column("label_column", rows.column_names)
+    if label_column is not None:
+        check_columns({"label_column": label_column}, rows[:10], settings.data["dataset"])
+    column = label_column or usual_column("label_column", rows.column_names)
     if column is not None:
         for targets in (False, True):
             try:
@@ -146,14 +145,12 @@ def _suggest_training(
 
 def _check_options(args: argparse.Namespace) -> None:
     """The checks that need neither model nor data."""
-    check_figures(args)
     check_positive(args, "rows")
+    check_output_options(args)
     for name in CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
-    if args.output is not None:
-        check_output(args.output, args.overwrite_output, OVERWRITE_REMEDY)
 
 
 def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:
@@ -233,8 +230,8 @@ def _table(spectra: Mapping[str, dict[str, Any]]) -> str:
         f"{'':{width}}  {head}  strongest line, times its surroundings",
     ]
     for name, facts in spectra.items():
-        found = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
-        columns = "  ".join(f"{radians / (2 * math.pi):9.4f}" for radians in found)
+        frequencies = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
+        columns = "  ".join(f"{radians / (2 * math.pi):9.4f}" for radians in frequencies)
         lines.append(f"{name:{width}}  {columns}  {facts['strongest_line_ratio']:.2f}")
     return "\n".join(lines)
 
@@ -264,16 +261,14 @@ def _range(limits: tuple[float, float]) -> str:
 
 
 def _write(
-    output: Path, found: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str, unit: str
+    output: Path, content: dict[str, Any], spectra: Mapping[str, Tensor], alpha: AlphaRecommendation | str, unit: str
 ) -> None:
     with staged_files(output, replaces=(SPECTRUM_NAME, PICTURE_NAME, "spectrum.svg")) as scratch:
-        (scratch / SPECTRUM_NAME).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
-        if plotting.can_plot():
+        (scratch / SPECTRUM_NAME).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        if can_draw(PICTURE_NAME):
             shown = {name: power for name, power in spectra.items() if name != _ALL_LAYERS}
             recommendation = None if isinstance(alpha, str) else alpha
-            title = f"Power spectrum of {found['dataset']}"
+            title = f"Power spectrum of {content['dataset']}"
             plotting.plot_spectrum(shown, scratch / PICTURE_NAME, recommendation, title, unit=unit)
-        else:
-            print(f"No {PICTURE_NAME}: {plotting.INSTALL_HINT}", file=sys.stderr)
         written = sorted(path.name for path in scratch.iterdir())
     print(f"{output} holds {', '.join(written)}")

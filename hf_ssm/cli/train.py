@@ -117,21 +117,19 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> RunSettings:
     """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
-    options: Sections = {}
-    for setting in (setting for group in OPTIONS.values() for _, setting, *_ in group):
-        section, key = setting.split(".")
-        value = getattr(args, setting)
-        if value is not None:
-            options.setdefault(section, {})[key] = value
+    options: Sections = {
+        section: {key: value for key in keys if (value := getattr(args, f"{section}.{key}")) is not None}
+        for section, keys in OPTIONS.items()
+    }
     for name, text in args.fields.items():
         _check_field(name)
-        options.setdefault("training", {})[name] = run_settings.parse_value(text, run_settings.training_types()[name])
+        options["training"][name] = run_settings.parse_value(text, run_settings.training_types()[name])
     assignments = run_settings.parse_assignments(args.assignments)
     stored: Sections = {}
     if args.resume:
         stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
-    given = run_settings.read_settings_file(args.config) if args.config else {}
-    resolved = run_settings.resolve(stored, given, options, assignments)
+    from_file = run_settings.read_settings_file(args.config) if args.config else {}
+    resolved = run_settings.resolve(stored, from_file, options, assignments)
     if args.resume:
         run_settings.check_same_run(resolved, stored)
     return resolved
@@ -139,14 +137,16 @@ def _settings(args: argparse.Namespace) -> RunSettings:
 
 def _check_field(name: str) -> None:
     """Refuse an option that is neither one of the command nor a field of the training arguments."""
-    known = run_settings.training_types()
-    if name in known:
+    training_fields = run_settings.training_types()
+    if name in training_fields:
         return
     option = f"--{name.replace('_', '-')}"
     of_models = {field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)}
     if name in of_models | run_settings.ALIASES.keys():
         raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
-    near = closest_name(option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in known)])
+    near = closest_name(
+        option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
+    )
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
@@ -178,7 +178,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
     chosen = evaluated and training["load_best_model_at_end"]
-    versions = ", ".join(f"{name} {found}" for name, found in _VERSIONS.items())
+    versions = ", ".join(f"{name} {version}" for name, version in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
         family=str(family_of(result.model.config)),

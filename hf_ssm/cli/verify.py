@@ -10,18 +10,18 @@ from hf_ssm.hub.verifying import verify
 
 def run_verify(args: argparse.Namespace) -> None:
     """`hf-ssm verify`: one line per problem, and exit status 1 if there is one."""
-    found = verify(args.source, args.revision)
-    for problem in found.problems:
+    result = verify(args.source, args.revision)
+    for problem in result.problems:
         print(problem)
-    against = f" against commit {found.commit} on the Hub" if found.commit else ""
-    absent = f", {len(found.absent)} not downloaded" if found.absent else ""
-    print(f"{args.source}: {found.checked} files checked{against}{absent}, {len(found.problems) or 'no'} problems")
-    if found.problems and found.commit:
-        download = ["hf", "download", "--force-download", "--revision", found.commit, args.source]
+    against = f" against commit {result.commit} on the Hub" if result.commit else ""
+    absent = f", {len(result.absent)} not downloaded" if result.absent else ""
+    print(f"{args.source}: {result.checked} files checked{against}{absent}, {len(result.problems) or 'no'} problems")
+    if result.problems and result.commit:
+        download = ["hf", "download", "--force-download", "--revision", result.commit, args.source]
         print(f"To download it again: {shlex.join(download)}")
-    if found.problems:
+    if result.problems:
         raise SystemExit(1)
-    if found.commit is None:
+    if result.commit is None:
         suggest((command("push", args.source, "USER/NAME"), "share it"))
 
 

@@ -73,9 +73,9 @@ def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBas
         return [
             [
                 unknown if hide and token in bases else token
-                for token, hide in zip(row, (torch.rand(len(row)) < own).tolist(), strict=True)
+                for token, hide in zip(row, (torch.rand(len(row)) < row_share).tolist(), strict=True)
             ]
-            for row, own in zip(rows, shares, strict=True)
+            for row, row_share in zip(rows, shares, strict=True)
         ]
 
     return _with_change(tokens, change)

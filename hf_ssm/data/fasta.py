@@ -86,13 +86,13 @@ def fasta_windows(path: Path, window: int, min_window: int, keep_case: bool = Fa
         longest = max(longest, len(sequence))
         places = range(0, len(sequence) - min_window + 1, window)
         windows += [(sequence[place : place + window], name, place) for place in places]
-    known = [row for row in windows if row[0].upper().count("N") <= _MOSTLY_UNKNOWN * len(row[0])]
-    if len(known) < len(windows):
-        logger.warning("%s: skipped %d windows of more than half N.", path.name, len(windows) - len(known))
-    if not known:
+    kept = [row for row in windows if row[0].upper().count("N") <= _MOSTLY_UNKNOWN * len(row[0])]
+    if len(kept) < len(windows):
+        logger.warning("%s: skipped %d windows of more than half N.", path.name, len(windows) - len(kept))
+    if not kept:
         raise ValueError(
             f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; the "
             f"longest record has {longest}: lower min_window (command: --set data.min_window=1)."
         )
-    sequences, names, starts = zip(*known, strict=True)
+    sequences, names, starts = zip(*kept, strict=True)
     return {"sequence": list(sequences), "name": list(names), "start": list(starts)}

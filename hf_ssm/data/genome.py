@@ -111,15 +111,15 @@ class Genome:
         self.check(contig, start, stop)
         try:
             with quiet():
-                found: str = self._file.fetch(contig, start, stop)
+                letters: str = self._file.fetch(contig, start, stop)
         except (OSError, ValueError):
-            found = ""
-        if len(found) != stop - start:
+            letters = ""
+        if len(letters) != stop - start:
             raise ValueError(
                 f"{str(self.path)!r}: {contig}:{start}-{stop} cannot be read: the file is damaged, or its index (.fai) "
                 "is of another file."
             )
-        return found
+        return letters
 
     def check(self, contig: str, start: int, stop: int) -> None:
         """Raise `ValueError` if there is no such contig, or the interval is empty or not within the contig."""
@@ -172,7 +172,7 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
         ValueError: A line is malformed, an interval is not in the genome, or there is none.
     """
     parse = import_pysam().asBed(encoding="utf-8")
-    found = list[tuple[int, Interval]]()
+    intervals = list[tuple[int, Interval]]()
     with opened(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             text = line.rstrip(b"\r\n")
@@ -186,13 +186,13 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
                 genome.check(interval.chrom, interval.start, interval.stop)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
-            found.append((number, interval))
-        if not found:
+            intervals.append((number, interval))
+        if not intervals:
             raise ValueError("the file has no interval.")
-    names = max((interval.columns for _, interval in found), key=len)
+    names = max((interval.columns for _, interval in intervals), key=len)
     return [
         (number, replace(interval, columns={name: interval.columns.get(name) for name in names}))
-        for number, interval in found
+        for number, interval in intervals
     ]
 
 
@@ -216,7 +216,8 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     indices = {"filepath_index": Path(f"{path}.fai")}
     if kind == "bgzip":
         indices["filepath_index_compressed"] = Path(f"{path}.gzi")
-    if kind != "gzip" and all(_is_current(index, path) for index in indices.values()):
+    changed = path.stat().st_mtime
+    if kind != "gzip" and all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
     file = path
     if kind == "gzip":
@@ -224,13 +225,9 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
         decompress(path, file)
     with gzip.open(file) if kind == "bgzip" else file.open("rb") as lines:
         _check_headers(lines, path)
-    own = {name: str(folder / index.name) for name, index in indices.items()}
-    _build_index(file, path, list(own.values()))
-    return file, own
-
-
-def _is_current(index: Path, path: Path) -> bool:
-    return index.is_file() and index.stat().st_mtime >= path.stat().st_mtime
+    new_indices = {name: str(folder / index.name) for name, index in indices.items()}
+    _build_index(file, path, list(new_indices.values()))
+    return file, new_indices
 
 
 def _check_headers(lines: Iterable[bytes], path: Path) -> None:
@@ -260,7 +257,7 @@ def _check_letters(missing: bool, path: Path, name: str) -> None:
 
 
 def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:
-    options = [part for pair in zip(("--fai-idx", "--gzi-idx"), indices, strict=False) for part in pair]
+    options = [word for pair in zip(("--fai-idx", "--gzi-idx"), indices, strict=False) for word in pair]
     # An absolute path is neither an option nor, as "data:" is, a protocol of htslib.
     done = run_python(_INDEX, str(file.absolute()), *options)
     if done.returncode:

@@ -108,9 +108,9 @@ def images_to_pixels(splits: dict[str, Dataset], column: str, options: ImageOpti
     encoded = {name: split.cast_column(column, Image(decode=False)) for name, split in splits.items()}
     first = _decoded(image, encoded["train"][0][column], options, "row 1 of 'train'")
     feature = pixel_feature(first.shape[0] * first.shape[1], first.shape[2])
-    found = {}
+    converted = {}
     for name, split in encoded.items():
-        found[name] = split.map(
+        converted[name] = split.map(
             _to_pixels,
             with_indices=True,
             batched=True,
@@ -118,7 +118,7 @@ def images_to_pixels(splits: dict[str, Dataset], column: str, options: ImageOpti
             features=Features({**split.features, column: feature}),
             desc=f"Reading images of {name}",
         )
-    return found
+    return converted
 
 
 def _to_pixels(

@@ -46,10 +46,10 @@ def read_labels(
     ids, kind = _read_classes(
         column, [flat[index] for index in counted], source, lambda index: row_name(owners[counted[index]])
     )
-    found = np.full(len(flat), IGNORED_LABEL)
-    found[counted] = ids
+    all_ids = np.full(len(flat), IGNORED_LABEL)
+    all_ids[counted] = ids
     ends = np.cumsum([len(value) for value in values])[:-1]
-    return [part.tolist() for part in np.split(found, ends)], List(kind)
+    return [row_ids.tolist() for row_ids in np.split(all_ids, ends)], List(kind)
 
 
 def label_columns(label_column: str | Sequence[str] | None) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
 def _read_targets(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[Any], Any]:
     check_no_missing(column, values, source, row_name)
     shape: tuple[int, ...] | None = None
-    found = []
+    targets = []
     for row, value in enumerate(values):
         try:
             numbers = np.asarray(value)
@@ -148,11 +148,11 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
                 f"{where}, of another shape than {_short(values[0])} in row {row_name(0)}; give all labels one shape."
             )
         shape = numbers.shape
-        found.append(numbers.astype(np.float32).tolist())
+        targets.append(numbers.astype(np.float32).tolist())
     feature: Any = Value("float32")
     for _ in shape or ():
         feature = List(feature)
-    return found, feature
+    return targets, feature
 
 
 def _short(value: Any) -> str:

@@ -134,10 +134,10 @@ def load_sequences(
         return _generate(name, seed, generator_options)
     if generator_options:
         unknown = next(iter(generator_options))
-        known = list(inspect.signature(load_sequences).parameters)[:-1]
+        arguments = list(inspect.signature(load_sequences).parameters)[:-1]
         raise ValueError(
             f"{unknown}={generator_options[unknown]!r}: load_sequences has no such "
-            f"argument{did_you_mean(unknown, known)}, and source={name!r} is not a generator with that option."
+            f"argument{did_you_mean(unknown, arguments)}, and source={name!r} is not a generator with that option."
         )
     images = ImageOptions(grayscale, image_size)
     path = Path(name).expanduser()
@@ -149,7 +149,10 @@ def load_sequences(
         _refuse_table_options(name, files, column_names, quoted)
     if suffix in FASTA_SUFFIXES:
         texts, labels = {"sequence_column": "sequence"}, None
-        splits = {"train": _load_fasta(path, window, min_window, keep_case)}
+        check_integer("window", window, 1)
+        least = max(1, window // 2) if min_window is None else min_window
+        check_integer("min_window", least, 1, window)
+        splits = {"train": Dataset.from_dict(fasta_windows(path, window, least, keep_case))}
     elif suffix in TABLE_SUFFIXES:
         needed = {**texts, **label_columns(label_column)}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
@@ -186,39 +189,32 @@ def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
 
 def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
     generator = GENERATORS[name]
-    known = list(inspect.signature(generator).parameters)
+    arguments = list(inspect.signature(generator).parameters)
     for option, value in options.items():
-        if option not in known:
+        if option not in arguments:
             raise ValueError(
-                f"{option}={value!r}: the generator {name!r} has no such option{did_you_mean(option, known)}; its "
-                f"options are {known}."
+                f"{option}={value!r}: the generator {name!r} has no such option{did_you_mean(option, arguments)}; its "
+                f"options are {arguments}."
             )
     return generator(seed=seed, **options)
 
 
-def _load_fasta(path: Path, window: int, min_window: int | None, keep_case: bool) -> Dataset:
-    check_integer("window", window, 1)
-    least = max(1, window // 2) if min_window is None else min_window
-    check_integer("min_window", least, 1, window)
-    return Dataset.from_dict(fasta_windows(path, window, least, keep_case))
-
-
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:
     """Split name to its table; the keywords are arguments of `load_sequences`."""
-    given = {argument: Path(file).expanduser() for argument, file in files.items() if file is not None}
-    for argument, file in given.items():
+    tables = {argument: Path(file).expanduser() for argument, file in files.items() if file is not None}
+    for argument, file in tables.items():
         if bare_suffix(file) not in TABLE_SUFFIXES:
             raise ValueError(f"{argument}={str(file)!r}: give a table ({', '.join(TABLE_SUFFIXES)}, optionally .gz).")
-    return {argument.removesuffix("_file"): file for argument, file in given.items()}
+    return {argument.removesuffix("_file"): file for argument, file in tables.items()}
 
 
 def _refuse_table_options(
     source: str, files: dict[str, Path], column_names: Sequence[str] | None, quoted: bool
 ) -> None:
-    given: dict[str, Any] = {f"{split}_file": str(file) for split, file in files.items()}
-    given |= {} if column_names is None else {"column_names": column_names}
-    given |= {} if quoted else {"quoted": quoted}
-    for argument, value in given.items():
+    options: dict[str, Any] = {f"{split}_file": str(file) for split, file in files.items()}
+    options |= {} if column_names is None else {"column_names": column_names}
+    options |= {} if quoted else {"quoted": quoted}
+    for argument, value in options.items():
         raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit it.")
 
 
@@ -235,8 +231,8 @@ def _cut_missing_splits(
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
     for name in SPLITS[1:]:
         if name in splits:
-            known = set(_texts(train, text_columns))
-            seen = sum(text in known for text in _texts(splits[name], text_columns))
+            training_texts = set(_texts(train, text_columns))
+            seen = sum(text in training_texts for text in _texts(splits[name], text_columns))
             if seen:
                 logger.warning("%s: %d sequences of split %r also occur in 'train'.", source, seen, name)
     if label_column is not None:
@@ -263,12 +259,12 @@ def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
 
 def _unknown_source(name: str, path: Path) -> Exception:
     """The error for a source that is not a generator, a file of a known format or a Hub id."""
-    known = f"files end in {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally .gz)"
+    formats = f"files end in {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally .gz)"
     if path.exists():
-        return ValueError(f"source={name!r}: unknown file format; {known}.")
+        return ValueError(f"source={name!r}: unknown file format; {formats}.")
     if os.sep in name or path.suffix:
-        return FileNotFoundError(f"source={name!r}: there is no such file, and it is not a Hub id; {known}.")
+        return FileNotFoundError(f"source={name!r}: there is no such file, and it is not a Hub id; {formats}.")
     return ValueError(
         f"source={name!r}: there is no generator of that name{did_you_mean(name, GENERATORS)}. Generators: "
-        f"{list(GENERATORS)}; Hub ids have the form 'user/name'; {known}."
+        f"{list(GENERATORS)}; Hub ids have the form 'user/name'; {formats}."
     )

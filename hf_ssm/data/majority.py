@@ -7,10 +7,13 @@ noise-free.
 Source: Honarpisheh et al. 2025, Section 5 and Appendix A.1 (after Trauger & Tewari 2024).
 """
 
+from typing import Any
+
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, DatasetDict, Features, Value
 
 from hf_ssm.data.checks import check_integer
+from hf_ssm.data.splits import generated
 
 _FEATURES = Features({"sequence": Value("string"), "label": ClassLabel(names=["no majority", "majority"])})
 
@@ -42,26 +45,21 @@ def sparse_majority(
     Raises:
         ValueError: A number is out of its range.
     """
-    for name, value in {"num_train": num_train, "num_validation": num_validation, "num_test": num_test}.items():
-        check_integer(name, value, 1 if name == "num_train" else 0)
     check_integer("length", length, 1)
     if not 0.0 <= flip_rate < 1.0:
         raise ValueError(f"flip_rate={flip_rate!r}: give a probability in [0, 1).")
-    sizes = {"train": num_train, "validation": num_validation, "test": num_test}
-    streams = np.random.SeedSequence(seed).spawn(len(sizes))
-    splits = {}
-    for (name, size), stream in zip(sizes.items(), streams, strict=True):
-        if not size:
-            continue
-        bits, labels = _rows(size, length, flip_rate if name == "train" else 0.0, np.random.default_rng(stream))
-        text = [(row + ord("0")).tobytes().decode() for row in bits]
-        splits[name] = Dataset.from_dict({"sequence": text, "label": labels.tolist()}, features=_FEATURES)
-        splits[name].info.description = (
-            f"Sparse majority: strings of {length} bits, the number of ones spread evenly over 0 to {length}; label 1 "
-            f"where more than half are ones. {flip_rate:.0%} of the ones of the training rows were then turned into "
-            f"zeros. Seed {seed}."
-        )
-    return DatasetDict(splits)
+
+    def columns_of(split: str, size: int, rng: np.random.Generator) -> dict[str, Any]:
+        bits, labels = _rows(size, length, flip_rate if split == "train" else 0.0, rng)
+        return {"sequence": [(row + ord("0")).tobytes().decode() for row in bits], "label": labels.tolist()}
+
+    description = (
+        f"Sparse majority: strings of {length} bits, the number of ones spread evenly over 0 to {length}; label 1 "
+        f"where more than half are ones. {flip_rate:.0%} of the ones of the training rows were then turned into "
+        f"zeros. Seed {seed}."
+    )
+    streams = np.random.SeedSequence(seed).spawn(3)
+    return generated((num_train, num_validation, num_test), streams, columns_of, _FEATURES, description)
 
 
 def _rows(size: int, length: int, flip_rate: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

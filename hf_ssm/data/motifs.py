@@ -17,11 +17,13 @@ rounded). Only the forward strand is searched. No sequence occurs twice, within 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, DatasetDict, Features, List, Value
 
 from hf_ssm.data.checks import check_integer
+from hf_ssm.data.splits import generated
 
 _LETTERS = "ACGT"
 _MAX_ROUNDS = 50
@@ -72,9 +74,6 @@ def planted_motifs(
             without accidental copies are found (a motif too short for `length`).
     """
     check_integer("num_labels", num_labels, 2, 1000)
-    check_integer("num_train", num_train, num_labels)
-    check_integer("num_validation", num_validation, 0)
-    check_integer("num_test", num_test, 0)
     check_integer("copies", copies, 1)
     check_integer("order", order, 0, 8)
     if not 0.0 <= mutation_rate < 0.5:
@@ -94,16 +93,18 @@ def planted_motifs(
             "motif_positions": List(Value("int32")),
         }
     )
-    sizes = {"train": num_train, "validation": num_validation, "test": num_test}
     seen: set[str] = set()
-    splits: dict[str, Dataset] = {}
-    # The test rows come first, so that they do not depend on the number of training rows.
-    for (name, size), stream in reversed(list(zip(sizes.items(), streams, strict=True))):
-        if size:
-            columns = _rows(plan, size, np.random.default_rng(stream), seen)
-            splits[name] = Dataset.from_dict(columns, features=features)
-            splits[name].info.description = _describe(plan, seed)
-    return DatasetDict({name: splits[name] for name in sizes if name in splits})
+
+    def columns_of(split: str, size: int, rng: np.random.Generator) -> dict[str, Any]:
+        return _rows(plan, size, rng, seen)
+
+    description = (
+        f"Generated sequences of {length} bases: a Markov background of order {order} with the motifs "
+        f"{', '.join(motifs)} (classes 1 to {len(motifs)}; class 0: shuffled decoys), {copies} site(s) per motif and "
+        f"row, mutation rate {mutation_rate}, GC spread {gc_spread}, seed {seed}."
+    )
+    sizes = num_train, num_validation, num_test
+    return generated(sizes, streams, columns_of, features, description, least=num_labels)
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ class _Plan:
         return [np.array([_LETTERS.index(letter) for letter in motif], dtype=np.int8) for motif in self.motifs]
 
 
-def _rows(
-    plan: _Plan, size: int, rng: np.random.Generator, seen: set[str]
-) -> dict[str, list[str] | list[int] | list[list[int]]]:
+def _rows(plan: _Plan, size: int, rng: np.random.Generator, seen: set[str]) -> dict[str, Any]:
     """Columns of one split; adds its sequences to `seen`, those of the previous splits."""
     labels = rng.permutation(np.arange(size) % (len(plan.motifs) + 1))
     sequences = [""] * size
@@ -287,16 +286,6 @@ def _check_fit(motifs: list[str], copies: int, length: int) -> None:
             f"length={length!r}: {copies} site(s) for each of {len(motifs)} motif(s) need {needed} bases. "
             "Use a larger length or fewer copies."
         )
-
-
-def _describe(plan: _Plan, seed: int) -> str:
-    """The description for the model card."""
-    return (
-        f"Generated sequences of {plan.length} bases: a Markov background of order {plan.order} with the "
-        f"motifs {', '.join(plan.motifs)} (classes 1 to {len(plan.motifs)}; class 0: shuffled decoys), "
-        f"{plan.copies} site(s) per motif and row, mutation rate {plan.mutation_rate}, GC spread "
-        f"{plan.gc_spread}, seed {seed}."
-    )
 
 
 def _text(letters: np.ndarray) -> list[str]:

@@ -115,8 +115,8 @@ def _with_clean_labels(
     names = feature.feature if isinstance(feature, List) else feature
     if isinstance(names, ClassLabel) and not targets:
         check_no_missing(label_column, values, source, row_name)
-        found = {label for split in splits.values() for label in classes_in(split, label_column)}
-        outside = sorted(found.difference(range(names.num_classes)))
+        classes = {label for split in splits.values() for label in classes_in(split, label_column)}
+        outside = sorted(classes.difference(range(names.num_classes)))
         if outside:
             raise ValueError(
                 f"label_column={label_column!r}: {source} has the labels {outside} outside of its {names.num_classes} "
@@ -133,9 +133,9 @@ def _with_labels(
     """Replace the columns `old` by the column `new`, in the place of the first one."""
     cleaned, start = {}, 0
     for name, split in splits.items():
-        part = labels[start : start + split.num_rows]
+        split_labels = labels[start : start + split.num_rows]
         start += split.num_rows
-        added = split.remove_columns(old).add_column(new, part, feature=kind)
+        added = split.remove_columns(old).add_column(new, split_labels, feature=kind)
         order = dict.fromkeys(new if column in old else column for column in split.column_names)
         cleaned[name] = added.select_columns(list(order))
     return cleaned

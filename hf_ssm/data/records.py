@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.genome import Genome, read_bed
-from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
+from hf_ssm.data.tables import TABLE_SUFFIXES, Columns, parquet_rows, read_cells, table_rows, typed
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
@@ -137,11 +138,11 @@ def read_records(
             letters = sequence if keep_case else in_capitals(sequence, path)
             yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):
-        for row, cells in enumerate(_rows(path, suffix, sequence_column), start=1):
+        for row, cells in enumerate(_rows(path, sequence_column), start=1):
             yield _checked(Record(cells.pop(sequence_column), f"{path.name}, row {row}", cells))
     else:
-        known = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, each also with .gz, or .parquet.")
+        suffixes = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, each also with .gz, or .parquet.")
 
 
 def table_columns(path: Path) -> list[str]:
@@ -151,22 +152,29 @@ def table_columns(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: It cannot be read.
     """
-    suffix = bare_suffix(path)
-    if suffix == ".parquet":
+    return list(_cells(path)) if bare_suffix(path) in (*TABLE_SUFFIXES, ".parquet") else []
+
+
+def _cells(path: Path) -> Columns:
+    """The columns of a table, of parquet without their values."""
+    if bare_suffix(path) == ".parquet":
         with opened(path, "rb") as file:
-            return list(pyarrow.parquet.ParquetFile(file).schema_arrow.names)
-    return list(read_table(path, [])) if suffix in TABLE_SUFFIXES else []
+            return {name: [] for name in pyarrow.parquet.ParquetFile(file).schema_arrow.names}
+    state = path.stat() if path.is_file() else None
+    return _cells_of(path, state and (state.st_size, state.st_mtime_ns))
 
 
-def _rows(path: Path, suffix: str, sequence_column: str) -> Iterator[dict[str, Any]]:
+@lru_cache(maxsize=1)
+def _cells_of(path: Path, state: tuple[int, int] | None) -> Columns:
+    # Commands need the names of the columns first, and then read the sequences twice.
+    return read_cells(path)
+
+
+def _rows(path: Path, sequence_column: str) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
-    if suffix == ".parquet":
-        check_columns({"sequence_column": sequence_column}, {name: [] for name in table_columns(path)}, path.name)
-        yield from parquet_rows(path)
-        return
-    columns = read_table(path, [sequence_column])
+    columns = typed(_cells(path), [sequence_column], path)
     check_columns({"sequence_column": sequence_column}, columns, path.name)
-    yield from table_rows(columns, path.name)
+    yield from parquet_rows(path) if bare_suffix(path) == ".parquet" else table_rows(columns, path.name)
 
 
 def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:

@@ -30,9 +30,8 @@ def is_signal(feature: Any) -> bool:
 
 def signal_rows(split: Dataset, column: str) -> Iterator[np.ndarray]:
     """The rows of a column of numbers, each `(L, C)`; rows `(L,)` have one channel."""
-    for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
-        values = _storage(table)
-        ends = np.cumsum([0, *pc.list_value_length(values).to_numpy(zero_copy_only=False)])
+    for values in _arrays(split, column):
+        ends = np.cumsum([0, *_lengths(values)])
         values = values.flatten()
         rows = int(ends[-1])
         while pa.types.is_nested(values.type):
@@ -43,20 +42,12 @@ def signal_rows(split: Dataset, column: str) -> Iterator[np.ndarray]:
 
 def row_lengths(split: Dataset, column: str) -> np.ndarray:
     """The length of each row of a column of lists, `(rows,)`."""
-    lengths = [
-        pc.list_value_length(_storage(table)).to_numpy(zero_copy_only=False)
-        for table in split.select_columns([column]).with_format("arrow").iter(_BATCH)
-    ]
-    return np.concatenate(lengths)
+    return np.concatenate([_lengths(values) for values in _arrays(split, column)])
 
 
 def inner_lengths(split: Dataset, column: str) -> np.ndarray:
     """The lengths of the inner lists of all rows of a column of lists of lists, one after the other."""
-    lengths = [
-        pc.list_value_length(pc.list_flatten(_storage(table))).to_numpy(zero_copy_only=False)
-        for table in split.select_columns([column]).with_format("arrow").iter(_BATCH)
-    ]
-    return np.concatenate(lengths)
+    return np.concatenate([_lengths(pc.list_flatten(values)) for values in _arrays(split, column)])
 
 
 def row_keys(split: Dataset, column: str) -> list[bytes]:
@@ -72,10 +63,9 @@ def fingerprint(split: Dataset) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for column in sorted(split.column_names):
         digest.update(f"{column}: {split.features[column]}\n".encode())
-        for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
-            values = _storage(table)
+        for values in _arrays(split, column):
             while pa.types.is_nested(values.type):
-                digest.update(pc.list_value_length(values).to_numpy(zero_copy_only=False).tobytes())
+                digest.update(_lengths(values).tobytes())
                 values = values.flatten()
             digest.update(values.to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest()
@@ -91,13 +81,18 @@ def is_pixels(split: Dataset, column: str) -> bool:
     return next(signal_rows(split.select([0]), column)).dtype == np.uint8
 
 
-def _storage(table: pa.Table) -> Any:
-    """The only column of a table as one Arrow array of lists."""
-    values = table.column(0)
-    # The result type of `combine_chunks` depends on the version of pyarrow.
-    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
-    return values.storage if isinstance(values, pa.ExtensionArray) else values
+def _arrays(split: Dataset, column: str) -> Iterator[Any]:
+    """A column of lists as Arrow arrays, one for each batch."""
+    for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
+        values = table.column(0).combine_chunks()
+        # The result type of `combine_chunks` depends on the version of pyarrow.
+        values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
+        yield values.storage if isinstance(values, pa.ExtensionArray) else values
+
+
+def _lengths(values: Any) -> np.ndarray:
+    lengths: np.ndarray = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+    return lengths
 
 
 def check_signals(column: str, values: Iterable[Any], source: str, row_name: RowName) -> Any:

@@ -1,10 +1,14 @@
-"""Train, validation and test rows: by a column of the data, or by a random split."""
+"""Train, validation and test rows: generated ones, by a column of the data, or by a random split."""
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
+from datasets import Dataset, DatasetDict, Features
+
+from hf_ssm.data.checks import check_integer
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +22,29 @@ _SPELLINGS = {
     "dev": "validation",
     "test": "test",
 }
+
+
+def generated(
+    sizes: tuple[int, int, int],
+    streams: Sequence[np.random.SeedSequence],
+    columns_of: Callable[[str, int, np.random.Generator], dict[str, Any]],
+    features: Features,
+    description: str,
+    least: int = 1,
+) -> DatasetDict:
+    """Splits of `sizes` rows, made by `columns_of` from the name, the number of rows and the random stream of a split.
+
+    The test rows come first, so that they do not depend on the number of training rows, which is at least `least`; 0
+    omits another split. `description` is for the model card.
+    """
+    for split, size in zip(SPLITS, sizes, strict=True):
+        check_integer(f"num_{split}", size, least if split == "train" else 0)
+    splits: dict[str, Dataset] = {}
+    for split, size, stream in reversed(list(zip(SPLITS, sizes, streams, strict=True))):
+        if size:
+            splits[split] = Dataset.from_dict(columns_of(split, size, np.random.default_rng(stream)), features=features)
+            splits[split].info.description = description
+    return DatasetDict({split: splits[split] for split in SPLITS if split in splits})
 
 
 def split_name(value: object) -> str | None:

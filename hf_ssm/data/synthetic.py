@@ -13,10 +13,11 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, DatasetDict, Features, List, Value
 
 from hf_ssm.data.checks import check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
+from hf_ssm.data.splits import generated
 
 _KEYS = ascii_lowercase
 _VALUES = ascii_uppercase + digits
@@ -210,15 +211,12 @@ def _generate(
     name: str,
 ) -> DatasetDict:
     """Splits of rows drawn by `row`."""
-    for argument, size in zip(("num_train", "num_validation", "num_test"), sizes, strict=True):
-        check_integer(argument, size, 1 if argument == "num_train" else 0)
+
+    def columns_of(split: str, size: int, rng: np.random.Generator) -> dict[str, Any]:
+        rows = [row(rng) for _ in range(size)]
+        return {column: [values[column] for values in rows] for column in rows[0]}
+
     columns = Features({"sequence": Value("string"), "important_positions": List(Value("int32")), **features})
     # The first stream is shared by all splits (`smooth_function`).
     _, *streams = np.random.SeedSequence(seed).spawn(4)
-    splits = {}
-    for split, size, stream in zip(("train", "validation", "test"), sizes, streams, strict=True):
-        if size:
-            rng = np.random.default_rng(stream)
-            splits[split] = Dataset.from_list([row(rng) for _ in range(size)], features=columns)
-            splits[split].info.description = f"Generated: {name}, seed {seed}."
-    return DatasetDict(splits)
+    return generated(sizes, streams, columns_of, columns, f"Generated: {name}, seed {seed}.")

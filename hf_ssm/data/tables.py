@@ -33,7 +33,8 @@ SPLIT_COLUMN = "split"
 # Cells of a table in memory; rows of json with names of their own have mostly empty ones.
 _MOST_CELLS = 10**8
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
+_JSON_SUFFIXES = (".json", ".jsonl")
+TABLE_SUFFIXES = (".csv", ".tsv", *_JSON_SUFFIXES)
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
 # int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column. The
@@ -78,26 +79,26 @@ def load_tables(
     if split_column is not None and split_column in columns:
         rows = rows_of_splits(columns.pop(split_column), path.name)
     needed.pop("split_column", None)
-    parts = {
+    split_columns = {
         name: {column: [values[row] for row in at] for column, values in columns.items()} for name, at in rows.items()
     }
     places = {name: [str(row + 1) for row in at] for name, at in rows.items()}
     if split_files:
-        places = {name: [f"{place} of {path.name}" for place in found] for name, found in places.items()}
+        places = {name: [f"{place} of {path.name}" for place in numbers] for name, numbers in places.items()}
     for name, file in split_files.items():
-        if name in parts:
+        if name in split_columns:
             raise ValueError(
                 f"{name}_file={str(file)!r}: the column {split_column!r} of {path.name} already marks {name} rows; set "
                 f"split_column=None or omit {name}_file."
             )
-        parts[name] = _read(file, needed, texts, column_names, quoted)
-        places[name] = [f"{row} of {file.name}" for row in range(1, _count(parts[name]) + 1)]
-    shared = [column for column in columns if all(column in part for part in parts.values())]
+        split_columns[name] = _read(file, needed, texts, column_names, quoted)
+        places[name] = [f"{row} of {file.name}" for row in range(1, _count(split_columns[name]) + 1)]
+    shared = [column for column in columns if all(column in other for other in split_columns.values())]
     table = _dataset(
-        {column: [value for part in parts.values() for value in part[column]] for column in shared},
+        {column: [value for other in split_columns.values() for value in other[column]] for column in shared},
         " and ".join(file.name for file in (path, *split_files.values())),
     )
-    ends = np.cumsum([len(found) for found in places.values()])
+    ends = np.cumsum([len(numbers) for numbers in places.values()])
     splits = {
         name: table.select(range(end - len(places[name]), end)) for name, end in zip(places, ends.tolist(), strict=True)
     }
@@ -109,16 +110,30 @@ def read_table(
 ) -> Columns:
     """Read a csv, tsv, json or jsonl file, optionally gzipped; the suffix determines the format.
 
-    Columns of a csv or tsv file that hold only whole numbers become `int`, only numbers `float`, with None for
-    cells such as "" or "NaN"; `text_columns` are kept as text. A json file holds a list of row objects, an object of
+    The columns of csv and tsv files are converted by `typed`. A json file holds a list of row objects, an object of
     columns, or one object per line. `column_names` and `quoted` are as in `load_sequences`.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read or has no rows.
     """
+    return typed(read_cells(path, column_names, quoted), text_columns, path)
+
+
+def typed(cells: Columns, text_columns: Iterable[str], path: Path) -> Columns:
+    """The columns of `read_cells` with the types of their values.
+
+    Columns of a csv or tsv file that hold only whole numbers become `int`, only numbers `float`, with None for cells
+    such as "" or "NaN"; `text_columns` are kept as text.
+    """
+    texts = cells.keys() if bare_suffix(path) in _JSON_SUFFIXES else set(text_columns)
+    return {name: values if name in texts else _parse(values) for name, values in cells.items()}
+
+
+def read_cells(path: Path, column_names: Sequence[str] | None = None, quoted: bool = True) -> Columns:
+    """The columns of a file as for `read_table`; the cells of csv and tsv files are texts."""
     suffix = bare_suffix(path)
-    is_json = suffix in (".json", ".jsonl")
+    is_json = suffix in _JSON_SUFFIXES
     if column_names is not None and (is_json or isinstance(column_names, str) or not column_names):
         raise ValueError(
             f"column_names={column_names!r}: give the list of columns of a csv or tsv file without a header line; "
@@ -131,7 +146,7 @@ def read_table(
             delimiter = "," if suffix == ".csv" else "\t"
             if column_names is None:
                 _check_delimiter(file, delimiter)
-            columns = _read_csv(file, delimiter, set(text_columns), column_names, quoted)
+            columns = _read_csv(file, delimiter, column_names, quoted)
         if not columns or not _count(columns):
             raise ValueError("the file has no rows of data.")
     return columns
@@ -210,14 +225,11 @@ def _read(
     path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
 ) -> Columns:
     """The columns of a table; those of a usual name get the default name that is missing."""
-    columns = read_table(path, texts, column_names, quoted)
-    renamed = usual_columns(needed, columns)
+    cells = read_cells(path, column_names, quoted)
+    renamed = usual_columns(needed, cells)
     for column, name in renamed.items():
         logger.warning("%s: the column %r is read as %r.", path.name, column, name)
-    renamed_texts = {column for column, name in renamed.items() if name in texts}
-    if renamed_texts:  # texts such as "0110" were read as numbers
-        columns = read_table(path, texts | renamed_texts, column_names, quoted)
-    columns = {renamed.get(column, column): values for column, values in columns.items()}
+    columns = typed({renamed.get(column, column): values for column, values in cells.items()}, texts, path)
     check_columns(needed, columns, path.name)
     return columns
 
@@ -230,18 +242,16 @@ def _check_delimiter(file: IO[str], delimiter: str) -> None:
     """Refuse a file whose first line is separated by another character."""
     # What is peeked at is read again by pandas.
     line = file.buffer.peek().decode("utf-8", "replace").split("\n")[0]  # type: ignore[attr-defined]
-    found = next((other for other in ";\t,|" if other in line), None)
-    if delimiter not in line and found is not None:
+    separator = next((other for other in ";\t,|" if other in line), None)
+    if delimiter not in line and separator is not None:
         remedy = {
             "\t": "rename it to .tsv",
             ",": "rename it to .csv",
-        }.get(found, f"convert it, such as by pandas.read_csv(FILE, sep={found!r}).to_csv(NEW, index=False)")
-        raise ValueError(f"its columns are separated by {found!r}, not by {delimiter!r}; {remedy}.")
+        }.get(separator, f"convert it, such as by pandas.read_csv(FILE, sep={separator!r}).to_csv(NEW, index=False)")
+        raise ValueError(f"its columns are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
 
 
-def _read_csv(
-    file: IO[str], delimiter: str, texts: set[str], column_names: Sequence[str] | None, quoted: bool
-) -> Columns:
+def _read_csv(file: IO[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool) -> Columns:
     quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     # header=None: with a header, pandas renames repeated columns and takes surplus cells for an index.
     try:
@@ -254,9 +264,7 @@ def _read_csv(
         raise ValueError(f"column_names={names} names {len(names)} columns, but the file has {len(rows)}.")
     if len(set(names)) < len(names):
         raise ValueError(f"the column names {names} are not unique.")
-    return {
-        name: values if name in texts else _parse(values) for name, values in zip(names, rows.values(), strict=True)
-    }
+    return dict(zip(names, rows.values(), strict=True))
 
 
 def _parse(cells: list[str]) -> list[Any]:

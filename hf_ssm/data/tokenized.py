@@ -137,10 +137,10 @@ def _encode_separately(
     batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int
 ) -> dict[str, list[Any]]:
     """As `_encode`, for each text by itself; the counts are sums, but the length is 0 if a text has no token."""
-    found = [_encode({column: batch[column]}, tokenizer, [column], limit) for column in columns]
-    counts = {name: [part[name] for part in found] for name in (_LENGTH, _UNKNOWN, _CUT)}
+    encoded = [_encode({column: batch[column]}, tokenizer, [column], limit) for column in columns]
+    counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
     return {
-        "input_ids": [list(pair) for pair in zip(*(part["input_ids"] for part in found), strict=True)],
+        "input_ids": [list(pair) for pair in zip(*(of_text["input_ids"] for of_text in encoded), strict=True)],
         _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
         _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
         _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
@@ -198,8 +198,8 @@ def align_labels(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_leng
                 f"split {name!r}, row {index + 1}: {len(labels)} labels for {plain} tokens; give one label per token, "
                 "and use a tokenizer with one token per character (dna, byte)."
             )
-        given = iter(labels[len(labels) - plain :] if tokenizer.truncation_side == "left" else labels)
-        return {"labels": [IGNORED_LABEL if mark else next(given) for mark in special]}
+        remaining = iter(labels[len(labels) - plain :] if tokenizer.truncation_side == "left" else labels)
+        return {"labels": [IGNORED_LABEL if mark else next(remaining) for mark in special]}
 
     return DatasetDict(
         {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hf_ssm.data.files import bare_suffix, compression, decompress
 from hf_ssm.data.genome import Genome, import_pysam, quiet
@@ -82,8 +82,8 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
     elif suffix in TABLE_SUFFIXES:
         yield from as_variants(table_rows(read_table(path, _TEXTS), path.name), path.name)
     else:
-        known = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {known}, all but .parquet also with .gz.")
+        suffixes = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, all but .parquet also with .gz.")
 
 
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
@@ -99,14 +99,19 @@ def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
 def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
     """The variants of a file that pysam can read; `path` is its name in messages."""
     count = 0
+    open_text: Any = gzip.open if compression(file) else open
     try:
-        with quiet(), import_pysam().VariantFile(str(file)) as found, _opened(file) as lines:
-            if unknown := [name for name in info if name not in found.header.info]:
-                known = ", ".join(found.header.info) or "none"
-                raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {known}.")
-            floats = {name for name in info if found.header.info[name].type == "Float"}
+        with (
+            quiet(),
+            import_pysam().VariantFile(str(file)) as records,
+            open_text(file, "rt", encoding="utf-8", errors="replace") as lines,
+        ):
+            if unknown := [name for name in info if name not in records.header.info]:
+                fields = ", ".join(records.header.info) or "none"
+                raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {fields}.")
+            floats = {name for name in info if records.header.info[name].type == "Float"}
             texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
-            for record, line in zip(found, texts, strict=False):
+            for record, line in zip(records, texts, strict=False):
                 yield from _alleles(record, info, _texts(line, floats))
                 count += 1
     except (OSError, EOFError) as error:
@@ -117,13 +122,6 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
         if "is it VCF/BCF format" not in str(error):
             raise
         raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
-
-
-def _opened(file: Path) -> TextIO:
-    """The lines of a VCF file, plain or of bgzip."""
-    text: Any = gzip.open if compression(file) else open
-    lines: TextIO = text(file, "rt", encoding="utf-8", errors="replace")
-    return lines
 
 
 def _texts(line: str, names: set[str]) -> dict[str, str]:
@@ -138,14 +136,14 @@ def _alleles(record: Any, info: tuple[str, ...], floats: dict[str, str]) -> Iter
     alts = record.alts or (None,)
     values = {name: _floats(name, floats[name]) if name in floats else record.info.get(name) for name in info}
     for number, alt in enumerate(alts):
-        own = {name: _info(values[name], number, len(alts)) for name in info}
-        yield _placed({**shared, "alt": alt, **own}, record.chrom, record.pos, record.ref or "", alt or "")
+        of_allele = {name: _info(values[name], number, len(alts)) for name in info}
+        yield _placed({**shared, "alt": alt, **of_allele}, record.chrom, record.pos, record.ref or "", alt or "")
 
 
 def _floats(name: str, text: str) -> Any:
     """The number, or the numbers, of an INFO field; `None` for a missing one."""
     try:
-        numbers = tuple(None if part in ("", ".") else float(part) for part in text.split(","))
+        numbers = tuple(None if number in ("", ".") else float(number) for number in text.split(","))
     except ValueError as error:
         raise ValueError(f"the INFO field {name}={text[:40]} is no number, as its header declares.") from error
     return numbers if len(numbers) > 1 else numbers[0]
@@ -197,8 +195,8 @@ def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -
 def _ambiguity(ref: str, alt: str) -> str:
     """Which letter of the alleles stands for several bases; "" if none does. In a reference allele, N only."""
     for allele, letters in ((ref, "N"), (alt, AMBIGUOUS_LETTERS)):
-        if found := [letter for letter in allele.upper() if letter in letters]:
-            return f"allele {allele[:20]!r} has the ambiguous letter {found[0]!r}"
+        if ambiguous := [letter for letter in allele.upper() if letter in letters]:
+            return f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
     return ""
 
 
@@ -249,19 +247,19 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     size, stop = genome.length(chrom), variant.start + len(variant.ref)
     if variant.start < 0 or stop > size:
         return f"position is outside of the contig, which has {size} bases"
-    found = genome.fetch(chrom, variant.start, stop)
+    reference = genome.fetch(chrom, variant.start, stop)
     # In the case of the genome, which marks repeats.
-    ref = found.translate(_FIRST_BASES)
-    if variant.ref.upper() not in (found.upper(), ref.upper()):
-        return f"reference is {found[:20]!r} in {genome.path.name}"
+    ref = reference.translate(_FIRST_BASES)
+    if variant.ref.upper() not in (reference.upper(), ref.upper()):
+        return f"reference is {reference[:20]!r} in {genome.path.name}"
     if max(len(variant.ref), len(variant.alt)) > right:
         return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
-    alt = variant.alt.lower() if found.islower() else variant.alt.upper()
+    alt = variant.alt.lower() if reference.islower() else variant.alt.upper()
     reach = max(left, right)
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
-    other = [reverse_complement(part) for part in (after, ref, alt, before)]
+    other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
     return Windows(forward, _pair(other[0], other[1], other[2], other[3], left, right), is_substitution)
 
 
@@ -275,4 +273,4 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
 def _contig(name: str, genome: Genome) -> str | None:
     """The contig of that name, with or without the prefix "chr"."""
     names = (name, f"chr{name}", name.removeprefix("chr"))
-    return next((own for own in names if own in genome), None)
+    return next((spelling for spelling in names if spelling in genome), None)

@@ -150,10 +150,10 @@ class CardFacts:
         return "ACGTTGCA" if self.dna else "some text"
 
 
-def card_metadata(facts: CardFacts) -> ModelCardData:
+def _metadata(facts: CardFacts) -> ModelCardData:
     """The YAML metadata of a card: library, task, tags, data, and the results as a model index."""
     last_split, measured = list(facts.results.items())[-1] if facts.results else ("", {})
-    known = {name: value for name, value in measured.items() if name in _HUB_METRICS}
+    of_the_hub = {name: value for name, value in measured.items() if name in _HUB_METRICS}
     evaluations = [
         EvalResult(
             task_type=facts.pipeline_tag or "other",
@@ -164,7 +164,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
             metric_name=_METRIC_NAMES.get(name, name),
             metric_value=round(float(value), 6),
         )
-        for name, value in known.items()
+        for name, value in of_the_hub.items()
     ]
     return ModelCardData(
         library_name="transformers",
@@ -173,7 +173,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
         tags=["hf_ssm", "state-space-model", facts.family, *(["biology", "dna"] if facts.dna else [])],
         datasets=[facts.dataset_id] if facts.dataset_id else None,
         base_model=facts.base_model,
-        metrics=[_HUB_METRICS[name] for name in known] or None,
+        metrics=[_HUB_METRICS[name] for name in of_the_hub] or None,
         model_name=facts.model_name,
         eval_results=evaluations or None,
     )
@@ -187,7 +187,6 @@ def build_card(facts: CardFacts) -> ModelCard:
     no_report = (
         f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
     )
-    units = "bases" if facts.dna else "tokens"
     repo_id = facts.repo_id or _SOME_FOLDER
     reads_tokens = facts.signal_shape is None and facts.frame_shape is None
     values = vars(facts) | {
@@ -200,7 +199,7 @@ def build_card(facts: CardFacts) -> ModelCard:
         "repo_id": repo_id,
         "requirement": _requirement(),
         "classes": ", ".join(f"`{name}`" for name in facts.classes),
-        "units": units,
+        "units": "bases" if facts.dna else "tokens",
         "probe_command": f"hf-ssm probe {repo_id}{data} --output probe"
         if reads_tokens and facts.task in _PROBED
         else "",
@@ -213,7 +212,7 @@ def build_card(facts: CardFacts) -> ModelCard:
         "theory_report": f"{_BEGIN}\n{(facts.theory or no_report).strip()}\n{_END}",
     }
     template = files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8")
-    return ModelCard.from_template(card_metadata(facts), template_str=template, **values)
+    return ModelCard.from_template(_metadata(facts), template_str=template, **values)
 
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
@@ -223,12 +222,10 @@ def write_card(folder: str | Path, facts: CardFacts) -> Path:
     return path
 
 
-def write_default_card(
-    folder: str | Path, model: Any, tokenizer: Any = None, *, name: str | None = None, licence: str | None = None
-) -> Path:
+def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *, licence: str | None = None) -> Path:
     """Write a card with what is known of a model alone, and return its path; an existing card is kept.
 
-    The heading is `name`, by default that of the folder; the code on the card loads a name of the form USER/NAME.
+    The heading is the name of the folder.
     """
     path = Path(folder) / CARD_NAME
     if path.exists():
@@ -241,9 +238,8 @@ def write_default_card(
         for head, model_class in family.model_classes.items()
         if isinstance(model, model_class)
     )
-    name = name or Path(folder).resolve().name
     facts = CardFacts(
-        model_name=name.rpartition("/")[2],
+        model_name=Path(folder).resolve().name,
         family=family.short_name,
         task=task_of_head(head, config),
         num_parameters=model.num_parameters(),
@@ -251,7 +247,6 @@ def write_default_card(
         splits={},
         results={},
         settings={f"model.{key}": value for key, value in _chosen(config).items()},
-        repo_id=name if "/" in name else None,
         dna=reads_dna(tokenizer),
         signal_shape=None if channels is None else (config.longest_input or _SOME_POSITIONS, channels),
         frame_shape=config.frame_shape,
@@ -280,8 +275,8 @@ def addressed(card: str, repo_id: str) -> str:
 
 def probe_section(folder: str | Path) -> str:
     """The figures of `hf-ssm probe --output` in the folder of a checkpoint, as Markdown; empty without any."""
-    found = sorted([*Path(folder).glob("curve.png"), *Path(folder).glob("*/curve.png")])
-    figures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in found]
+    curves = sorted([*Path(folder).glob("curve.png"), *Path(folder).glob("*/curve.png")])
+    figures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in curves]
     text = "Prediction for a sequence as its tokens are masked, the least important first."
     return "\n\n".join([text, *figures]) if figures else ""
 
@@ -361,7 +356,7 @@ def _chosen(config: Any) -> dict[str, Any]:
 
 def _requirement() -> str:
     """The version of transformers that hf_ssm and the code of its checkpoints need."""
-    return next(found for found in requires("hf_ssm") or () if re.match(r"transformers[^\w-]", found))
+    return next(line for line in requires("hf_ssm") or () if re.match(r"transformers[^\w-]", line))
 
 
 def _citation(family: str) -> str:

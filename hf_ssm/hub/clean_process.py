@@ -15,24 +15,13 @@ import sys
 from typing import Any
 
 
-class _Hiding:
-    """A finder of modules that does not find hf_ssm, however it is installed."""
-
-    def __init__(self, finder: Any):
-        self._finder = finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._finder, name)
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        return None if fullname.partition(".")[0] == "hf_ssm" else self._finder.find_spec(fullname, path, target)
-
-
 def main() -> None:
     job = json.load(sys.stdin)
-    sys.meta_path[:] = [_Hiding(finder) for finder in sys.meta_path]
+    # Python then finds no module hf_ssm, however the package is installed.
+    sys.modules["hf_ssm"] = None  # type: ignore[assignment]
     _report("importing torch and transformers")
     import torch
+    import transformers
     from safetensors.torch import load_file, save_file
 
     torch.set_num_threads(job["threads"])
@@ -44,7 +33,8 @@ def main() -> None:
     results = {"first.logits": logits}
     if job["texts"] is not None:
         _report("loading the tokenizer")
-        results |= _token_ids(job)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"], trust_remote_code=False)
+        results |= token_ids(tokenizer, job["texts"])
     _report("saving it again")
     model.save_pretrained(job["again"])
     _report("loading the model saved again")
@@ -94,13 +84,11 @@ def _load(job: dict[str, Any], inputs: dict[str, Any], folder: str) -> tuple[Any
         return model, model(**inputs, return_dict=False)[0].contiguous()
 
 
-def _token_ids(job: dict[str, Any]) -> dict[str, Any]:
+def token_ids(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
+    """The ids of each text."""
     import torch
-    import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"], trust_remote_code=False)
-    ids = {f"ids.{number}": tokenizer(text)["input_ids"] for number, text in enumerate(job["texts"])}
-    return {name: torch.tensor(value, dtype=torch.int64) for name, value in ids.items()}
+    return {f"ids.{number}": torch.tensor(tokenizer(text)["input_ids"]).long() for number, text in enumerate(texts)}
 
 
 def _report(step: str) -> None:

@@ -23,19 +23,8 @@ logger = logging.getLogger(__name__)
 
 # Suffixes of the files that are uploaded, in small letters: neither code, pickles nor archives.
 _TEXTS = (
-    ".json",
-    ".md",
-    ".txt",
-    ".yaml",
-    ".yml",
-    ".jinja",
-    ".csv",
-    ".tsv",
-    ".svg",
-    ".html",
-    ".bedgraph",
-    ".bib",
-    ".cff",
+    *(".json", ".md", ".txt", ".yaml", ".yml", ".jinja", ".csv", ".tsv"),
+    *(".svg", ".html", ".bedgraph", ".bib", ".cff"),
 )
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _BINARIES = (".safetensors", ".model", ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".parquet", *_PICTURES)
@@ -64,14 +53,8 @@ _SECRETS = re.compile(
 )
 # Each secret contains one of these, for which a search is a hundred times faster.
 _MARKS = (
-    b"hf_",
-    b"api_org_",
-    b"sk-",
-    b"AKIA",
-    b"ASIA",
+    *(b"hf_", b"api_org_", b"sk-", b"AKIA", b"ASIA", b"github_pat_", b"PRIVATE KEY"),
     *(b"gh%c_" % c for c in b"opsur"),
-    b"github_pat_",
-    b"PRIVATE KEY",
 )
 # Bytes of a large binary file that are searched at either end; bytes that are searched at once, and the overlap, which
 # is longer than any token.
@@ -144,12 +127,13 @@ def check_secrets(files: Mapping[str, Path], token: str | bool | None = None) ->
     Searched are names and contents, also those of 16 or 32 bits per character; of safetensors their headers, and of
     other large binary files both ends.
     """
-    own = [secret.strip().encode() for secret in (token, get_token()) if isinstance(secret, str) and secret.strip()]
-    found = [f"the name of {_redacted(name, own)}" for name in files if _redacted(name, own) != printable(name)]
-    found += [_redacted(name, own) for name, path in files.items() if _has_secret(path, own)]
-    if found:
+    tokens = [secret.strip().encode() for secret in (token, get_token()) if isinstance(secret, str) and secret.strip()]
+    names = {name: _redacted(name, tokens) for name in files}
+    places = [f"the name of {shown}" for name, shown in names.items() if shown != printable(name)]
+    places += [names[name] for name, path in files.items() if _has_secret(path, tokens)]
+    if places:
         raise ValueError(
-            f"access token or private key found in {', '.join(found)}: remove it from the file, and revoke it "
+            f"access token or private key found in {', '.join(places)}: remove it from the file, and revoke it "
             "if anybody else may have seen it"
         )
 
@@ -161,9 +145,9 @@ def commit(
     *,
     revision: str,
     message: str,
-    repo_type: str = "model",
-    keep: Set[str] = frozenset(),
-    delete_patterns: Sequence[str] = (),
+    repo_type: str,
+    keep: Set[str],
+    delete_patterns: Sequence[str],
 ) -> CommitInfo:
     """Upload files and delete stale ones in one commit; unchanged files are skipped.
 
@@ -173,7 +157,7 @@ def commit(
     not overwritten.
 
     Deleted are the files of `delete_patterns` that are not among `files`, code that an earlier push wrote and, if
-    `files` has weights, all other weights. The other arguments are those of `push_files`.
+    `files` has weights, all other weights. The arguments are those of `push_files`.
 
     Returns:
         The commit; the head of the branch if nothing has changed.
@@ -185,7 +169,7 @@ def commit(
         remote = api.list_repo_files(repo_id, revision=head, repo_type=repo_type)
         others = [name for name in remote if name not in files]
         stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
-        stale |= set(_own_code(api, repo_id, repo_type, head, others))
+        stale |= set(_written_code(api, repo_id, repo_type, head, others))
         if replaces_weights:
             stale |= set(filter(is_weights, others))
         added = {name: path for name, path in files.items() if name not in keep or name not in remote}
@@ -223,20 +207,20 @@ def stage(files: Mapping[str, Path], folder: Path, linked: Callable[[str], bool]
     return staged
 
 
-def _redacted(name: str, own: Sequence[bytes] = ()) -> str:
-    """The name of a file for a message, with "[token]" in place of secrets."""
+def _redacted(name: str, tokens: Sequence[bytes] = ()) -> str:
+    """The name of a file for a message, with "[token]" in place of `tokens` and of what looks like a secret."""
     content = _SECRETS.sub(b"[token]", os.fsencode(name))
-    for secret in own:
-        content = content.replace(secret, b"[token]")
+    for token in tokens:
+        content = content.replace(token, b"[token]")
     return printable(os.fsdecode(content))
 
 
-def _has_secret(path: Path, own: Sequence[bytes]) -> bool:
+def _has_secret(path: Path, tokens: Sequence[bytes]) -> bool:
     if path.stat().st_size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return any(
-            any(secret in piece for secret in own)
+            any(token in piece for token in tokens)
             or (any(mark in piece for mark in _MARKS) and _SECRETS.search(piece) is not None)
             for start, stop in _searched(path, len(content))
             for piece in _pieces(content, start, stop)
@@ -264,7 +248,7 @@ def _pieces(content: mmap.mmap, start: int, stop: int) -> Iterator[bytes]:
             yield piece.replace(b"\0", b"")
 
 
-def _own_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
+def _written_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
     """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = {

@@ -10,6 +10,8 @@ creates the folder completely or not at all.
 
 import copy
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hf_ssm.hub.card import write_default_card
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.utils.files import scratch_folder
 
-__all__ = ["auto_class_of", "export"]
+__all__ = ["auto_class_of", "export", "new_folder"]
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
@@ -67,31 +69,44 @@ def export(
         NotADirectoryError: `folder` is a file.
         OSError: Writing failed, or the proof failed; the message names the step.
     """
-    target = Path(folder).absolute()
     auto_class = auto_class_of(model)
     config: Any = model.config
     _check_tokenizer(model, tokenizer)
+    with new_folder(folder) as scratch:
+        model.save_pretrained(scratch)
+        if tokenizer is not None:
+            saved = copy.deepcopy(tokenizer)
+            # Pipelines truncate longer texts to this length.
+            saved.model_max_length = min(tokenizer.model_max_length, config.longest_input or tokenizer.model_max_length)
+            saved.save_pretrained(scratch)
+        write_default_card(scratch, model, tokenizer, licence=license)
+        if prove:
+            from hf_ssm.hub.reload import prove_export
+
+            prove_export(scratch, model, tokenizer, auto_class)
+    return Path(folder).absolute()
+
+
+@contextmanager
+def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder of the same name, which becomes `folder` when the block ends without an error.
+
+    Raises:
+        FileExistsError: `folder` is not empty.
+        NotADirectoryError: `folder` is a file.
+    """
+    target = Path(folder).absolute()
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{str(target)!r} is a file: choose the name of a folder")
     if target.is_dir() and any(target.iterdir()):
         raise FileExistsError(f"{str(target)!r} is not empty: choose the name of a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent) as scratch:
-        whole = scratch / "whole"
-        model.save_pretrained(whole)
-        if tokenizer is not None:
-            saved = copy.deepcopy(tokenizer)
-            # Pipelines truncate longer texts to this length.
-            saved.model_max_length = min(tokenizer.model_max_length, config.longest_input or tokenizer.model_max_length)
-            saved.save_pretrained(whole)
-        write_default_card(whole, model, tokenizer, name=target.name, licence=license)
-        if prove:
-            from hf_ssm.hub.reload import prove_export
-
-            prove_export(whole, model, tokenizer, auto_class)
+        whole = scratch / target.name
+        whole.mkdir()
+        yield whole
         # Replaces an empty folder.
         whole.rename(target)
-    return target
 
 
 def _check_tokenizer(model: PreTrainedModel, tokenizer: Any) -> None:

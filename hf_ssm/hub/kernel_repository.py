@@ -12,8 +12,8 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
+from hf_ssm.hub.exporting import new_folder
 from hf_ssm.ops import backends
-from hf_ssm.utils.files import scratch_folder
 
 __all__ = ["save_kernels"]
 
@@ -68,15 +68,15 @@ model = AutoModelForCausalLM.from_pretrained("MAMBA/CHECKPOINT", use_kernels=Tru
 """
 
 
-def _needed(module: str, found: dict[str, str]) -> None:
+def _add_module(module: str, sources: dict[str, str]) -> None:
     """Add the source of a module below `hf_ssm.ops`, and of those that it imports, with relative imports."""
-    if module in found:
+    if module in sources:
         return
     path = _ROOT / Path(*module.split(".")).with_suffix(".py")
     if not path.is_file():
         raise ValueError(f"hf_ssm.ops.{module} is a package: kernels and what they need must import from its modules")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    found[module] = ""
+    sources[module] = ""
     for node in ast.walk(ast.parse("".join(lines))):
         if not isinstance(node, ast.ImportFrom) or node.module is None or not node.module.startswith("hf_ssm"):
             continue
@@ -85,8 +85,8 @@ def _needed(module: str, found: dict[str, str]) -> None:
         target = node.module.removeprefix(_PREFIX)
         dots, at = "." * (module.count(".") + 1), node.lineno - 1
         lines[at] = lines[at].replace(f"from {node.module} import", f"from {dots}{target} import")
-        _needed(target, found)
-    found[module] = "".join(lines)
+        _add_module(target, sources)
+    sources[module] = "".join(lines)
 
 
 def _package_files() -> dict[str, str]:
@@ -94,7 +94,7 @@ def _package_files() -> dict[str, str]:
     from hf_ssm.ops.gpu import layers
 
     modules: dict[str, str] = {}
-    _needed(_ENTRY, modules)
+    _add_module(_ENTRY, modules)
     files = {f"{module.replace('.', '/')}.py": text for module, text in modules.items()}
     for folder in {Path(path).parent.as_posix() for path in files} - {"."}:
         files[f"{folder}/__init__.py"] = ""
@@ -124,24 +124,12 @@ def save_kernels(folder: str | Path) -> Path:
         FileExistsError: The folder is not empty.
         NotADirectoryError: `folder` is a file.
     """
-    target = Path(folder).absolute()
-    if target.exists() and not target.is_dir():
-        raise NotADirectoryError(f"{str(target)!r} is a file: choose the name of a folder")
-    if target.is_dir() and any(target.iterdir()):
-        raise FileExistsError(f"{str(target)!r} is not empty: choose the name of a new folder")
-    files = _package_files()
-    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.parent) as scratch:
-        made = scratch / "repository"
-        _write(
-            made,
-            {
-                "build.toml": _BUILD_TOML.format(name=NAME, version=VERSION),
-                "README.md": _CARD.format(version=version("hf_ssm")),
-            },
-        )
-        _write(made / "torch-ext" / PACKAGE, files)
+    with new_folder(folder) as repository:
+        package = _package_files()
+        digest = hashlib.sha256(json.dumps(package).encode()).hexdigest()[:12]
+        build = _BUILD_TOML.format(name=NAME, version=VERSION)
+        _write(repository, {"build.toml": build, "README.md": _CARD.format(version=version("hf_ssm"))})
+        _write(repository / "torch-ext" / PACKAGE, package)
         for platform in _PLATFORMS:
             metadata = {
                 "name": NAME,
@@ -151,7 +139,6 @@ def save_kernels(folder: str | Path) -> Path:
                 "python-depends": [],
                 "backend": {"type": platform},
             }
-            _write(made / "build" / f"torch-{platform}", {**files, "metadata.json": json.dumps(metadata, indent=1)})
-        # Replaces an empty folder.
-        made.rename(target)
-    return target
+            metadata_file = {"metadata.json": json.dumps(metadata, indent=1)}
+            _write(repository / "build" / f"torch-{platform}", package | metadata_file)
+    return Path(folder).absolute()

@@ -5,7 +5,6 @@ neither hf_ssm nor (for ONNX) torch is needed to run it.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, OnnxConfig, OnnxExporter
 
-from hf_ssm.hub.exporting import auto_class_of
+from hf_ssm.hub.exporting import auto_class_of, new_folder
+from hf_ssm.hub.reload import probe_inputs
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.registry import HEADS
-from hf_ssm.utils.files import scratch_folder
 
 __all__ = ["FORMATS", "export_program"]
 
@@ -66,25 +65,16 @@ def export_program(
     kind = auto_class_of(model)
     if with_cache and kind != "AutoModelForCausalLM":
         raise ValueError(f"`with_cache` needs a causal language model, got a {type(model).__name__}")
-    target = Path(folder).absolute()
-    if target.exists() and not target.is_dir():
-        raise NotADirectoryError(f"{str(target)!r} is a file: choose the name of a folder")
-    if target.is_dir() and any(target.iterdir()):
-        raise FileExistsError(f"{str(target)!r} is not empty: choose the name of a new folder")
     exporter_class, config_class = FORMATS[format]
-    exporter: Any = exporter_class()
+    trace = _with_cache if with_cache else _whole
     was_training = model.training
-    model.eval()
-    try:
-        exported = _with_cache(model, exporter, config_class) if with_cache else _whole(model, exporter, config_class)
-    finally:
-        model.train(was_training)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.parent) as scratch:
-        whole = scratch / "whole"
-        exported.save_pretrained(whole)
-        # Replaces an empty folder.
-        whole.rename(target)
+    with new_folder(folder) as scratch:
+        model.eval()
+        try:
+            exported = trace(model, exporter_class(), config_class)
+        finally:
+            model.train(was_training)
+        exported.save_pretrained(scratch)
     return exported
 
 
@@ -93,32 +83,21 @@ def _length(model: Any) -> Any:
     return Dim("length") if longest is None else Dim("length", max=longest)
 
 
-def _example(model: Any) -> dict[str, Any]:
-    longest = model.config.longest_input
-    shape = _BATCH, _LENGTH if longest is None else min(_LENGTH, longest)
-    if model.config.frame_shape is not None:
-        return {"pixel_values": torch.zeros(*shape, *model.config.frame_shape).to(model.device)}
-    channels = model.config.num_input_channels
-    name, value = "input_ids", torch.ones(shape, dtype=torch.long)
-    if channels is not None:
-        name, value = "input_values", torch.zeros(*shape, channels)
-    mask = torch.ones(shape, dtype=torch.long)
-    return {name: value.to(model.device), "attention_mask": mask.to(model.device)}
+def _example(model: Any, auto_class: str) -> dict[str, Any]:
+    inputs = probe_inputs(model.config, auto_class, _BATCH, _LENGTH)
+    return {name: value.to(model.device) for name, value in inputs.items()}
 
 
 def _whole(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
-    inputs = _example(model)
-    batch, length = Dim("batch"), _length(model)
-    shape = {0: batch, 1: length}
-    if auto_class_of(model) == HEADS["ForSequencePairClassification"]:
-        inputs = {name: torch.stack([value, value], dim=1) for name, value in inputs.items()}
-        shape = {0: batch, 2: length}
+    auto_class = auto_class_of(model)
+    inputs = _example(model, auto_class)
+    shape = {0: Dim("batch"), 2 if auto_class == HEADS["ForSequencePairClassification"] else 1: _length(model)}
     config = config_class(dynamic=True, dynamic_shapes={name: dict(shape) for name in inputs})
     return exporter.export(model, inputs | {"use_cache": False}, config)
 
 
 def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
-    ids = _example(model)["input_ids"]
+    ids = _example(model, "AutoModelForCausalLM")["input_ids"]
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
     batch = Dim("batch")

@@ -23,7 +23,7 @@ from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weight
 from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.hub.sources import suggestion
-from hf_ssm.hub.verifying import Problem, check_folder, family_of
+from hf_ssm.hub.verifying import Problem, check_folder, family_of, named_class
 from hf_ssm.models.registry import Family
 from hf_ssm.utils.checks import check_path
 
@@ -71,9 +71,8 @@ def push(
     check_can_push(repo_id, HfApi(token=token))
     with tempfile.TemporaryDirectory() as scratch:
         folder = export(model, tokenizer, Path(scratch, repo_id.partition("/")[2]), license=license)
-        _address_card(folder, repo_id)
         done = push_files(
-            folder_files(folder, also=["*.py"]),
+            _addressed_files(folder, repo_id),
             repo_id,
             keep={CARD_NAME},
             private=private,
@@ -133,9 +132,8 @@ def push_folder(
         staged = Path(scratch, "model")
         stage(files, staged, linked=is_weights)
         _prove(staged, family)
-        _address_card(staged, repo_id)
         done = push_files(
-            folder_files(staged, also=["*.py"]),
+            _addressed_files(staged, repo_id),
             repo_id,
             private=private,
             revision=revision,
@@ -235,9 +233,9 @@ def _prove(staged: Path, family: Family) -> None:
     """Write the code of the model into a folder without code, and prove that others can load it."""
     config: Any = family.config_class.from_pretrained(staged)
     config.save_pretrained(staged)
-    names = config.architectures or []
-    model_class = next((cls for cls in family.model_classes.values() if cls.__name__ in names[:1]), None)
+    model_class = named_class(family, config)
     if model_class is None:
+        names = config.architectures
         raise ValueError(f"config.json has the `architectures` {names}: expected one model class of hf_ssm")
     model = model_class.from_pretrained(staged)
     has_tokenizer = (staged / "tokenizer_config.json").is_file()
@@ -245,12 +243,13 @@ def _prove(staged: Path, family: Family) -> None:
     reload.prove_export(staged, model, tokenizer, auto_class_of(model))
 
 
-def _address_card(folder: Path, repo_id: str) -> None:
-    """Let the code on the card of a folder load the repository."""
+def _addressed_files(folder: Path, repo_id: str) -> dict[str, Path]:
+    """The files of a new folder with its code; the code on its card then loads the repository."""
     path = folder / CARD_NAME
     if path.is_file():
         # Bytes, because text mode changes line ends.
         path.write_bytes(addressed(path.read_bytes().decode("utf-8"), repo_id).encode("utf-8"))
+    return folder_files(folder, also=["*.py"])
 
 
 def _check_contents(files: Mapping[str, Path], token: str | None) -> None:

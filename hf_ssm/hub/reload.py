@@ -7,7 +7,6 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ssm.hub.clean_process import training_step
+from hf_ssm.hub.clean_process import token_ids, training_step
 from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.utils.evaluation import evaluating
@@ -25,8 +24,8 @@ from hf_ssm.utils.isolation import run_python
 __all__ = ["probe_inputs", "prove_export"]
 
 # The batch of a proof: long enough for every branch of the convolutions.
-_ROWS, _LONGEST = 2, 48
-_TEXTS = ("ACGTNACGT", "A state space model, saved and loaded.", "")
+_ROWS, _LENGTH = 2, 48
+_TEXTS = ["ACGTNACGT", "A state space model, saved and loaded.", ""]
 # What loading a model reads from a folder; code is not among it.
 _DATA = frozenset({".bin", ".jinja", ".json", ".model", ".safetensors", ".txt"})
 
@@ -50,7 +49,7 @@ def prove_export(
         OSError: A step failed or a result differs; the message names the step and the last line of the process.
     """
     inputs = probe_inputs(model.config, auto_class)
-    texts = None if tokenizer is None else list(_TEXTS)
+    texts = None if tokenizer is None else _TEXTS
     with tempfile.TemporaryDirectory() as name:
         scratch, saved = Path(name), Path(name, "model")
         saved.mkdir()
@@ -65,38 +64,36 @@ def prove_export(
             trained = training_step(type(model).from_pretrained(saved), inputs, labels)
         expected = {"first.logits": logits, "second.logits": logits}
         expected |= {f"trained.{name}": value for name, value in trained.items()}
-        expected |= {} if tokenizer is None else _token_ids(tokenizer, _TEXTS)
+        expected |= {} if tokenizer is None else token_ids(tokenizer, _TEXTS)
         tensors = inputs | {f"labels.{name}": value for name, value in labels.items()}
-        found = _run(saved, scratch, auto_class, tensors, texts)
-    _compare(expected, found)
+        _compare(expected, _run(saved, scratch, auto_class, tensors, texts))
 
 
-def probe_inputs(config: Any, auto_class: str = "AutoModel") -> dict[str, Tensor]:
+def probe_inputs(
+    config: Any, auto_class: str = "AutoModel", rows: int = _ROWS, length: int = _LENGTH
+) -> dict[str, Tensor]:
     """A padded batch that a model of this configuration with the head of an Auto class can read, the same at each call.
 
     Returns:
-        `input_ids` `(2, L)`, or `input_values` `(2, L, num_input_channels)`, and `attention_mask` `(2, L)`; for pairs
-        these two rows as one pair, `(1, 2, L)`; of a model of videos `pixel_values` `(2, L, H, W, C)`.
+        `input_ids` `(B, L)`, or `input_values` `(B, L, num_input_channels)`, and `attention_mask` `(B, L)`; for pairs
+        each row with another one as a pair, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`. `L` is
+        at most the longest input of the model.
     """
-    inputs = _probe_rows(config)
-    if auto_class != HEADS["ForSequencePairClassification"]:
-        return inputs
-    # Products of a matrix and a single row may differ in the last bit with the place of the weights in memory.
-    return {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
-
-
-def _probe_rows(config: Any) -> dict[str, Tensor]:
-    length = min(_LONGEST, config.longest_input or _LONGEST)
+    length = min(length, config.longest_input or length)
     generator = torch.Generator().manual_seed(0)
     if config.frame_shape is not None:
-        return {"pixel_values": torch.rand(_ROWS, length, *config.frame_shape, generator=generator)}
-    mask = torch.ones(_ROWS, length, dtype=torch.long)
-    mask[1, max(1, 2 * length // 3) :] = 0
+        return {"pixel_values": torch.rand(rows, length, *config.frame_shape, generator=generator)}
     if config.num_input_channels is None:
-        ids = torch.randint(config.vocab_size, (_ROWS, length), generator=generator)
-        return {"input_ids": ids, "attention_mask": mask}
-    values = torch.randn(_ROWS, length, config.num_input_channels, generator=generator)
-    return {"input_values": values, "attention_mask": mask}
+        inputs = {"input_ids": torch.randint(config.vocab_size, (rows, length), generator=generator)}
+    else:
+        inputs = {"input_values": torch.randn(rows, length, config.num_input_channels, generator=generator)}
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[1, max(1, 2 * length // 3) :] = 0
+    inputs["attention_mask"] = mask
+    if auto_class == HEADS["ForSequencePairClassification"]:
+        # Products of a matrix and a single row may differ in the last bit with the place of the weights in memory.
+        inputs = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
+    return inputs
 
 
 def _labels(config: Any, auto_class: str, inputs: dict[str, Tensor], logits: Tensor) -> dict[str, Tensor]:
@@ -122,10 +119,6 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
         return model(**inputs, return_dict=False)[0]
 
 
-def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, Tensor]:
-    return {f"ids.{number}": torch.tensor(tokenizer(text)["input_ids"]).long() for number, text in enumerate(texts)}
-
-
 def _run(
     folder: Path, scratch: Path, auto_class: str, inputs: dict[str, Tensor], texts: list[str] | None
 ) -> dict[str, Tensor]:
@@ -140,10 +133,13 @@ def _run(
         "threads": torch.get_num_threads(),
         "results": str(scratch / "results.safetensors"),
     }
+    # With these, nothing can be downloaded and all caches are empty.
+    places = {"HF_HOME": "home", "HF_HUB_CACHE": "hub", "HF_MODULES_CACHE": "modules", "HF_TOKEN_PATH": "token"}
+    environment = {name: str(scratch / place) for name, place in places.items()} | {"HF_HUB_OFFLINE": "1"}
     done = run_python(
         Path(__file__).with_name("clean_process.py").read_text(encoding="utf-8"),
         input=json.dumps(job),
-        environment=_environment(scratch) | {"HF_SSM_KERNELS": "torch"},
+        environment=environment | {"HF_SSM_KERNELS": "torch"},
         cwd=scratch,
     )
     if done.returncode != 0:
@@ -153,20 +149,14 @@ def _run(
     return load_file(scratch / "results.safetensors")
 
 
-def _environment(scratch: Path) -> dict[str, str]:
-    """Variables with which nothing can be downloaded and all caches are empty."""
-    places = {"HF_HOME": "home", "HF_HUB_CACHE": "hub", "HF_MODULES_CACHE": "modules", "HF_TOKEN_PATH": "token"}
-    return {name: str(scratch / place) for name, place in places.items()} | {"HF_HUB_OFFLINE": "1"}
-
-
 _STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}
 
 
-def _compare(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """Raise `OSError` at the first result that differs."""
+def _compare(expected: dict[str, Tensor], computed: dict[str, Tensor]) -> None:
+    """Raise `OSError` at the first result that differs in a bit."""
     for name, here in expected.items():
-        there = found[name]
-        if _has_same_bits(here, there):
+        there = computed[name]
+        if (here.dtype, here.shape) == (there.dtype, there.shape) and torch.equal(_bytes(here), _bytes(there)):
             continue
         stage, _, what = name.partition(".")
         if stage == "ids":
@@ -178,7 +168,5 @@ def _compare(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
         )
 
 
-def _has_same_bits(here: Tensor, there: Tensor) -> bool:
-    if here.dtype != there.dtype or here.shape != there.shape:
-        return False
-    return torch.equal(here.flatten().view(torch.uint8), there.flatten().view(torch.uint8))
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.flatten().view(torch.uint8)

@@ -16,8 +16,9 @@ MOST_ENTRIES = 100_000
 
 _LONGEST_LINE = 1000
 # Bytes of all files of a kind together, as links can give one file many names. Parsed JSON may take twenty times the
-# memory, and the YAML parser reads some tens of kilobytes per second. Tokenizers of 256,000 tokens have 33 MB.
-_LARGEST = {"tokenizer.json": 40 << 20, "JSON": 16 << 20, "evaluation results": 64 << 10}
+# memory, and the YAML parser reads some tens of kilobytes per second. Tokenizers of 256,000 tokens have 33 MB. A tensor
+# has about 100 bytes in the header of its file, and takes a few kilobytes of memory when names are compared.
+_LARGEST = {"vocabulary": 40 << 20, "JSON": 16 << 20, "headers of weights": 16 << 20, "evaluation results": 64 << 10}
 _DEEPEST = 50
 
 
@@ -110,25 +111,25 @@ def _places(folder: Path) -> list[Path]:
 
 
 def oversized(files: Mapping[str, Path]) -> Iterator[Problem]:
-    """Files that `verify` would parse as a whole, and which are too large."""
+    """The first file that `verify` would parse as a whole, and which is too large with those of its kind before it."""
     total: Counter[str] = Counter()
     for name, path in files.items():
         kind = _kind(name)
         if kind is None:
             continue
-        total[kind] += path.stat().st_size
+        total[kind] += path.stat().st_size if kind != "headers of weights" else header_size(path) or 0
         if total[kind] > _LARGEST[kind]:
-            together = "" if kind == name else f" together with the {kind} before it"
-            yield Problem(name, f"has {total[kind]} bytes{together}, of which at most {_LARGEST[kind]} are read")
+            what = f"has, with the files before it, {total[kind]} bytes of {kind}: at most {_LARGEST[kind]} are read"
+            yield Problem(name, what)
             return
 
 
 def _kind(name: str) -> str | None:
-    if name in _LARGEST:
-        return name
-    if "/" not in name and name.lower().endswith(".json"):
-        return "JSON"
-    return "evaluation results" if name.startswith(".eval_results/") else None
+    if name == "tokenizer.json":
+        return "vocabulary"
+    if "/" in name:
+        return "evaluation results" if name.startswith(".eval_results/") else None
+    return {".json": "JSON", ".safetensors": "headers of weights"}.get(Path(name).suffix.lower())
 
 
 def check_yaml(text: str, with_aliases: bool = False) -> None:

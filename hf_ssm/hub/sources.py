@@ -34,8 +34,10 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     if name and path.exists():
         return
     missing = f"there is no folder {name!r}{suggestion(path)}"
-    if isinstance(source, Path) or not _is_repo_id(name):
-        raise FileNotFoundError(missing)
+    try:
+        validate_repo_id(name if isinstance(source, str) else "")
+    except HFValidationError:
+        raise FileNotFoundError(missing) from None
     if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
         return
     if Path(path.parts[0]).is_dir():
@@ -53,27 +55,18 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
         raise kind(f"{missing}; {line}") from None
 
 
-def _is_repo_id(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
 def suggestion(path: Path) -> str:
     """The hint " (did you mean 'runs/mine'?)" at the existing folder of the most similar name; "" without one."""
-    found = Path(path.anchor)
-    for part in path.relative_to(path.anchor).parts:
-        if (found / part).exists():
-            found /= part
-            continue
-        try:
-            names = [child.name for child in found.iterdir() if child.is_dir()]
-        except OSError:
-            names = []
-        closest = closest_name(part, names, cutoff=0.6)
-        if closest is None:
-            return ""
-        found /= closest
-    return f" (did you mean {str(found)!r}?)"
+    similar = Path(path.anchor)
+    for name in path.relative_to(path.anchor).parts:
+        if not (similar / name).exists():
+            try:
+                folders = [child.name for child in similar.iterdir() if child.is_dir()]
+            except OSError:
+                return ""
+            closest = closest_name(name, folders, cutoff=0.6)
+            if closest is None:
+                return ""
+            name = closest
+        similar /= name
+    return f" (did you mean {str(similar)!r}?)"

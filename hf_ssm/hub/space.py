@@ -19,12 +19,14 @@ from packaging.requirements import Requirement
 
 from hf_ssm.hub.client import check_can_push, check_repo_id
 from hf_ssm.hub.committing import folder_files, stage
+from hf_ssm.hub.exporting import new_folder
 from hf_ssm.hub.pushing import check_model, push_files
 
 __all__ = ["push_space", "save_space"]
 
 _PACKAGE = "hf_ssm"
 _MODEL_FOLDER = "model"
+_SUFFIXES = frozenset({".css", ".md", ".py"})
 # Wheels of torch for machines without an accelerator, such as the free ones of Spaces, are a tenth of the others' size.
 _CPU_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
@@ -75,13 +77,11 @@ def save_space(
         FileExistsError: The folder is not empty.
         ImportError: gradio, whose version the Space names, is not installed.
     """
-    folder, is_local = Path(folder), Path(checkpoint).is_dir()
+    is_local = Path(checkpoint).is_dir()
     if is_local:
         check_model(Path(checkpoint))
     else:
         check_repo_id(str(checkpoint))
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{str(folder)!r} is not empty: choose the name of a new folder")
     try:
         sdk_version = version("gradio")
     except PackageNotFoundError as error:
@@ -112,20 +112,18 @@ def save_space(
         "app.py": _APP.format(checkpoint=json.dumps(source, ensure_ascii=False)),
         "requirements.txt": "\n".join([_CPU_WHEELS, *(_dependencies() if package is None else [package])]) + "\n",
     }
+    files = _code() if package is None else {}
     # The page runs the code of the package; dot files of a repository (evaluation results) are not those of a Space.
-    own = {
-        path: file
+    files |= {
+        f"{source}/{path}": file
         for path, file in (folder_files(Path(checkpoint), also=["*.py"]) if is_local else {}).items()
         if not path.endswith(".py") and not path.startswith(".")
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    if package is None:
-        code = Path(__file__).resolve().parents[1]
-        stage({f"{_PACKAGE}/{path}": file for path, file in _code(code).items()}, folder, linked=lambda path: False)
-    stage({f"{source}/{path}": file for path, file in own.items()}, folder, linked=lambda path: False)
-    return folder
+    with new_folder(folder) as space:
+        for path, text in texts.items():
+            (space / path).write_text(text, encoding="utf-8")
+        stage(files, space, linked=lambda name: False)
+    return Path(folder)
 
 
 def push_space(
@@ -173,23 +171,18 @@ def push_space(
     return str(done.repo_url)
 
 
-def _code(package: Path) -> dict[str, Path]:
-    """The files of the installed package."""
-    suffixes = {".py", ".md"}
-    return {
-        path.relative_to(package).as_posix(): path
-        for path in sorted(package.rglob("*"))
-        if path.suffix in suffixes and path.is_file()
-    }
+def _code() -> dict[str, Path]:
+    """The files of the installed package, by their path in the Space."""
+    package = Path(__file__).resolve().parents[1]
+    files = (path for path in sorted(package.rglob("*")) if path.suffix in _SUFFIXES and path.is_file())
+    return {f"{_PACKAGE}/{path.relative_to(package).as_posix()}": path for path in files}
 
 
 def _dependencies() -> list[str]:
     """What the package and its page depend on, without gradio, which the Space installs in its `sdk_version`."""
-    declared = [Requirement(line) for line in requires(_PACKAGE) or ()]
-    chosen = [
-        own
-        for own in declared
-        if own.name != "gradio"
-        and (own.marker is None or any(own.marker.evaluate({"extra": extra}) for extra in ("", "app")))
-    ]
-    return sorted({f"{own.name}{own.specifier}" for own in chosen})
+    return sorted(
+        f"{needed.name}{needed.specifier}"
+        for needed in {Requirement(line) for line in requires(_PACKAGE) or ()}
+        if needed.name != "gradio"
+        and (needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", "app")))
+    )

@@ -13,7 +13,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -21,20 +20,18 @@ from transformers import AutoConfig
 
 from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.eval_results import eval_result_problems
-from hf_ssm.hub.scanning import Problem, header_size, oversized, scan
+from hf_ssm.hub.scanning import Problem, oversized, scan
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
 from hf_ssm.utils.checks import check_path
 
-__all__ = ["Problem", "Verification", "check_folder", "family_of", "verify"]
+__all__ = ["Problem", "Verification", "check_folder", "family_of", "named_class", "verify"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Numbers that are read at once.
 _PIECE = 1 << 22
-# Bytes. A tensor has about 100 in the header of its file, and takes a few kilobytes of memory when names are compared.
-_LARGEST_HEADER = 16 << 20
 _MOST_PROBLEMS = 1000
 # Keys of JSON files whose values name Python classes to load with `trust_remote_code=True`.
 _CODE_KEYS = ("auto_map", "custom_pipelines")
@@ -67,8 +64,9 @@ def verify(
     code is what the installed version of hf_ssm writes. Evaluation results must have the form of the Hub. For a
     repository on the Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
 
-    Links out of the folder, broken links, devices, FIFOs, sockets, and JSON files of more than 16 MiB together (40 MiB
-    for a tokenizer) are problems, with which nothing is read. Links from the cache of the Hub to its blobs are none.
+    Links out of the folder, broken links, devices, FIFOs, sockets, and JSON files or headers of weights of more than
+    16 MiB together (40 MiB for a tokenizer) are problems, with which nothing is read. Links from the cache of the Hub
+    to its blobs are none.
 
     Args:
         source: A folder, or USER/NAME.
@@ -107,14 +105,17 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     unread = [Problem(name, what) for name, what in refused.items()] or list(oversized(files))
     if unread:
         return unread
-    found = [*_check_weights(folder, files, elsewhere), *_check_config(folder, elsewhere)]
+    family = family_of(folder)
+    problems = [*_check_weights(folder, files, elsewhere), *_check_config(folder, family, elsewhere)]
     # The content of files is of interest only if they can be read.
-    found += [] if found else _check_model(folder)
+    problems += [] if problems or family is None else _check_model(folder, family)
     results = (Problem(path, what) for path, what in eval_result_problems(files))
-    others = chain(_check_json(files), results, _check_code(folder, files, elsewhere))
+    others = chain(_check_json(files, family, elsewhere), results, _check_code(files, family))
     # A file may name any amount of foreign code.
-    found += islice(others, _MOST_PROBLEMS + 1)
-    return found if len(found) <= _MOST_PROBLEMS else [*found[:_MOST_PROBLEMS], Problem(".", "has more problems")]
+    problems += islice(others, _MOST_PROBLEMS + 1)
+    if len(problems) > _MOST_PROBLEMS:
+        problems[_MOST_PROBLEMS:] = [Problem(".", "has more problems")]
+    return problems
 
 
 def family_of(folder: Path) -> Family | None:
@@ -126,6 +127,12 @@ def family_of(folder: Path) -> Family | None:
     return next((family for family in FAMILIES.values() if family.config_class.model_type == model_type), None)
 
 
+def named_class(family: Family, config: Any) -> Any:
+    """The model class that the `architectures` of a configuration name; `None` unless it is one of the family."""
+    names = config.architectures
+    return next((cls for cls in family.model_classes.values() if names in ([cls.__name__], cls.__name__)), None)
+
+
 def _at_top(files: Mapping[str, Path], suffix: str) -> Iterator[Path]:
     """The files of a suffix, in capitals or not, that are not in folders below."""
     yield from (path for name, path in files.items() if "/" not in name and name.lower().endswith(suffix))
@@ -134,22 +141,18 @@ def _at_top(files: Mapping[str, Path], suffix: str) -> Iterator[Path]:
 def _check_weights(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) -> Iterator[Problem]:
     """Check the headers of safetensors files, and an index against its shards."""
     tensors: dict[str, set[str] | None] = {}
-    total = 0
     for path in _at_top(files, ".safetensors"):
         tensors[path.name] = None
         try:
-            # Links can give one file many names.
-            total += header_size(path) or 0
-            if total > _LARGEST_HEADER:
-                what = f"has, with the files before it, headers of more than {_LARGEST_HEADER} bytes, and is not read"
-                yield Problem(path.name, what)
-                continue
             with safe_open(path, framework="pt") as file:
                 tensors[path.name] = set(file.keys())
         except (OSError, SafetensorError) as error:
             yield Problem(path.name, f"is damaged: {_reason(error, path)}")
     if (folder / _INDEX).exists():
-        yield from _check_index(folder / _INDEX, tensors, elsewhere)
+        try:
+            yield from _check_index(_read_object(folder / _INDEX), tensors, elsewhere)
+        except (OSError, ValueError) as error:
+            yield Problem(_INDEX, _reason(error, folder / _INDEX))
     elif _WEIGHTS not in tensors and not {_WEIGHTS, _INDEX} & elsewhere:
         pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
         if pickles:
@@ -158,33 +161,29 @@ def _check_weights(folder: Path, files: Mapping[str, Path], elsewhere: Set[str])
             yield Problem(_WEIGHTS, f"is missing, and there is no {_INDEX}")
 
 
-def _check_index(index: Path, tensors: Mapping[str, set[str] | None], elsewhere: Set[str]) -> Iterator[Problem]:
+def _check_index(
+    index: Mapping[str, Any], tensors: Mapping[str, set[str] | None], elsewhere: Set[str]
+) -> Iterator[Problem]:
     """Check an index against the tensors of its shards; `None` stands for a damaged shard."""
-    try:
-        content = _read_object(index)
-    except (OSError, ValueError) as error:
-        yield Problem(index.name, _reason(error, index))
-        return
-    places = content.get("weight_map")
-    is_map = isinstance(places, dict) and all(isinstance(name, str) for name in places.values())
-    if not is_map or not isinstance(content.get("metadata"), dict):
-        yield Problem(index.name, "`weight_map` must map tensors to files, and `metadata` must be a JSON object")
-        return
-    assert isinstance(places, dict)
+    shards = index.get("weight_map")
+    is_map = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
+    if not is_map or not isinstance(index.get("metadata"), dict):
+        raise ValueError("`weight_map` must map tensors to files, and `metadata` must be a JSON object")
+    assert isinstance(shards, dict)
     listed: dict[str, set[str]] = {}
-    for tensor, place in places.items():
-        listed.setdefault(place, set()).add(tensor)
+    for tensor, shard in shards.items():
+        listed.setdefault(shard, set()).add(tensor)
     for name in sorted(listed.keys() - elsewhere):
         if name not in tensors:
-            yield Problem(name, f"is missing, but {index.name} lists {len(listed[name])} tensors in it")
-        elif (found := tensors[name]) is not None and found != listed[name]:
-            differing = min(found ^ listed[name])
-            yield Problem(name, f"does not have the tensors that {index.name} lists, such as {differing}")
-    if _WEIGHTS in tensors and _WEIGHTS not in places.values():
-        yield Problem(_WEIGHTS, f"is read instead of the shards of {index.name}: delete one or the other")
+            yield Problem(name, f"is missing, but {_INDEX} lists {len(listed[name])} tensors in it")
+        elif (stored := tensors[name]) is not None and stored != listed[name]:
+            differing = min(stored ^ listed[name])
+            yield Problem(name, f"does not have the tensors that {_INDEX} lists, such as {differing}")
+    if _WEIGHTS in tensors and _WEIGHTS not in listed:
+        yield Problem(_WEIGHTS, f"is read instead of the shards of {_INDEX}: delete one or the other")
 
 
-def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
+def _check_config(folder: Path, family: Family | None, elsewhere: Set[str]) -> Iterator[Problem]:
     path = folder / _CONFIG
     if not path.exists():
         if _CONFIG not in elsewhere:
@@ -192,34 +191,30 @@ def _check_config(folder: Path, elsewhere: Set[str]) -> Iterator[Problem]:
         return
     try:
         _read_object(path)
-        if family_of(folder) is not None:
+        if family is not None:
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a wrong value may raise anything
         yield Problem(_CONFIG, _reason(error, path))
 
 
-def _check_model(folder: Path) -> Iterator[Problem]:
+def _check_model(folder: Path, family: Family) -> Iterator[Problem]:
     """Compare the weights with those that the configuration asks for, and look for numbers that are not finite."""
-    family = family_of(folder)
-    if family is None:
-        return
-    single = folder / _WEIGHTS
-    source = single if single.exists() or not (folder / _INDEX).exists() else folder / _INDEX
-    places = {_WEIGHTS} if source == single else set(_read_object(source)["weight_map"].values())
-    files = [folder / name for name in sorted(places) if (folder / name).exists()]
-    if len(files) == len(places):
+    source = _WEIGHTS if (folder / _WEIGHTS).exists() or not (folder / _INDEX).exists() else _INDEX
+    names = {_WEIGHTS} if source == _WEIGHTS else set(_read_object(folder / _INDEX)["weight_map"].values())
+    files = [folder / name for name in sorted(names) if (folder / name).exists()]
+    if len(files) == len(names):
         try:
-            yield from _compare(folder, family, files, source.name)
+            yield from _compare(folder, family, files, source)
         except Exception as error:  # a wrong value may raise anything
             yield Problem(_CONFIG, _reason(error, folder / _CONFIG))
     for path in files:
         try:
-            spoiled = list(_not_finite(path))
+            not_finite = list(_not_finite(path))
         except Exception as error:  # torch lacks operations for some types
             yield Problem(path.name, f"cannot be read: {_reason(error, path)}")
             continue
-        if spoiled:
-            yield Problem(path.name, f"has NaN or infinite numbers in {_listed(spoiled)}")
+        if not_finite:
+            yield Problem(path.name, f"has NaN or infinite numbers in {_listed(not_finite)}")
 
 
 def _compare(folder: Path, family: Family, files: Sequence[Path], source: str) -> Iterator[Problem]:
@@ -227,10 +222,9 @@ def _compare(folder: Path, family: Family, files: Sequence[Path], source: str) -
     config: Any = family.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None) is not None:
         return  # Quantised weights have names and shapes of their own.
-    names = config.architectures
-    head = next((cls for cls in family.model_classes.values() if names in ([cls.__name__], cls.__name__)), None)
-    if names is not None and head is None:
-        yield Problem(_CONFIG, f"`architectures` must be one model class of hf_ssm, got {names!r}")
+    head = named_class(family, config)
+    if config.architectures is not None and head is None:
+        yield Problem(_CONFIG, f"`architectures` must be one model class of hf_ssm, got {config.architectures!r}")
     stored: dict[str, Tensor] = {}
     for path in files:
         try:
@@ -243,11 +237,11 @@ def _compare(folder: Path, family: Family, files: Sequence[Path], source: str) -
         yield Problem(source, f"lacks weights that {_CONFIG} asks for: {_listed(fit.missing)}")
     if head is not None and fit.unknown:
         yield Problem(source, f"has weights that {_CONFIG} does not ask for: {_listed(fit.unknown)}")
-    for name, (found, wanted) in fit.reshaped.items():
-        what = f"has {name} of shape {tuple(found.shape)}, but {_CONFIG} asks for {tuple(wanted.shape)}"
+    for name, (weight, wanted) in fit.reshaped.items():
+        what = f"has {name} of shape {tuple(weight.shape)}, but {_CONFIG} asks for {tuple(wanted.shape)}"
         yield Problem(source, what)
-    for name, (found, wanted) in fit.retyped.items():
-        yield Problem(source, f"has {name} of type {found.dtype}, but the model has {wanted.dtype} there")
+    for name, (weight, wanted) in fit.retyped.items():
+        yield Problem(source, f"has {name} of type {weight.dtype}, but the model has {wanted.dtype} there")
 
 
 def _not_finite(path: Path) -> Iterator[str]:
@@ -255,14 +249,12 @@ def _not_finite(path: Path) -> Iterator[str]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - the file is not iterable
             # A view of the mapped file, whatever its shape: memory is needed for one piece.
-            if not all(map(_is_finite, file.get_tensor(name).flatten().split(_PIECE))):
+            tensor = file.get_tensor(name).flatten()
+            # There is no test for types of 8 bits.
+            is_of_8_bits = tensor.is_floating_point() and tensor.element_size() == 1
+            pieces = (piece.float() if is_of_8_bits else piece for piece in tensor.split(_PIECE))
+            if not all(bool(piece.isfinite().all()) for piece in pieces):
                 yield name
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # There is no test for types of 8 bits.
-    values = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
-    return bool(torch.isfinite(values).all())
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -271,21 +263,10 @@ def _listed(names: Iterable[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _check_json(files: Mapping[str, Path]) -> Iterator[Problem]:
-    for path in _at_top(files, ".json"):
-        if path.name not in (_CONFIG, _INDEX):
-            try:
-                json.loads(path.read_bytes())
-            except (OSError, ValueError, RecursionError) as error:
-                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
-
-
-def _check_code(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) -> Iterator[Problem]:
-    """Compare Python files, and references to them, with those that the package writes; a header proves nothing."""
-    family, installed = family_of(folder), f"hf_ssm {sys.modules['hf_ssm'].__version__}"
+def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Problem]:
+    """Compare Python files with those that the package writes; a header proves nothing."""
     config_class: Any = None if family is None else family.config_class
     expected = {} if family is None else bundle(config_class)
-    own = set() if family is None else set(auto_map(family).values())
     # Some file systems ignore the case of names.
     for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
         code = expected.get(path.name, "").encode()
@@ -294,31 +275,44 @@ def _check_code(folder: Path, files: Mapping[str, Path], elsewhere: Set[str]) ->
             yield Problem(name, "is foreign code, not written by hf_ssm: `trust_remote_code=True` may run it")
         # Checkpoints of a training run, in folders below, have the same code.
         elif start != code:
+            installed = f"hf_ssm {sys.modules['hf_ssm'].__version__}"
             what = f"has been changed, or is of another version: it is not what {installed} writes"
             yield Problem(name, what, is_own_code=True)
+
+
+def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set[str]) -> Iterator[Problem]:
+    """Read JSON files, and compare the code that they refer to with the classes of the family."""
+    references = set() if family is None else set(auto_map(family).values())
     for path in _at_top(files, ".json"):
-        for key, reference in _code_references(path):
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            # Problems of the others have been reported.
+            if path.name not in (_CONFIG, _INDEX):
+                yield Problem(path.name, f"is not valid JSON: {_reason(error, path)}")
+            continue
+        for key, reference in _code_references(content):
             if not isinstance(reference, str):
                 yield Problem(path.name, f"`{key}` must map Auto classes to names of classes, got {reference!r}")
                 continue
             module = reference.partition(".")[0]
             if "--" in reference:
                 yield Problem(path.name, f"`{key}` refers to foreign code in another repository: {reference!r}")
-            elif path.name == _CONFIG and key == "auto_map" and _is_older_code(files, reference, own):
+            elif path.name == _CONFIG and key == "auto_map" and _is_older_code(files, reference, references):
                 what = f"`{key}` refers to code of another version of hf_ssm: {reference!r}"
                 yield Problem(path.name, what, is_own_code=True)
-            elif path.name != _CONFIG or key != "auto_map" or reference not in own:
+            elif path.name != _CONFIG or key != "auto_map" or reference not in references:
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif f"{module}.py" not in elsewhere and f"{module}.py" not in files:
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
 
 
-def _is_older_code(files: Mapping[str, Path], reference: str, own: Set[str]) -> bool:
+def _is_older_code(files: Mapping[str, Path], reference: str, current: Set[str]) -> bool:
     """Whether `file.Class` names a class of the family in a file with the header of another version's code."""
     module, _, name = reference.partition(".")
     path, header = files.get(f"{module}.py"), f"{HEADER} ".encode()
-    is_class_of_family = name in {other.partition(".")[2] for other in own}
-    return reference not in own and is_class_of_family and path is not None and _start(path, len(header)) == header
+    is_class_of_family = name in {other.partition(".")[2] for other in current}
+    return reference not in current and is_class_of_family and path is not None and _start(path, len(header)) == header
 
 
 def _start(path: Path, size: int) -> bytes:
@@ -338,25 +332,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _code_references(path: Path) -> Iterator[tuple[str, Any]]:
-    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that a JSON file names.
+def _code_references(content: Any) -> Iterator[tuple[str, Any]]:
+    """Key and reference (`file.Class` or `user/name--file.Class`) of all code that the content of a JSON file names.
 
     Values that are no reference are returned as they are.
     """
-    try:
-        content = _read_object(path)
-    except (OSError, ValueError):
-        return  # reported by `_check_json`
-    for key in _CODE_KEYS:
+    for key in _CODE_KEYS if isinstance(content, dict) else ():
         waiting = [content.get(key)]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, str):
-                if "." in value:
-                    yield key, value
-            elif isinstance(value, list | dict):
+            if isinstance(value, list | dict):
                 waiting.extend(value.values() if isinstance(value, dict) else value)
-            elif value is not None:
+            elif value is not None and (not isinstance(value, str) or "." in value):
                 yield key, value
 
 
@@ -370,24 +357,25 @@ def _verify_cached(repo_id: str, revision: str | None, cache_dir: str | Path | N
         retry(lambda: api.snapshot_download(repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=patterns))
 
     try:
-        found = compare()
+        comparison = compare()
     except OSError:
         raise
     except ValueError:  # the cache has nothing of the revision; an HfHubHTTPError may be both
         download(None)
-        found = compare()
-    if any(path.endswith(".py") for path in found.missing_paths):
+        comparison = compare()
+    if any(path.endswith(".py") for path in comparison.missing_paths):
         # `from_pretrained` with hf_ssm installed does not request the code, but others run it.
         download(["*.py"])
-        found = compare()
-    bad = {
-        mismatch["path"]: f"its {mismatch['algorithm']} differs from the one on the Hub"
-        for mismatch in found.mismatches
-    } | dict.fromkeys(found.extra_paths, "is not in the repository")
-    others = check_folder(found.verified_path, frozenset(found.missing_paths))
-    problems = [Problem(path, what) for path, what in sorted(bad.items())]
-    problems += [problem for problem in others if problem.path not in bad]
-    return Verification(found.revision, found.checked_count, tuple(found.missing_paths), tuple(problems))
+        comparison = compare()
+    absent = tuple(comparison.missing_paths)
+    differing = {
+        entry["path"]: f"its {entry['algorithm']} differs from the one on the Hub" for entry in comparison.mismatches
+    }
+    differing |= dict.fromkeys(comparison.extra_paths, "is not in the repository")
+    problems = [Problem(path, what) for path, what in sorted(differing.items())]
+    others = check_folder(comparison.verified_path, frozenset(absent))
+    problems += [problem for problem in others if problem.path not in differing]
+    return Verification(comparison.revision, comparison.checked_count, absent, tuple(problems))
 
 
 def _reason(error: Exception, path: Path) -> str:

@@ -14,9 +14,9 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement
-from hf_ssm.inference.model import Batch, Encoded, SequenceModel
-from hf_ssm.inference.parts import table_of
+from hf_ssm.data.records import Record, as_records, check_dna
+from hf_ssm.inference.model import Batch, Encoded, SequenceModel, check_strands, other_strand
+from hf_ssm.inference.parts import table_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
@@ -163,27 +163,22 @@ class Embedder:
     def table(self, records: Sequence[Record]) -> pa.Table:
         """The table of some sequences."""
         encoded, vectors = self.vectors(records)
-        rows = [record.columns for record in records]
-        own: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         if self._of_tokens:
-            rows = [row for row, found in zip(rows, vectors, strict=True) for _ in found]
             letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
-            own |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
-            places = [record.place for record, found in zip(records, vectors, strict=True) for _ in found]
+            columns |= {"token_start": letters[:, 0], "token_end": letters[:, 1]}
+            places = [record.place for record, rows in zip(records, vectors, strict=True) for _ in rows]
             if None not in places:
                 pairs = zip(places, letters.tolist(), strict=True)
                 spans = torch.tensor([place.interval(*span) for place, span in pairs if place is not None])
-                own |= dict(zip(GENOME_SPAN, spans.unbind(1), strict=True))
-        own |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
-        names = dict.fromkeys(name for record in records for name in record.columns)
-        if taken := sorted(names.keys() & own.keys()):
-            raise ValueError(_taken(records[0], taken[0]))
-        columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
-        return pa.table(columns | {name: _column(values) for name, values in own.items()})
+                columns |= dict(zip(GENOME_SPAN, spans.unbind(1), strict=True))
+        columns |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
+        results = {name: _column(values) for name, values in columns.items()}
+        return with_input_columns(records, [len(rows) for rows in vectors], results)
 
     def _letters(self, record: Record, encoded: Encoded) -> Tensor:
         """Letters of each token in the whole sequence, `(T, 2)`."""
-        return encoded.letters[~encoded.special] + (0 if self._windows is None else record.columns["start"])
+        return encoded.spans + (0 if self._windows is None else record.columns["start"])
 
     def vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
         """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""
@@ -193,38 +188,29 @@ class Embedder:
             encoded, vectors = self._strand(records)
             if not self._both_strands:
                 return encoded, vectors
-            turned = [
-                replace(
-                    record,
-                    sequence=reverse_complement(record.sequence),
-                    where=f"{record.where}, reverse complement",
-                )
-                for record in records
-            ]
-            other_encoded, other_vectors = self._strand(turned)
+            others, other_vectors = self._strand(other_strand(records))
         if self._of_tokens:
-            for record, one, other in zip(records, encoded, other_encoded, strict=True):
-                _check_letters(record, one, other)
-            other_vectors = [own.flip(0) for own in other_vectors]
+            for record, one, other in zip(records, encoded, others, strict=True):
+                check_strands(record, one.spans, other.spans)
+            other_vectors = [rows.flip(0) for rows in other_vectors]
         return encoded, [(one + other) / 2 for one, other in zip(vectors, other_vectors, strict=True)]
 
     def _strand(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
         encoded = self._reader.encode(records)
-        found: list[Tensor] = [torch.empty(0)] * len(records)
+        vectors: list[Tensor] = [torch.empty(0)] * len(records)
         for batch in self._batches(encoded):
             states = [batch.outputs.hidden_states[layer] for layer in self._layers]
             for place, row in enumerate(batch.rows):
-                own = encoded[row]
-                kept = (~own.special).to(states[0].device)
+                kept = (~encoded[row].special).to(states[0].device)
                 picked = torch.stack([state[place][kept] for state in states], 1)
                 picked = picked if picked.dtype == torch.float64 else picked.float()
-                found[row] = self._pooled(picked).cpu()
-                if not found[row].isfinite().all():
+                vectors[row] = self._pooled(picked).cpu()
+                if not vectors[row].isfinite().all():
                     raise ValueError(
                         f"{records[row].where}: the hidden states are not finite: the weights hold NaN, or the "
                         f"precision of the model ({states[0].dtype}) is too low."
                     )
-        return encoded, found
+        return encoded, vectors
 
     def _pooled(self, states: Tensor) -> Tensor:
         if self._pooling == "mean":
@@ -245,21 +231,8 @@ class Embedder:
 def _extended(record: Record, columns: dict[str, Any]) -> Record:
     for name in columns:
         if name in record.columns:
-            raise ValueError(_taken(record, name))
+            raise ValueError(f"{record.where}: the input has a column {name!r}, which the output needs: rename it.")
     return replace(record, columns=record.columns | columns)
-
-
-def _taken(record: Record, name: str) -> str:
-    return f"{record.where}: the input has a column {name!r}, which the output needs: rename it."
-
-
-def _check_letters(record: Record, one: Encoded, other: Encoded) -> None:
-    letters, turned = one.letters[~one.special], len(record.sequence) - other.letters[~other.special]
-    if not torch.equal(letters, turned.flip(0, 1)):
-        raise ValueError(
-            f"{record.where}: the tokens of the two strands have different letters, so that they have no average per "
-            "token: use the pooling 'mean', or a tokenizer of single nucleotides."
-        )
 
 
 def _column(values: Tensor) -> pa.Array:

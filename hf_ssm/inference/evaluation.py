@@ -43,17 +43,17 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     labels, is_binary = check_evaluation(frame, label, positive, by)
     rows = []
     for score in (name for name in SCORES if name in frame):
-        known = frame[score].notna() & labels.notna()
+        kept = frame[score].notna() & labels.notna()
         if by is not None:
-            known &= frame[by].notna()
-        if labels[known].nunique() < (2 if is_binary else 1):
+            kept &= frame[by].notna()
+        if labels[kept].nunique() < (2 if is_binary else 1):
             raise ValueError(
                 f"`label`={label!r}: of the variants with the score {score!r}, none has a label or all have the same."
             )
-        values, own = frame[score][known].to_numpy(), labels[known].to_numpy(dtype=float)
-        groups = np.zeros(len(own), dtype=int) if by is None else frame[by][known].astype(str).to_numpy()
+        values, classes = frame[score][kept].to_numpy(), labels[kept].to_numpy(dtype=float)
+        groups = None if by is None else frame[by][kept].astype(str).to_numpy()
         for metric in ("auroc", "auprc", "spearman") if is_binary else ("spearman",):
-            rows.append({"score": score, "metric": metric} | _metric(metric, score, own, values, groups, by, seed))
+            rows.append({"score": score, "metric": metric} | _metric(metric, score, classes, values, groups, by, seed))
     return Dataset.from_list(rows)
 
 
@@ -84,10 +84,10 @@ def check_evaluation(
 
 def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
     if positive is not None:
-        found = column.astype(str) == str(positive)
-        if not found.any():
+        is_positive = column.astype(str) == str(positive)
+        if not is_positive.any():
             raise ValueError(f"`positive`={positive!r} is no label of {name!r}; it has {_some(column)}.")
-        return found.astype(float).where(column.notna())
+        return is_positive.astype(float).where(column.notna())
     # In csv files they are texts.
     flags = {"true": 1, "false": 0}
     numbers = pd.to_numeric(column.map(lambda value: flags.get(str(value).lower(), value)), errors="coerce")
@@ -101,32 +101,34 @@ def _some(column: pd.Series) -> str:
 
 
 def _metric(
-    metric: str, score: str, labels: np.ndarray, values: np.ndarray, groups: np.ndarray, by: str | None, seed: int
+    metric: str,
+    score: str,
+    labels: np.ndarray,
+    values: np.ndarray,
+    groups: np.ndarray | None,
+    by: str | None,
+    seed: int,
 ) -> dict[str, Any]:
+    """The entries of a row of `evaluate_scores`; `groups` are those of the variants, `None` without groups."""
     rng = np.random.default_rng(seed)
-    if by is None:
-        value = _value(metric, score, labels, values)
+    if groups is None:
         draws = (rng.integers(0, len(labels), len(labels)) for _ in range(_BOOTSTRAPS))
         samples = [_value(metric, score, labels[draw], values[draw]) for draw in draws if np.ptp(labels[draw]) > 0]
-        chance = _chance(metric, labels)
-        return {
-            **{"value": value, "standard_error": _deviation(samples), "chance": chance},
-            **{"variants": len(labels), "groups": None},
-        }
-    parts = [groups == name for name in np.unique(groups)]
-    parts = [part for part in parts if np.ptp(labels[part]) > 0]
-    if not parts:
-        raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
-    counts = np.array([part.sum() for part in parts])
-    found = np.array([_value(metric, score, labels[part], values[part]) for part in parts])
-    draws = (rng.integers(0, len(parts), len(parts)) for _ in range(_GROUP_BOOTSTRAPS))
-    samples = [np.average(found[draw], weights=counts[draw]) for draw in draws]
+        value, chance, count = _value(metric, score, labels, values), _chance(metric, labels), len(labels)
+    else:
+        members = [groups == name for name in np.unique(groups)]
+        members = [rows for rows in members if np.ptp(labels[rows]) > 0]
+        if not members:
+            raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
+        counts = np.array([rows.sum() for rows in members])
+        by_group = np.array([_value(metric, score, labels[rows], values[rows]) for rows in members])
+        draws = (rng.integers(0, len(members), len(members)) for _ in range(_GROUP_BOOTSTRAPS))
+        samples = [np.average(by_group[draw], weights=counts[draw]) for draw in draws]
+        value, count = float(np.average(by_group, weights=counts)), int(counts.sum())
+        chance = float(np.average([_chance(metric, labels[rows]) for rows in members], weights=counts))
     return {
-        "value": float(np.average(found, weights=counts)),
-        "standard_error": _deviation(samples),
-        "chance": float(np.average([_chance(metric, labels[part]) for part in parts], weights=counts)),
-        "variants": int(counts.sum()),
-        "groups": len(parts),
+        **{"value": value, "standard_error": _deviation(samples), "chance": chance},
+        **{"variants": count, "groups": None if groups is None else len(members)},
     }
 
 

@@ -7,6 +7,7 @@ Legend: `L` tokens of a sequence, `P` tokens of a beginning, `B` beginnings, `R`
 continuation, `V` vocabulary.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,14 +15,23 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_ssm.data.records import as_records
 from hf_ssm.inference.model import Encoded, SequenceModel
-from hf_ssm.inference.prefixes import branched, can_branch
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.long_conv.branching import BranchedConvolution
 from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["CausalLikelihood", "log_likelihoods", "log_probs_of", "shared_length", "without_end"]
+__all__ = [
+    *("CausalLikelihood", "branched", "can_branch", "log_likelihoods", "log_probs_of"),
+    *("shared_length", "without_end"),
+]
+
+_ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def log_likelihoods(model: Any, tokenizer: Any, inputs: Iterable[Any], *, max_tokens_per_batch: int = 16384) -> Dataset:
@@ -44,10 +54,9 @@ def log_likelihoods(model: Any, tokenizer: Any, inputs: Iterable[Any], *, max_to
     records = list(as_records(inputs))
     with evaluating(reader.model.model):
         encoded = [without_end(text) for text in reader.model.encode(records)]
-        found = reader.full(encoded)
-    rows = zip(records, found, strict=True)
+        rows = list(zip(records, reader.full(encoded), strict=True))
     return Dataset.from_list(
-        [{**record.columns, "log_likelihood": own.sum().item(), "tokens": len(own)} for record, own in rows]
+        [{**record.columns, "log_likelihood": values.sum().item(), "tokens": len(values)} for record, values in rows]
     )
 
 
@@ -93,8 +102,8 @@ class CausalLikelihood:
                 f"{type(model.model).__name__} is no causal language model, which a likelihood of sequences needs."
             )
         self.model = model
-        self._own = isinstance(model.model, SSMPreTrainedModel)
-        self.shares = share and (self._own or self._can_branch())
+        self._is_own = isinstance(model.model, SSMPreTrainedModel)
+        self.shares = share and (self._is_own or self._can_branch())
 
     def _can_branch(self) -> bool:
         # Token 0 exists in every vocabulary.
@@ -117,12 +126,14 @@ class CausalLikelihood:
     def full(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """Log-probabilities of the tokens of each sequence `(L,)` but the first, `(L - 1,)` each, on the CPU."""
         texts = [Encoded(ids, torch.zeros_like(ids, dtype=torch.bool), ids.new_zeros(len(ids), 2)) for ids in sequences]
-        found: dict[int, Tensor] = {}
+        log_probs: dict[int, Tensor] = {}
         for batch in self.model.run(texts):
             ids = _padded([sequences[row] for row in batch.rows]).to(self.model.device)
             values = log_probs_of(batch.outputs.logits[:, :-1], ids[:, 1:]).cpu()
-            found |= {row: own[: len(sequences[row]) - 1] for row, own in zip(batch.rows, values, strict=True)}
-        return [found[row] for row in range(len(sequences))]
+            log_probs |= {
+                row: of_row[: len(sequences[row]) - 1] for row, of_row in zip(batch.rows, values, strict=True)
+            }
+        return [log_probs[row] for row in range(len(sequences))]
 
     def continued(
         self, cache: Any, last_logits: Tensor, owners: Sequence[int], continuations: Sequence[Tensor], length: int
@@ -139,24 +150,23 @@ class CausalLikelihood:
         Returns:
             R tensors in the shapes of the continuations, on the CPU.
         """
-        found: list[Tensor] = []
+        log_probs: list[Tensor] = []
         for first, stop in self._batches([len(ids) for ids in continuations], length):
             rows = torch.tensor(owners[first:stop], device=self.model.device)
-            own = continuations[first:stop]
-            ids = _padded(own).to(self.model.device)
+            ids = _padded(continuations[first:stop]).to(self.model.device)
             logits = last_logits[rows].unsqueeze(1)
             if ids.shape[1] > 1:
                 # The logits after a last token predict nothing.
                 following, _ = self.read(ids[:, :-1], branched(cache, rows))
                 logits = torch.cat([logits, following], dim=1)
             values = log_probs_of(logits, ids).cpu()
-            found += [part[: len(row)] for part, row in zip(values, own, strict=True)]
-        return found
+            log_probs += [row[: len(ids)] for row, ids in zip(values, continuations[first:stop], strict=True)]
+        return log_probs
 
     def _batches(self, lengths: Sequence[int], before: int) -> Iterable[tuple[int, int]]:
         """First and last row of each batch of consecutive continuations."""
         # The keys and values of attention take memory for each token of the beginning, too.
-        before = 0 if self._own else before
+        before = 0 if self._is_own else before
         first, longest = 0, 0
         for row, length in enumerate(lengths):
             longest = max(longest, length)
@@ -177,21 +187,20 @@ class CausalLikelihood:
             has none before it.
         """
         lengths = [shared_length(group) for group in groups]
-        found: list[list[Tensor]] = [[] for _ in groups]
         if not self.shares:
             flat = self.full([ids for group in groups for ids in group])
-            values = iter([torch.cat([own.new_zeros(1), own]) for own in flat])
+            values = iter([torch.cat([of_row.new_zeros(1), of_row]) for of_row in flat])
             return [[next(values)[length:] for _ in group] for group, length in zip(groups, lengths, strict=True)]
-        by_length: dict[int, list[int]] = {}
-        for number, length in enumerate(lengths):
-            by_length.setdefault(length, []).append(number)
-        for length, numbers in by_length.items():
+        log_probs: list[list[Tensor]] = [[] for _ in groups]
+        for length in dict.fromkeys(lengths):
+            numbers = [number for number, shared in enumerate(lengths) if shared == length]
             size = max(1, self.model.max_tokens_per_batch // max(1, length))
             for first in range(0, len(numbers), size):
-                part = numbers[first : first + size]
-                for number, own in zip(part, self._group_batch([groups[n] for n in part], length), strict=True):
-                    found[number] = own
-        return found
+                chosen = numbers[first : first + size]
+                batch = self._group_batch([groups[number] for number in chosen], length)
+                for number, of_group in zip(chosen, batch, strict=True):
+                    log_probs[number] = of_group
+        return log_probs
 
     def _group_batch(self, groups: Sequence[Sequence[Tensor]], length: int) -> list[list[Tensor]]:
         """As `groups`, for groups that all share as many tokens."""
@@ -209,3 +218,40 @@ class CausalLikelihood:
 def _padded(sequences: Sequence[Tensor]) -> Tensor:
     # Behind the tokens, where a causal model does not look.
     return pad_sequence(list(sequences), batch_first=True)
+
+
+def can_branch(cache: Any) -> bool:
+    """Whether several tokens at once can be read after what a model of transformers has returned as `past_key_values`.
+
+    True for keys and values of attention. Recurrent models of transformers continue from their states by single tokens
+    only.
+    """
+    return isinstance(cache, DynamicCache) and all(type(layer) in _ATTENTION for layer in cache.layers)
+
+
+def branched(cache: Any, rows: Tensor) -> Any:
+    """A cache of R sequences, each of which continues one of the B beginnings of `cache`, which is not changed.
+
+    Args:
+        cache: The `past_key_values` that a model has returned.
+        rows: The beginning of each sequence, `(R,)`, int64.
+    """
+    if isinstance(cache, SSMCache):
+        branches = cache.empty_copy()
+        layers: list[Any] = [_branched_layer(layer, rows) for layer in cache.states]
+        branches.layers = layers
+        branches.length = cache.length
+        branches.tokens_seen = None if cache.tokens_seen is None else cache.tokens_seen[rows]
+        return branches
+    branches = copy.deepcopy(cache)
+    branches.batch_select_indices(rows)
+    return branches
+
+
+def _branched_layer(layer: LayerState, rows: Tensor) -> LayerState:
+    branch = type(layer)()
+    branch.tensors = {name: value.index_select(0, rows) for name, value in layer.tensors.items()}
+    streams: dict[str, Any] = {name: BranchedConvolution(stream, rows) for name, stream in layer.streams.items()}
+    branch.streams = streams
+    branch.constants = layer.constants
+    return branch

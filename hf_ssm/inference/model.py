@@ -5,7 +5,7 @@ Legend: `L` tokens of a text, `B` texts of a batch.
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna, unknown_share
+from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna, reverse_complement, unknown_share
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import needs_capitals, reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
-__all__ = ["MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"]
+__all__ = [
+    *("MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"),
+    *("check_finite", "check_strands", "other_strand"),
+]
 
 MOST_UNKNOWN = 0.5
 """A text with a larger share of unknown tokens is of another alphabet; a window of DNA tells a model too little."""
@@ -39,6 +42,11 @@ class Encoded:
     ids: Tensor
     special: Tensor
     letters: Tensor
+
+    @property
+    def spans(self) -> Tensor:
+        """Letters of each token that is not special, `(T, 2)`."""
+        return self.letters[~self.special]
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class SequenceModel:
         self.tokens = 0
         self.reads_only_dna = reads_only_dna(tokenizer)
         self.needs_capitals = needs_capitals(tokenizer)
-        self._known = inspect.signature(self.model.forward).parameters
+        self._arguments = inspect.signature(self.model.forward).parameters
 
     def check_letters(self, record: Record) -> None:
         """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
@@ -152,18 +160,18 @@ class SequenceModel:
             ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
                 than those of DNA for a model of DNA.
         """
-        found = self.tokenizer(
+        rows = self.tokenizer(
             [record.sequence for record in records],
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
             verbose=False,
         )
-        columns = (found[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
+        columns = (rows[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
         encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
-        for record, own in zip(records, encoded, strict=True):
-            self._check(record, own)
+        for record, text in zip(records, encoded, strict=True):
+            self._check(record, text)
             if refuse_unknown and not record.is_window:
-                self._check_unknown(record, own)
+                self._check_unknown(record, text)
         return encoded
 
     @staticmethod
@@ -243,15 +251,15 @@ class SequenceModel:
 
     def takes(self, argument: str) -> bool:
         """Whether `forward` has an argument of that name."""
-        return argument in self._known
+        return argument in self._arguments
 
     @property
     def _pad_id(self) -> int:
         # Decoders of transformers that classify find the last token by the padding token of their configuration. For
         # others any will do: positions of padding are masked.
-        own = getattr(self.model.config, "pad_token_id", None)
-        own = self.tokenizer.pad_token_id if own is None else own
-        return 0 if own is None else max(own, 0)
+        pad = getattr(self.model.config, "pad_token_id", None)
+        pad = self.tokenizer.pad_token_id if pad is None else pad
+        return 0 if pad is None else max(pad, 0)
 
     def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Numbers of texts that are read together."""
@@ -270,3 +278,35 @@ class SequenceModel:
             group.append(row)
         if group:
             yield group
+
+
+def check_finite(values: Tensor, where: str = "") -> None:
+    """Raise `ValueError`, with the place of the sequence before the message, if a score is NaN or infinite."""
+    if not values.isfinite().all():
+        raise ValueError(
+            f"{where}{': ' if where else ''}the model gives NaN: its weights hold NaN, or its precision is too low."
+        )
+
+
+def other_strand(records: Sequence[Record]) -> list[Record]:
+    """The reverse complements of sequences."""
+    return [
+        replace(record, sequence=reverse_complement(record.sequence), where=f"{record.where}, reverse complement")
+        for record in records
+    ]
+
+
+def check_strands(record: Record, spans: Tensor, other: Tensor) -> None:
+    """Raise `ValueError` unless the tokens of a sequence and of its reverse complement have the same letters.
+
+    Args:
+        record: The sequence.
+        spans: Letters of its tokens, `(T, 2)`.
+        other: Letters of the tokens of its reverse complement.
+    """
+    if not torch.equal(spans, len(record.sequence) - other.flip(0, 1)):
+        raise ValueError(
+            f"{record.where}: the tokens of the two strands of {record.sequence[:40]!r} have different letters and "
+            "no average: read one strand only, use the pooling 'mean' of an embedding, or a tokenizer of single "
+            "nucleotides."
+        )

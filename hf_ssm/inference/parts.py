@@ -6,7 +6,7 @@ the parts are joined to the output, again in one step, and the folder is removed
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
@@ -18,9 +18,13 @@ import pyarrow.parquet
 from datasets import Dataset
 from filelock import FileLock
 
+from hf_ssm.data.records import Record
 from hf_ssm.utils.files import lock_file, replacing, unlock_file, write_text_atomically
 
-__all__ = ["TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of", "write_in_parts"]
+__all__ = [
+    *("TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of"),
+    *("with_input_columns", "write_in_parts"),
+]
 
 T = TypeVar("T")
 
@@ -92,6 +96,25 @@ def write_in_parts(
         parts.join(join)
 
 
+def with_input_columns(records: Sequence[Record], counts: Sequence[int], results: Mapping[str, Any]) -> pa.Table:
+    """A table of results after the columns of the inputs, with each value as often as its sequence has rows.
+
+    Args:
+        records: The sequences.
+        counts: Number of rows of each.
+        results: The columns of the results.
+
+    Raises:
+        ValueError: An input has a column with the name of a result.
+    """
+    names = dict.fromkeys(name for record in records for name in record.columns)
+    for name in names:
+        if name in results:
+            raise ValueError(f"{records[0].where}: the input has a column {name!r}, which the output needs: rename it.")
+    rows = [record.columns for record, count in zip(records, counts, strict=True) for _ in range(count)]
+    return pa.table({name: [row.get(name) for row in rows] for name in names} | dict(results))
+
+
 def check_table_output(output: Path) -> None:
     """Raise `ValueError` unless the suffix is one of `TABLE_OUTPUTS`."""
     if output.suffix not in TABLE_OUTPUTS:
@@ -116,8 +139,8 @@ def join_table(tables: Iterator[pa.Table], path: Path) -> None:
 
 def file_facts(path: Path) -> list[Any]:
     """Name, size and time of change of a file, by which a continued run recognises its input."""
-    found = path.stat()
-    return [path.name, found.st_size, found.st_mtime_ns]
+    facts = path.stat()
+    return [path.name, facts.st_size, facts.st_mtime_ns]
 
 
 class Parts:

@@ -4,17 +4,18 @@ Legend: `B` texts of a batch, `L` tokens of a text, `T` those without special to
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from datasets import Dataset
 from torch import Tensor
 
-from hf_ssm.data.records import Record, as_records, check_dna, reverse_complement, unknown_share
-from hf_ssm.inference.model import SequenceModel, UnknownLetters
-from hf_ssm.inference.parts import table_of
+from hf_ssm.data.records import Record, as_records, check_dna, unknown_share
+from hf_ssm.inference.model import SequenceModel, UnknownLetters, check_finite, check_strands, other_strand
+from hf_ssm.inference.parts import table_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
@@ -197,13 +198,13 @@ class Predictor:
         with evaluating(self._reader.model):
             scores = self._scores([window for unit in units for window in unit])
             combined = [self._combined(unit, [next(scores) for _ in unit]) for unit in units]
-        own = self._spans(units, combined) if self._has_spans else {}
+        columns = self._spans(units, combined) if self._has_spans else {}
         if self.unknown.any_mostly:
-            texts = (self._texts(unit, found) for unit, found in zip(units, combined, strict=True))
-            own["unknown_letters"] = [unknown_share(text) for of_unit in texts for text in of_unit]
-        own |= self._columns(np.concatenate([found.values for found in combined]))
-        counts = [len(found.values) for found in combined]
-        return pa.table(_input_columns([unit[0].record for unit in units], counts, own) | own)
+            texts = (self._texts(*pair) for pair in zip(units, combined, strict=True))
+            columns["unknown_letters"] = [unknown_share(text) for of_unit in texts for text in of_unit]
+        columns |= self._columns(np.concatenate([score.values for score in combined]))
+        counts = [len(score.values) for score in combined]
+        return with_input_columns([unit[0].record for unit in units], counts, columns)
 
     def _spans(self, units: Sequence[Unit], combined: Sequence[_Scores]) -> dict[str, Any]:
         """Number of the sequence and letters of each row."""
@@ -211,8 +212,8 @@ class Predictor:
         if self._of_tokens:
             rows = [
                 (unit[0].record, unit[0].number, start, stop)
-                for unit, found in zip(units, combined, strict=True)
-                for start, stop in found.letters.tolist()
+                for unit, score in zip(units, combined, strict=True)
+                for start, stop in score.letters.tolist()
             ]
         else:
             rows = [(unit[0].record, unit[0].number, unit[0].start, unit[0].stop) for unit in units]
@@ -233,8 +234,8 @@ class Predictor:
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""
         if self._kind == _VALUES:
-            own = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
-            names = ["prediction"] if values.shape[1] == 1 else [f"value_{name}" for name in own]
+            named = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
+            names = ["prediction"] if values.shape[1] == 1 else [f"value_{name}" for name in named]
             return dict(zip(names, values.T, strict=True))
         if self._kind == _LABELS:
             chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
@@ -245,14 +246,14 @@ class Predictor:
 
     def _combined(self, unit: Unit, scores: Sequence[_Scores]) -> _Scores:
         """The scores of the windows of a unit as one."""
-        values = np.concatenate([found.values for found in scores])
+        values = np.concatenate([score.values for score in scores])
         if not self._of_tokens:
             combined = values.max(0) if self._aggregate == "max" else values.mean(0)
             return _Scores(combined[None], scores[0].letters)
-        letters = np.concatenate([found.letters + window.start for window, found in zip(unit, scores, strict=True)])
+        letters = np.concatenate([score.letters + window.start for window, score in zip(unit, scores, strict=True)])
         if len(unit) == 1:
             return _Scores(values, letters)
-        ranks = np.concatenate([_ranks(found.letters) for found in scores])
+        ranks = np.concatenate([_ranks(score.letters) for score in scores])
         tokens, row = np.unique(np.column_stack([letters, ranks]), axis=0, return_inverse=True)
         row = row.reshape(-1)
         sums = np.zeros((len(tokens), values.shape[1]))
@@ -265,26 +266,22 @@ class Predictor:
             records = [window.cut() for window in group]
             scores = self._strand(records)
             if self._both_strands:
-                other = self._strand([replace(own, sequence=reverse_complement(own.sequence)) for own in records])
-                scores = [_averaged(*each) for each in zip(records, scores, other, strict=True)]
+                others = self._strand(other_strand(records))
+                scores = [_averaged(*each) for each in zip(records, scores, others, strict=True)]
             yield from scores
 
     def _strand(self, records: Sequence[Record]) -> list[_Scores]:
         encoded = self._reader.encode(records)
-        found: list[Any] = [None] * len(records)
+        scores: list[Any] = [None] * len(records)
         for batch in self._reader.run(encoded):
-            logits = batch.outputs.logits.cpu().double()
-            for row, own in zip(batch.rows, logits, strict=True):
+            for row, logits in zip(batch.rows, batch.outputs.logits.cpu().double(), strict=True):
                 text = encoded[row]
-                kept = ~text.special
-                values = self._activated(own[: len(kept)][kept] if self._of_tokens else own[None])
-                if not values.isfinite().all():
-                    raise ValueError(
-                        f"{records[row].where}: the model gives NaN: its weights hold NaN, or its precision is too low."
-                    )
-                letters = text.letters[kept] if self._of_tokens else text.letters[:0]
-                found[row] = _Scores(values.numpy(), letters.numpy())
-        return found
+                kept = logits[: len(text.ids)][~text.special] if self._of_tokens else logits[None]
+                values = self._activated(kept)
+                check_finite(values, records[row].where)
+                letters = text.spans if self._of_tokens else text.letters[:0]
+                scores[row] = _Scores(values.numpy(), letters.numpy())
+        return scores
 
     def _activated(self, logits: Tensor) -> Tensor:
         if self._kind == _VALUES:
@@ -311,25 +308,7 @@ def _ranks(letters: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _averaged(record: Record, own: _Scores, other: _Scores) -> _Scores:
+def _averaged(record: Record, scores: _Scores, other: _Scores) -> _Scores:
     """The mean of the scores of a sequence and of its reverse complement."""
-    letters = len(record.sequence) - other.letters[::-1, ::-1]
-    if not np.array_equal(own.letters, letters):
-        raise ValueError(
-            f"{record.where}: the tokens of the two strands of {record.sequence[:40]!r} hold different letters: their "
-            "scores cannot be averaged; read one strand only."
-        )
-    return _Scores((own.values + other.values[::-1]) / 2, own.letters)
-
-
-def _input_columns(records: Sequence[Record], counts: Sequence[int], own: dict[str, Any]) -> dict[str, Any]:
-    """The columns of the inputs, with each value as often as its sequence has rows."""
-    names = dict.fromkeys(name for record in records for name in record.columns)
-    if taken := [name for name in names if name in own]:
-        raise ValueError(
-            f"{records[0].where}: the input has a column {taken[0]!r}, as the table of results has: rename it."
-        )
-    return {
-        name: [record.columns.get(name) for record, count in zip(records, counts, strict=True) for _ in range(count)]
-        for name in names
-    }
+    check_strands(record, torch.from_numpy(scores.letters), torch.from_numpy(other.letters))
+    return _Scores((scores.values + other.values[::-1]) / 2, scores.letters)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_ssm.data.records import Record, reverse_complement
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel
+from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
 from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
@@ -108,10 +108,10 @@ class Saturation:
             raise ValueError(f"{type(model.model).__name__} is no language model, which saturation mutagenesis needs.")
         self.model, self.window, self.horizon, self.both_strands = model, window, horizon, both_strands
         self.likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
-        known = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
-        self.columns = tuple(scores or known)
+        available = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
+        self.columns = tuple(scores or available)
         for name in self.columns:
-            check_choice("scores", name, known)
+            check_choice("scores", name, available)
         self.letters = WindowLetters(model, keep_case)
         # Ids of the four bases as capitals, and of those that replace lower-case letters: `(2, 4)`.
         cases = (BASES, BASES.lower() if self.letters.keeps_case else BASES)
@@ -129,8 +129,8 @@ class Saturation:
             turned = reverse_complement(sequence[max(0, start - right) : end])
             other, faults = self._strand(turned, end - stop, end - start)
             # Both axes reversed: positions, and bases into their complements.
-            strands.append(({name: np.flip(own) for name, own in other.items()}, faults[::-1]))
-        scores = {name: mean_of_strands([own[name] for own, _ in strands]) for name in self.columns}
+            strands.append(({name: np.flip(values) for name, values in other.items()}, faults[::-1]))
+        scores = {name: mean_of_strands([values[name] for values, _ in strands]) for name in self.columns}
         reasons = [whys[0] if all(whys) else "" for whys in zip(*(faults for _, faults in strands), strict=True)]
         return self._rows(sequence[start:stop].upper(), start, scores, reasons)
 
@@ -143,7 +143,7 @@ class Saturation:
             "alt": pa.array([BASES[k] for _, k in places], pa.string()),
         }
         at = tuple(np.array(places, dtype=np.int64).reshape(-1, 2).T)
-        chosen = {name: own[at] for name, own in scores.items()}
+        chosen = {name: values[at] for name, values in scores.items()}
         return pa.table(columns | columns_of_scores(chosen, [reasons[n] for n, _ in places]))
 
     def _encoded(self, text: str) -> "_Context":
@@ -166,8 +166,8 @@ class Saturation:
         bases = self._bases[is_lower.long()]
         score = self._causal if self.likelihood is not None else self._masked
         scores, faults = score(context, bases, first, last)
-        for own in scores.values():
-            own[[bool(fault) for fault in faults]] = np.nan
+        for values in scores.values():
+            values[[bool(fault) for fault in faults]] = np.nan
         return scores, faults
 
     def _fault(self, is_unknown: np.ndarray, place: int) -> str:
@@ -177,12 +177,12 @@ class Saturation:
 
     def _causal(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """The scores of all four bases at each position, `(N, 4)`, and why a position has none."""
-        own = self._encoded(context)
-        ids, special = without_end(own.encoded), own.before
+        tokens = self._encoded(context)
+        ids, special = without_end(tokens.encoded), tokens.before
         left, faults = self.window // 2, []
         for n in range(first, last):
             start = max(0, n - left)
-            faults.append(self._fault(own.is_unknown[start : n + self.horizon], n - start))
+            faults.append(self._fault(tokens.is_unknown[start : n + self.horizon], n - start))
         bases = torch.cat([bases.new_zeros(special, len(BASES)), bases])
         first, last = first + special, last + special
         reference = _Reference(ids, bases)
@@ -190,11 +190,11 @@ class Saturation:
         for place, base, values in self._mutants(ids, bases, first, last, reference):
             sums[place - first, base] = values.sum()
         is_there = ids[first:last].unsqueeze(-1) == bases[first:last]
-        known = torch.stack([reference.tokens[place : place + self.horizon].sum() for place in range(first, last)])
+        references = torch.stack([reference.tokens[place : place + self.horizon].sum() for place in range(first, last)])
         nexts = reference.bases[first:last] - reference.tokens[first:last].unsqueeze(-1)
-        llr = (sums - known.unsqueeze(-1)).masked_fill(is_there, 0)
-        _check_finite(llr)
-        _check_finite(nexts[1:] if first == 0 else nexts)
+        llr = (sums - references.unsqueeze(-1)).masked_fill(is_there, 0)
+        check_finite(llr)
+        check_finite(nexts[1:] if first == 0 else nexts)
         if first == 0 and min(len(ids), self.horizon) == 1:
             # Of a single token, the model has no likelihood.
             llr[0] = float("nan")
@@ -217,10 +217,10 @@ class Saturation:
                 logits, cache = self.likelihood.read(ids[None, read:border], cache, keep=True)
                 reference.add(logits[0])
                 read = border
-                found = self.likelihood.continued(cache, logits[:, -1], [0] * len(texts), texts, border)
+                log_probs = self.likelihood.continued(cache, logits[:, -1], [0] * len(texts), texts, border)
             else:
-                found = [F.pad(values, (1, 0)) for values in self.likelihood.full(texts)]
-            for (place, base), values in zip(mutants, found, strict=True):
+                log_probs = [F.pad(values, (1, 0)) for values in self.likelihood.full(texts)]
+            for (place, base), values in zip(mutants, log_probs, strict=True):
                 yield place, base, values[place - start :]
         reference.add(self.likelihood.read(ids[None, read:], cache)[0][0])
 
@@ -235,21 +235,20 @@ class Saturation:
         ]
         # Of the base in its window.
         letters = [min(place, left) for place in range(first, last)]
-        places = [own.before + letter for own, letter in zip(contexts, letters, strict=True)]
+        places = [window.before + letter for window, letter in zip(contexts, letters, strict=True)]
         # With the special tokens behind the letters, which the model has read in training.
         masked = [
-            replace(own.encoded, ids=_mutant(own.encoded.ids, place, torch.tensor(mask)))
-            for own, place in zip(contexts, places, strict=True)
+            replace(window.encoded, ids=_mutant(window.encoded.ids, place, torch.tensor(mask)))
+            for window, place in zip(contexts, places, strict=True)
         ]
-        found = torch.zeros(last - first, len(BASES), dtype=torch.double)
+        log_odds = torch.zeros(last - first, len(BASES), dtype=torch.double)
         for batch in self.model.run(masked):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                own = logits[places[row]].double().log_softmax(-1).cpu()[bases[first + row]]
-                at = BASES.find(context[first + row].upper())
-                found[row] = own - own[at]
-        _check_finite(found)
-        faults = [self._fault(own.is_unknown, letter) for own, letter in zip(contexts, letters, strict=True)]
-        return {"masked_log_odds": found.numpy()}, faults
+                of_bases = logits[places[row]].double().log_softmax(-1).cpu()[bases[first + row]]
+                log_odds[row] = of_bases - of_bases[BASES.find(context[first + row].upper())]
+        check_finite(log_odds)
+        faults = [self._fault(window.is_unknown, letter) for window, letter in zip(contexts, letters, strict=True)]
+        return {"masked_log_odds": log_odds.numpy()}, faults
 
 
 @dataclass(frozen=True)
@@ -296,13 +295,8 @@ class _Reference:
 
 def _others(token: Tensor, bases: Tensor) -> list[int]:
     """The bases that differ from a token; none if it is another letter."""
-    own = (bases == token).nonzero().flatten().tolist()
-    return [base for base in range(len(BASES)) if own and base != own[0]]
-
-
-def _check_finite(values: Tensor) -> None:
-    if not values.isfinite().all():
-        raise ValueError("the model gives NaN: its weights hold NaN, or its precision is too low.")
+    present = (bases == token).nonzero().flatten().tolist()
+    return [base for base in range(len(BASES)) if present and base != present[0]]
 
 
 def _mutant(ids: Tensor, place: int, token: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Legend: `L` tokens of a window, `V` vocabulary, `D` hidden size.
 """
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import Record
 from hf_ssm.data.variants import Variant, Windows, as_variants, windows_of
 from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, shared_length, without_end
-from hf_ssm.inference.model import MOST_UNKNOWN, Encoded, SequenceModel
+from hf_ssm.inference.model import MOST_UNKNOWN, Encoded, SequenceModel, check_finite
 from hf_ssm.inference.parts import table_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
@@ -163,14 +162,14 @@ class VariantScorer:
         names = dict.fromkeys(name for variant in variants for name in variant.columns)
         self.check_columns(names)
         windows = [self._windows(variant) for variant in variants]
-        reasons = [found if isinstance(found, str) else "" for found in windows]
+        reasons = [window if isinstance(window, str) else "" for window in windows]
         values = {name: np.full(len(variants), np.nan) for name in self.scores}
-        numbers = [number for number, found in enumerate(windows) if isinstance(found, Windows)]
-        usable = [found for found in windows if isinstance(found, Windows)]
+        numbers = [number for number, window in enumerate(windows) if isinstance(window, Windows)]
+        usable = [window for window in windows if isinstance(window, Windows)]
         if usable:
             wheres = [_where(variants[number]) for number in numbers]
-            aligned = [found.is_substitution for found in usable]
-            strands = [[found.forward for found in usable]] + [[found.reverse for found in usable]] * self.both_strands
+            aligned = [pair.is_substitution for pair in usable]
+            strands = [[pair.forward for pair in usable]] + [[pair.reverse for pair in usable]] * self.both_strands
             results = [self._scores(pairs, aligned, wheres) for pairs in strands]
             for name in self.scores:
                 values[name][numbers] = mean_of_strands([scores[name] for scores, _ in results])
@@ -208,13 +207,9 @@ class VariantScorer:
             chosen = [(encoded[2 * number], encoded[2 * number + 1]) for number in scored]
             for name, numbers in self._computed(chosen, [aligned[number] for number in scored]).items():
                 for row, value in zip(scored, numbers, strict=True):
-                    if value is None:
-                        continue
-                    if not math.isfinite(value):
-                        raise ValueError(
-                            f"{wheres[row]}: the model gives NaN: its weights hold NaN, or its precision is too low."
-                        )
-                    values[name][row] = value
+                    if value is not None:
+                        check_finite(torch.tensor(value), wheres[row])
+                        values[name][row] = value
         return values, faults
 
     def _fault(self, records: Sequence[Record], encoded: Sequence[Encoded]) -> str:
@@ -231,14 +226,14 @@ class VariantScorer:
     def _computed(
         self, pairs: Sequence[tuple[Encoded, Encoded]], aligned: Sequence[bool]
     ) -> dict[str, list[float | None]]:
-        found: dict[str, list[float | None]] = {}
+        scores: dict[str, list[float | None]] = {}
         if self.likelihood is not None and {"llr", "next_token"} & set(self.scores):
-            found |= self._causal(self.likelihood, pairs)
+            scores |= self._causal(self.likelihood, pairs)
         if "masked_log_odds" in self.scores:
-            found["masked_log_odds"] = self._masked(pairs, aligned)
+            scores["masked_log_odds"] = self._masked(pairs, aligned)
         if "embedding_distance" in self.scores:
-            found["embedding_distance"] = self._distances([text for pair in pairs for text in pair])
-        return {name: found[name] for name in self.scores}
+            scores["embedding_distance"] = self._distances([text for pair in pairs for text in pair])
+        return {name: scores[name] for name in self.scores}
 
     @staticmethod
     def _causal(
@@ -249,26 +244,26 @@ class VariantScorer:
         places = []
         for pair in pairs:
             ids = [without_end(text) for text in pair]
-            keys = [own.numpy().tobytes() for own in ids]
+            keys = [tokens.numpy().tobytes() for tokens in ids]
             group = groups.setdefault(keys[0], {})
             group.update(zip(keys, ids, strict=True))
             places.append((keys[0], keys[1], shared_length(ids)))
         values = likelihood.groups([list(group.values()) for group in groups.values()])
         # Log-probabilities from the first token that a group does not share.
-        known = {
-            key: (shared_length(list(group.values())), dict(zip(group, own, strict=True)))
-            for (key, group), own in zip(groups.items(), values, strict=True)
+        log_probs = {
+            key: (shared_length(list(group.values())), dict(zip(group, of_group, strict=True)))
+            for (key, group), of_group in zip(groups.items(), values, strict=True)
         }
         llr: list[float | None] = []
         first: list[float | None] = []
         for ref, alt, shared in places:
-            start, own = known[ref]
-            difference = own[alt], own[ref]
+            start, of_group = log_probs[ref]
+            of_alt, of_ref = of_group[alt], of_group[ref]
             # Of a single token, the model has no likelihood.
-            has_llr = start + min(map(len, difference)) > 1
-            llr.append((difference[0].sum() - difference[1].sum()).item() if has_llr else None)
+            has_llr = start + min(len(of_alt), len(of_ref)) > 1
+            llr.append((of_alt.sum() - of_ref.sum()).item() if has_llr else None)
             at = shared - start
-            first.append((difference[0][at] - difference[1][at]).item() if shared else None)
+            first.append((of_alt[at] - of_ref[at]).item() if shared else None)
         return {"llr": llr, "next_token": first}
 
     def _masked(self, pairs: Sequence[tuple[Encoded, Encoded]], aligned: Sequence[bool]) -> list[float | None]:
@@ -285,22 +280,22 @@ class VariantScorer:
             Encoded(torch.where(places, mask, pairs[number][0].ids), pairs[number][0].special, pairs[number][0].letters)
             for number, places in zip(usable, differing, strict=True)
         ]
-        found: list[float | None] = [None] * len(pairs)
+        log_odds: list[float | None] = [None] * len(pairs)
         for batch in self.model.run(masked):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
                 places = differing[row].nonzero().squeeze(1).to(logits.device)
                 ref, alt = (text.ids.to(logits.device)[places] for text in pairs[usable[row]])
                 odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                found[usable[row]] = odds.sum().item()
-        return found
+                log_odds[usable[row]] = odds.sum().item()
+        return log_odds
 
     def _distances(self, encoded: Sequence[Encoded]) -> list[float | None]:
         means: list[Tensor] = [torch.zeros(0)] * len(encoded)
         for batch in self.model.run(encoded, output_hidden_states=True):
             hidden = batch.outputs.hidden_states[-1].double()
-            for row, own in zip(batch.rows, hidden, strict=True):
-                kept = (~encoded[row].special).nonzero().squeeze(1).to(own.device)
-                means[row] = own[kept].mean(0).cpu()
+            for row, states in zip(batch.rows, hidden, strict=True):
+                kept = (~encoded[row].special).nonzero().squeeze(1).to(states.device)
+                means[row] = states[kept].mean(0).cpu()
         stacked = torch.stack(means)
         return list(torch.linalg.vector_norm(stacked[::2] - stacked[1::2], dim=-1).tolist())
 
@@ -363,10 +358,10 @@ def columns_of_scores(values: Mapping[str, np.ndarray], reasons: Sequence[str]) 
     for row in np.flatnonzero(np.isnan(np.stack(list(values.values()))).any(0)):
         if reasons[row]:
             continue
-        whys = {name: _WHY_MISSING[name] for name, own in values.items() if np.isnan(own[row])}
+        whys = {name: _WHY_MISSING[name] for name, scores in values.items() if np.isnan(scores[row])}
         if len(whys) == len(values):
             reasons[row] = "; ".join(whys.values())
         else:
             missing[row] = "; ".join(f"{name}: {why}" for name, why in whys.items())
-    columns = {name: pa.array(own, from_pandas=True) for name, own in values.items()}
+    columns = {name: pa.array(scores, from_pandas=True) for name, scores in values.items()}
     return columns | dict(zip(REASONS, (pa.array(texts, pa.string()) for texts in (reasons, missing)), strict=True))

@@ -36,29 +36,29 @@ def write_tensor_file(tables: Iterator[pa.Table], path: Path, names: Sequence[st
     Raises:
         ValueError: The other columns are longer than the header of a file can be.
     """
-    found = list(tables)
+    remaining = list(tables)
     lengths: list[int] = []
-    columns: dict[str, list[Any]] = {name: [] for name in found[0].column_names if name not in (*names, *_TOKEN)}
-    per_token = _TOKEN[0] in found[0].column_names
-    for table in found:
+    columns: dict[str, list[Any]] = {name: [] for name in remaining[0].column_names if name not in (*names, *_TOKEN)}
+    per_token = _TOKEN[0] in remaining[0].column_names
+    for table in remaining:
         counts, first = _runs(table) if per_token else (None, None)
         lengths += counts or []
         for name, values in columns.items():
             column = table[name] if first is None else table[name].take(pa.array(first))
             values += column.to_pylist()
-    rows = sum(table.num_rows for table in found)
-    vector = found[0].schema.field(names[0]).type
+    rows = sum(table.num_rows for table in remaining)
+    vector = remaining[0].schema.field(names[0]).type
     entries = {"lengths": ("int64", [len(lengths)]), "letters": ("int64", [rows, 2])} if per_token else {}
     entries["embeddings"] = (str(vector.value_type.to_pandas_dtype().__name__), [rows, len(names), vector.list_size])
     with path.open("wb") as file:
         file.write(_header(entries, {"columns": json.dumps(columns, default=str)}))
         if per_token:
             file.write(np.array(lengths, dtype="<i8").tobytes())
-            for table in found:
+            for table in remaining:
                 file.write(_side_by_side([table[name].to_numpy() for name in _TOKEN]))
         # Pages of a mapped file are freed with its table.
-        while found:
-            table = found.pop(0)
+        while remaining:
+            table = remaining.pop(0)
             vectors = [table[name].combine_chunks().flatten().to_numpy() for name in names]
             file.write(_side_by_side([values.reshape(table.num_rows, -1) for values in vectors]))
 

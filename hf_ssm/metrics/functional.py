@@ -33,8 +33,8 @@ def accuracy(predictions: Any, references: Any) -> float:
     Raises:
         ValueError: The shapes differ, a value is not a whole number, or there is no example.
     """
-    found, true = _classes(predictions, references)
-    return float((found == true).mean())
+    predicted, true = _classes(predictions, references)
+    return float((predicted == true).mean())
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
@@ -177,31 +177,31 @@ def _flat(name: str, column: Any) -> np.ndarray:
 
 
 def _pairs(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
-    found, true = _flat("predictions", predictions), _flat("references", references)
-    if len(predictions) != len(references) or found.shape != true.shape:
+    predicted, true = _flat("predictions", predictions), _flat("references", references)
+    if len(predictions) != len(references) or predicted.shape != true.shape:
         raise ValueError(
-            f"`predictions` and `references` must have the same shape, got {found.size} and {true.size} values; take "
-            "argmax(-1) of logits."
+            f"`predictions` and `references` must have the same shape, got {predicted.size} and {true.size} values; "
+            "take argmax(-1) of logits."
         )
-    return found, true
+    return predicted, true
 
 
 def _classes(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true classes without ignored ones, `(n,)` int64."""
-    found, true = _pairs(predictions, references)
+    predicted, true = _pairs(predictions, references)
     true = _whole("references", true)
     counted = true != IGNORED_LABEL
     if not counted.any():
         raise _no_example()
-    return _whole("predictions", found[counted]), true[counted]
+    return _whole("predictions", predicted[counted]), true[counted]
 
 
 def _confusion_matrix(predictions: Any, references: Any) -> np.ndarray:
     """Counts `(k, k)` of true classes (rows) and predicted classes (columns) that occur in either."""
-    found, true = _classes(predictions, references)
-    names, codes = np.unique(np.concatenate([true, found]), return_inverse=True)
-    true, found = np.split(codes.reshape(-1), 2)
-    counts = np.bincount(true * len(names) + found, minlength=len(names) ** 2)
+    predicted, true = _classes(predictions, references)
+    names, codes = np.unique(np.concatenate([true, predicted]), return_inverse=True)
+    true, predicted = np.split(codes.reshape(-1), 2)
+    counts = np.bincount(true * len(names) + predicted, minlength=len(names) ** 2)
     return counts.reshape(len(names), len(names))
 
 

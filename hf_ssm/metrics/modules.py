@@ -47,7 +47,7 @@ class _FunctionMetric(evaluate.Metric):
     """A metric computed by a function of `hf_ssm.metrics.functional`, whose docstring is the description."""
 
     function: Callable[..., Any]
-    features_of_columns: Any
+    features_of_columns: Any = _number_features()
     reference = ""
 
     def _info(self) -> evaluate.MetricInfo:
@@ -64,52 +64,28 @@ class _FunctionMetric(evaluate.Metric):
         return result if isinstance(result, dict) else {self.name: result}
 
 
-class Accuracy(_FunctionMetric):
-    function = staticmethod(functional.accuracy)
-    features_of_columns = _number_features()
-
-
-class F1(_FunctionMetric):
-    function = staticmethod(functional.macro_f1)
-    features_of_columns = _number_features()
-
-
-class MCC(_FunctionMetric):
-    function = staticmethod(functional.matthews_correlation)
-    features_of_columns = _number_features()
-    reference = _GORODKIN
-
-
-class Perplexity(_FunctionMetric):
-    function = staticmethod(functional.perplexity)
-    features_of_columns = _number_features()
-
-
-class GeneralizationGap(_FunctionMetric):
-    function = staticmethod(functional.generalization_gap)
-    features_of_columns = _number_features(rows=False, references="string")
-    reference = _HONARPISHEH
-
-
-class Tau(_FunctionMetric):
-    function = staticmethod(functional.tau)
-    features_of_columns = datasets.Features({"predictions": datasets.List(datasets.Value("float64"))})
-    reference = _LIU_LI
-
-
-class PassRate(_FunctionMetric):
-    function = staticmethod(functional.pass_rate)
-    features_of_columns = _number_features()
-    reference = _YU
+def _metric(name: str, function: Callable[..., Any], **attributes: Any) -> type[_FunctionMetric]:
+    """A class whose name becomes, in lower case, that of the metric."""
+    return type(name, (_FunctionMetric,), {"function": staticmethod(function), **attributes})
 
 
 METRICS: dict[str, type[_FunctionMetric]] = {
-    "accuracy": Accuracy,
-    "f1": F1,
-    "generalization_gap": GeneralizationGap,
-    "mcc": MCC,
-    "pass_rate": PassRate,
-    "perplexity": Perplexity,
-    "tau": Tau,
+    "accuracy": _metric("Accuracy", functional.accuracy),
+    "f1": _metric("F1", functional.macro_f1),
+    "generalization_gap": _metric(
+        "GeneralizationGap",
+        functional.generalization_gap,
+        features_of_columns=_number_features(rows=False, references="string"),
+        reference=_HONARPISHEH,
+    ),
+    "mcc": _metric("MCC", functional.matthews_correlation, reference=_GORODKIN),
+    "pass_rate": _metric("PassRate", functional.pass_rate, reference=_YU),
+    "perplexity": _metric("Perplexity", functional.perplexity),
+    "tau": _metric(
+        "Tau",
+        functional.tau,
+        features_of_columns=datasets.Features({"predictions": datasets.List(datasets.Value("float64"))}),
+        reference=_LIU_LI,
+    ),
 }
 """Name to the class of the metric."""

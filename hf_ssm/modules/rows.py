@@ -90,11 +90,7 @@ class View:
     arguments: ClassVar[tuple[str, ...]] = ()
     """Names of the arguments of `forward` that it reads."""
     all_arguments: ClassVar[set[str]] = set()
-    """The arguments of all views, which models accept."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.all_arguments.update(cls.arguments)
+    """The arguments of all views that models have, which their heads pass on."""
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "View | None":

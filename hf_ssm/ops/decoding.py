@@ -1,87 +1,87 @@
-"""What the implementations of one position of all blocks share.
+"""What the steps of one position of all blocks share: the search for an implementation, and checks of shapes.
 
-Dimensions: `B` batch, `H` hidden size, `K` taps of the short convolution.
+For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
+all blocks, on a GPU a few kernels compute each block; there are no other implementations.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["check_inputs", "check_weight_shapes", "normed", "step_through_blocks"]
+from hf_ssm.ops.backends import Operation
+
+__all__ = ["NO_FINAL_NORM", "BlockShapes", "FinalNorm", "find_step"]
+
+FinalNorm = tuple[Tensor | None, Tensor | None]
+"""Weight and bias of the norm after the last block."""
+
+NO_FINAL_NORM: FinalNorm = (None, None)
 
 
-def normed(h: Tensor, options: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The norm that `options` names, with its `epsilon`."""
-    if options.norm == "layer":
-        return F.layer_norm(h, h.shape[-1:], weight, bias, options.epsilon)
-    return h if options.norm == "none" else F.rms_norm(h, h.shape[-1:], weight, options.epsilon)
+class BlockShapes(NamedTuple):
+    """The shapes of the tensors of a step.
+
+    Attributes:
+        weights: Of the weights of a block, in order.
+        past, state: Of the states of a convolution and of a scan, for one row of the batch.
+        width: Hidden size.
+    """
+
+    weights: tuple[tuple[int, ...], ...]
+    past: tuple[int, ...]
+    state: tuple[int, ...]
+    width: int
+
+    def check_weights(self, blocks: Sequence[Any]) -> None:
+        """Raise `ValueError` for the first weight, in named tuples, that has another shape."""
+        for block in blocks:
+            for name, tensor, shape in zip(block._fields, block, self.weights, strict=True):
+                if tensor is not None and tensor.shape != shape:
+                    raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+    def check_inputs(self, hidden: Tensor, pasts: Tensor, states: Tensor, count: int) -> None:
+        """Raise `ValueError` for the first argument of the step of `count` blocks that has another shape."""
+        batch = len(hidden)
+        if hidden.shape[-1] != self.width or hidden.numel() != batch * self.width:
+            raise ValueError(f"hidden must have {self.width} numbers for each row, got {tuple(hidden.shape)}")
+        for name, memory, of_row in (("pasts", pasts, self.past), ("states", states, self.state)):
+            expected = (count, batch, *of_row)
+            if memory.shape != expected:
+                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
 
 
-def step_through_blocks(
-    step: Callable[..., tuple[Tensor, Tensor, Tensor]],
-    hidden: Tensor,
-    pasts: Tensor,
-    states: Tensor,
-    weights: Sequence[Any],
-    options: Any,
-    final_norm: tuple[Tensor | None, Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One position of all blocks, one after the other.
+def find_step(
+    operation: Operation, weights: Sequence[Any], options: Any, final_norm: FinalNorm = NO_FINAL_NORM
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+    """The compiled step of blocks with these weights.
+
+    It keeps the memory of the weights alive and reads changes in place. Dimensions: `B` batch, `K` taps.
 
     Args:
-        step: One block: from the hidden state `(B, H)`, the past of the convolution `(B, channels, K - 1)`, the state
-            of the scan, weights and options to the output and the next past and state.
-        hidden: `(B, H)`.
-        pasts: `(number of blocks, B, K - 1, channels)`.
-        states: `(number of blocks, B, ...)`.
-        weights: Of each block.
-        options: Of all blocks.
-        final_norm: Weight and bias of the norm after the last block, if norms come first.
+        operation: Its implementations.
+        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype; on
+            a GPU each in single or half precision.
+        options: The same for all blocks.
+        final_norm: Weight and bias of the norm after the last block, `(hidden size,)` or `None`.
 
     Returns:
-        The outputs of all blocks, the last after the final norm, and the next `pasts` and `states`.
+        `None` where no backend supports these weights, else a function of
+
+        - `hidden`, `(B, hidden size)`, or with further axes of length 1,
+        - `pasts`, the inputs of each block's convolution at the `K - 1` positions before, oldest first,
+          `(number of blocks, B, K - 1, channels of the convolution)`,
+        - `states`, the state of each block's scan after the position before, `(number of blocks, B, ...)`,
+
+        all on the device of the weights; on a CPU of their dtype, on a GPU `states` in float32, the others in single or
+        half precision. It returns new tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the
+        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. On a GPU a
+        further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
+        meaningless. The function raises a ValueError where shapes do not fit.
+
+    Raises:
+        ValueError: A weight of another shape.
     """
-    outputs, new_pasts, new_states = [], [], []
-    for past, state, w in zip(pasts, states, weights, strict=True):
-        hidden, past, state = step(hidden, past.transpose(1, 2), state, w, options)
-        outputs.append(hidden)
-        new_pasts.append(past.transpose(1, 2))
-        new_states.append(state)
-    if options.norm_first:
-        outputs[-1] = normed(hidden, options, *final_norm)
-    return torch.stack(outputs), torch.stack(new_pasts), torch.stack(new_states)
-
-
-def check_weight_shapes(weights: Any, expected: Sequence[tuple[int, ...]]) -> None:
-    """Raise `ValueError` for the first tensor of a named tuple that has another shape."""
-    for name, tensor, shape in zip(weights._fields, weights, expected, strict=True):
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-
-
-def check_inputs(
-    hidden: Tensor,
-    pasts: Tensor,
-    states: Tensor,
-    count: int,
-    shapes: tuple[int, tuple[int, ...], tuple[int, ...]],
-) -> None:
-    """Raise `ValueError` for the first input of one position of `count` blocks that has another shape.
-
-    Args:
-        hidden: `(B, H)`, or with further axes of size 1 between.
-        pasts, states: `(count, B, ...)`.
-        count: Number of blocks.
-        shapes: Hidden size; shape of the state of a convolution and of a scan, of one row.
-    """
-    size, *of_rows = shapes
-    batch = len(hidden)
-    if hidden.shape[-1] != size or hidden.numel() != batch * size:
-        raise ValueError(f"hidden must have {size} numbers for each row, got {tuple(hidden.shape)}")
-    for name, memory, of_row in zip(("pasts", "states"), (pasts, states), of_rows, strict=True):
-        expected = (count, batch, *of_row)
-        if memory.shape != expected:
-            raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+    arguments: tuple[Any, ...] = tuple(weights), options, final_norm
+    implementation = operation.choose(*arguments)
+    return None if implementation is None else implementation(*arguments)

@@ -62,20 +62,20 @@ def plot_saturation(
     panels = figure.subplots(count, squeeze=False)[:, 0]
     for number, axes in enumerate(panels):
         begin = number * per_row
-        part = cells[:, begin : begin + per_row]
+        row, left = cells[:, begin : begin + per_row], first + offset + begin
         image = axes.imshow(
-            part,
+            row,
             cmap="BrBG",
             vmin=-limit,
             vmax=limit,
             aspect="auto",
             interpolation="nearest",
-            extent=(first + offset + begin - 0.5, first + offset + begin + part.shape[1] - 0.5, 3.5, -0.5),
+            extent=(left - 0.5, left + row.shape[1] - 0.5, 3.5, -0.5),
         )
-        own = reference[begin : begin + per_row]
-        at = np.flatnonzero(own >= 0)
-        axes.plot(at + first + offset + begin, own[at], ".", color=style.BLACK, markersize=3)
-        axes.set_xlim(first + offset + begin - 0.5, first + offset + begin + width - 0.5)
+        bases = reference[begin : begin + per_row]
+        places = np.flatnonzero(bases >= 0)
+        axes.plot(places + left, bases[places], ".", color=style.BLACK, markersize=3)
+        axes.set_xlim(left - 0.5, left + width - 0.5)
         axes.set_yticks(range(4), list(_BASES))
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
         axes.grid(visible=False)

@@ -5,8 +5,10 @@ All lengths are in inches: letters, ticks and bars have the same size in short a
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ _LETTERS, _TICKS, _LANE, _GAP = 0.34, 0.17, 0.19, 0.1
 # Height of the least important letter, as a share of the most important one: smaller letters are unreadable.
 _MIN_HEIGHT = 0.22
 _MAX_CHARACTERS = 4
-_TICK_EVERY, _STEPS = 10, 64
+_TICK_EVERY, _STEPS = 10, 128
 _SMALL, _TEXT = 7, 8
 # Width of the scale of colours, and of a letter of the text above the sequence.
 _SCALE, _LETTER = 1.1, 0.064
@@ -93,8 +95,8 @@ def plot_sequence(
     texts = [title, headline(result, class_names), warning(result, class_names)]
     lines = [textwrap.wrap(text, max(10, int((width - 2 * _SIDE) / _LETTER))) for text in texts]
     head = _TOP + _LINE * sum(map(len, lines)) + 0.28
-    baselines, end = _baselines(bars, -(-len(tokens) // per_row), head)
-    height = end + _FOOT
+    *tops, end = row_tops(bars, -(-len(tokens) // per_row), head, _LETTERS + _TICKS + _GAP, _LANE)
+    baselines, height = [top + _LETTERS for top in tops], end + _FOOT
     figure = style.new_figure(width, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((_SIDE / width, 0, 1 - 2 * _SIDE / width, 1))
@@ -102,18 +104,20 @@ def plot_sequence(
     axes.set(xlim=(0, per_row), ylim=(height, 0))
     axes.set_axis_off()
     top = _TOP
-    for own, weight in zip(lines, ("bold", "normal", "normal"), strict=True):
-        for line in own:
+    for paragraph, weight in zip(lines, ("bold", "normal", "normal"), strict=True):
+        for line in paragraph:
             axes.text(0, top, style.literal(line), va="top", fontsize=_TEXT, weight=weight)
             top += _LINE
-    _draw_legend(axes, top + 0.08, width, by, value_name(result))
+    low, high = scale_labels(by, value_name(result), "token")
+    _draw_legend(axes, top + 0.08, width, f"height and colour: {low}", high)
     _draw_letters(axes, result, tokens, heights, per_row, baselines)
     _draw_positions(axes, len(tokens), first, per_row, baselines)
     for bar in bars:
-        _draw_bar(axes, bar, baselines[bar.row] + _TICKS + _LANE * bar.lane)
+        draw_bar(axes, bar, bar.start + 0.08, bar.stop - 0.08, baselines[bar.row] + _TICKS + _LANE * bar.lane)
     axes.text(0, height - 0.07, f"position ({unit})", va="bottom", fontsize=_TEXT)
-    if notes := _notes(result):
-        axes.text(per_row, height - 0.07, notes, fontsize=_SMALL, va="bottom", ha="right", color="#333333")
+    notes = ["grey: never masked"] if any(map(math.isnan, heights)) else []
+    notes += ["framed: the target"] if result.target.get("position") is not None else []
+    axes.text(per_row, height - 0.07, "; ".join(notes), fontsize=_SMALL, va="bottom", ha="right", color="#333333")
     return style.finish_figure(figure, path)
 
 
@@ -147,32 +151,37 @@ def split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, 
         lane = next((lane for lane, end in enumerate(ends) if end <= start), len(ends))
         ends[lane : lane + 1] = [stop]
         colour = BAR_COLOURS[labels.index(label) % len(BAR_COLOURS)]
-        parts = [
-            (row, max(start, row * per_row), min(stop, (row + 1) * per_row))
-            for row in range(start // per_row, (stop - 1) // per_row + 1)
-        ]
-        longest = max(parts, key=lambda part: part[2] - part[1])
-        for row, left, right in parts:
-            named = label if (row, left, right) == longest else ""
-            yield Bar(row, left - row * per_row, right - row * per_row, lane, named, colour)
+        rows = range(start // per_row, (stop - 1) // per_row + 1)
+        columns = {row: (max(start - row * per_row, 0), min(stop - row * per_row, per_row)) for row in rows}
+        longest = max(rows, key=lambda row: columns[row][1] - columns[row][0])
+        for row, (left, right) in columns.items():
+            yield Bar(row, left, right, lane, label if row == longest else "", colour)
 
 
-def _baselines(bars: Sequence[Bar], rows: int, top: float) -> tuple[list[float], float]:
-    """Baseline of the letters of each row, and the lower end of the last row."""
-    baselines = []
-    for row in range(rows):
-        baselines.append(top + _LETTERS)
-        lanes = 1 + max((bar.lane for bar in bars if bar.row == row), default=-1)
-        top += _LETTERS + _TICKS + _LANE * lanes + _GAP
-    return baselines, top
+def row_tops(bars: Sequence[Bar], rows: int, top: float, height: float, lane: float) -> list[float]:
+    """Upper ends of rows of a height and of the lanes of their bars, and the lower end of the last row."""
+    lanes = [1 + max((bar.lane for bar in bars if bar.row == row), default=-1) for row in range(rows)]
+    return list(accumulate((height + lane * count for count in lanes), initial=top))
 
 
-def _notes(result: Any) -> str:
-    """Explanation of grey letters and of the frame, where there are any."""
-    notes = ["grey: never masked"] if any(map(math.isnan, result.importance.tolist())) else []
-    if result.target.get("position") is not None:
-        notes.append("framed: the target")
-    return "; ".join(notes)
+def draw_bar(axes: "Axes", bar: Bar, left: float, right: float, top: float) -> None:
+    """Draw a bar with its label below."""
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((left, top), right - left, 0.035, color=bar.colour, linewidth=0))
+    if bar.label:
+        axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
+
+
+def draw_scale(
+    axes: "Axes", left: float, middle: float, width: float, height: float, colour: Callable[[float], str]
+) -> None:
+    """Draw the colours of the shares from 0 to 1 side by side."""
+    colours = [colour(step / (_STEPS - 1)) for step in range(_STEPS)]
+    lefts = left + width / _STEPS * np.arange(_STEPS)
+    # Overlapping, as a viewer may show the page between them.
+    options: dict[str, Any] = {"align": "edge", "color": colours, "linewidth": 0}
+    axes.bar(lefts, height, 1.2 * width / _STEPS, middle - height / 2, **options)
 
 
 def _draw_letters(
@@ -186,7 +195,6 @@ def _draw_letters(
     from matplotlib.collections import PathCollection
     from matplotlib.patches import Rectangle
 
-    glyphs = _Glyphs()
     outlines, colours = [], []
     target = result.target.get("position")
     for place, (token, share) in enumerate(zip(tokens, heights, strict=True)):
@@ -202,43 +210,37 @@ def _draw_letters(
             axes.text(column + 0.5, middle, name, fontsize=5, rotation=90, ha="center", va="center")
         elif token:
             height = _LETTERS * (_MIN_HEIGHT + (1 - _MIN_HEIGHT) * (0.5 if never_masked else min(share, 1.0)))
-            outlines.append(glyphs.outline(token, column, baseline, height))
+            outlines.append(_outline(token, column, baseline, height))
             colours.append(style.NEVER_MASKED if never_masked else style.importance_colour(share))
     axes.add_collection(PathCollection(outlines, facecolors=colours, linewidths=0), autolim=False)
 
 
-class _Glyphs:
-    """Outlines of tokens, computed once for each token."""
+@lru_cache(1000)
+def _glyphs(token: str) -> "Outline":
+    """The outline of a token, of size 1."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.textpath import TextPath
 
-    def __init__(self) -> None:
-        from matplotlib.font_manager import FontProperties, findfont, get_font
+    font = FontProperties(family="DejaVu Sans", weight="bold")
+    characters = get_font(findfont(font))
+    # A character that the font lacks would be drawn as a box, with a warning.
+    text = "".join(c if characters.get_char_index(ord(c)) else "?" for c in token)
+    return TextPath((0, 0), style.literal(text), size=1, prop=font)
 
-        self._font = FontProperties(family="DejaVu Sans", weight="bold")
-        self._characters = get_font(findfont(self._font))
-        self._cache: dict[str, Outline] = {}
-        self._capital = self._text_path("H").get_extents()
 
-    def outline(self, token: str, column: int, baseline: float, height: float) -> "Outline":
-        """The outline of a token on a baseline, centred in its column; capitals have the given height."""
-        from matplotlib.transforms import Affine2D
+def _outline(token: str, column: int, baseline: float, height: float) -> "Outline":
+    """The outline of a token on a baseline, centred in its column; capitals have the given height."""
+    from matplotlib.transforms import Affine2D
 
-        if token not in self._cache:
-            self._cache[token] = self._text_path(token)
-        path = self._cache[token]
-        # A blank has no outline, hence no extents.
-        start, width = (path.get_extents().x0, path.get_extents().width) if np.size(path.vertices) else (0.0, 0.0)
-        # Letters fill their column, but thin ones, such as I, stay thinner than the others.
-        x_scale = 0.9 / max(width, 0.75 * self._capital.width)
-        y_scale = -height / self._capital.height
-        left = column + (1 - x_scale * width) / 2
-        return path.transformed(Affine2D().translate(-start, 0).scale(x_scale, y_scale).translate(left, baseline))
-
-    def _text_path(self, token: str) -> "Outline":
-        from matplotlib.textpath import TextPath
-
-        # A character that the font lacks would be drawn as a box, with a warning.
-        text = "".join(c if self._characters.get_char_index(ord(c)) else "?" for c in token)
-        return TextPath((0, 0), style.literal(text), size=1, prop=self._font)
+    path, capital = _glyphs(token), _glyphs("H").get_extents()
+    # A blank has no outline, hence no extents.
+    start, width = (path.get_extents().x0, path.get_extents().width) if np.size(path.vertices) else (0.0, 0.0)
+    # Letters fill their column, but thin ones, such as I, stay thinner than the others.
+    x_scale = 0.9 / max(width, 0.75 * capital.width)
+    left = column + (1 - x_scale * width) / 2
+    return path.transformed(
+        Affine2D().translate(-start, 0).scale(x_scale, -height / capital.height).translate(left, baseline)
+    )
 
 
 def _draw_positions(axes: "Axes", length: int, first: int, per_row: int, baselines: Sequence[float]) -> None:
@@ -252,25 +254,10 @@ def _draw_positions(axes: "Axes", length: int, first: int, per_row: int, baselin
                 axes.text(x, baseline + 0.055, str(number), fontsize=_SMALL, color="#333333", ha="center", va="top")
 
 
-def _draw_bar(axes: "Axes", bar: Bar, top: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    left, right = bar.start + 0.08, bar.stop - 0.08
-    axes.add_patch(Rectangle((left, top), right - left, 0.035, color=bar.colour, linewidth=0))
-    if bar.label:
-        axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
-
-
-def _draw_legend(axes: "Axes", middle: float, width: float, by: str, value: str) -> None:
-    """The meaning of height and colour, with the scale of colours."""
-    from matplotlib.patches import Rectangle
-
+def _draw_legend(axes: "Axes", middle: float, width: float, low: str, high: str) -> None:
+    """The scale of colours between the meanings of its ends."""
     columns = axes.get_xlim()[1] / (width - 2 * _SIDE)
-    low, high = scale_labels(by, value, "token")
-    words = axes.text(0, middle, f"height and colour: {low}", fontsize=_SMALL, va="center")
+    words = axes.text(0, middle, low, fontsize=_SMALL, va="center")
     left = words.get_window_extent().x1 / axes.figure.dpi - _SIDE + 0.06
-    for step in range(_STEPS):
-        place = (left + _SCALE * step / _STEPS) * columns, middle - 0.05
-        colour = style.importance_colour(step / (_STEPS - 1))
-        axes.add_patch(Rectangle(place, (_SCALE / _STEPS + 0.005) * columns, 0.1, color=colour, linewidth=0))
+    draw_scale(axes, left * columns, middle, _SCALE * columns, 0.1, style.importance_colour)
     axes.text((left + _SCALE + 0.06) * columns, middle, high, fontsize=_SMALL, va="center")

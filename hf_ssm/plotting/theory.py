@@ -175,9 +175,9 @@ def plot_frequency_responses(
             axes.set_axis_off()
             continue
         if before:
-            _plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
-        _plot_gain(axes, after[index], "after training" if before else "gain", style.PALETTE[1], "-")
-        axes.set_title(_panel_title(after[index], after))
+            plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
+        plot_gain(axes, after[index], "after training" if before else "gain", style.PALETTE[1], "-")
+        axes.set_title(response_title(after[index], after))
         axes.set_xscale("log")
         lowest = 1 / max(length, 3) if length is not None else axes.get_xlim()[0]
         axes.set_xlim(lowest, 0.5)
@@ -194,7 +194,8 @@ def plot_frequency_responses(
     return style.finish_figure(figure, path, title)
 
 
-def _plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
+def plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
+    """Draw the median of the gain over channels, and the band of the middle 80 %."""
     cycles, quantiles = gain_quantiles(response)
     positive = cycles > 0
     low, median, high = quantiles[:, positive]
@@ -227,8 +228,8 @@ def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
     return style.to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
 
 
-def _panel_title(response: Any, responses: Sequence[Any]) -> str:
-    """The layer, with direction and number of the convolution where these differ between panels."""
+def response_title(response: Any, responses: Sequence[Any]) -> str:
+    """The layer of a response, with direction and number of the convolution where these differ between responses."""
     parts = [f"layer {response.layer}"]
     if any(other.direction != response.direction for other in responses):
         parts.append(response.direction)
@@ -267,7 +268,7 @@ def plot_spectrum(
     axes = figure.subplots()
     highest, is_steep = 0.0, False
     for number, (name, power) in enumerate(spectra.items()):
-        cycles, density = (part[1:] for part in spectral_density(power))
+        cycles, density = (values[1:] for values in spectral_density(power))
         highest = max(highest, float(density.max()))
         is_steep |= bool(density.max() > _PEAK * np.median(density))
         line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
@@ -283,13 +284,13 @@ def plot_spectrum(
         axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
     else:
         axes.set_ylim(bottom=0)
-    _add_periods(axes, unit)
+    add_periods(axes, unit)
     title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
     figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
     return style.finish_figure(figure, path, title)
 
 
-def _add_periods(axes: "Axes", unit: str) -> None:
+def add_periods(axes: "Axes", unit: str) -> None:
     """The period, the inverse of the frequency, at the top."""
     top = axes.secondary_xaxis("top")
     top.set_xlabel(f"period ({unit}s)")

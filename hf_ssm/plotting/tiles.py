@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ssm.plotting import style
-from hf_ssm.plotting.sequences import BAR_COLOURS, Bar, split_annotations, visible_tokens
+from hf_ssm.plotting.sequences import (
+    BAR_COLOURS,
+    Bar,
+    draw_bar,
+    draw_scale,
+    row_tops,
+    split_annotations,
+    visible_tokens,
+)
 from hf_ssm.plotting.tokens import coloured_tokens, headline, scale_labels, value_name, warning
 
 if TYPE_CHECKING:
@@ -19,13 +27,12 @@ if TYPE_CHECKING:
 # The figure is drawn at 8 inches, so that a width of 800 pixels shows 9 points as 12 pixels.
 _WIDTH, _LEFT, _RIGHT = 8.0, 0.48, 0.12
 _TITLE, _LEGEND, _FOOT = 0.3, 0.42, 0.1
-_NAME, _LINE, _TILE, _LANE, _LINE_GAP, _GAP = 0.27, 0.17, 0.25, 0.17, 0.06, 0.16
+_NAME, _LINE, _TILE, _LANE, _LINE_GAP, _GAP, _SCALE = 0.27, 0.17, 0.25, 0.17, 0.06, 0.16, 1.2
 _SMALL, _TEXT, _HEADING = 8, 9, 11
 # Characters in a line of the target, which is bold and ends before the name of the sequence, and of a warning.
 _BOLD_CHARACTERS, _CHARACTERS = 85, 130
 # Letters from this share on are bold.
 _BOLD = 0.1
-_SCALE_STEPS = 128
 
 
 @style.figure_style()
@@ -66,17 +73,18 @@ def plot_sequences(
     annotations = annotations or [()] * len(results)
     names, first = names or [""] * len(results), first or [0] * len(results)
     bars = [
-        list(split_annotations(own, len(visible_tokens(result)), per_row))
-        for result, own in zip(results, annotations, strict=True)
+        list(split_annotations(intervals, len(visible_tokens(result)), per_row))
+        for result, intervals in zip(results, annotations, strict=True)
     ]
     heads = [textwrap.wrap(headline(result, class_names), _BOLD_CHARACTERS) for result in results]
     cautions = [textwrap.wrap(warning(result, class_names), _CHARACTERS) for result in results]
     top = _FOOT + (_TITLE if title else 0)
     ends = [top + _LEGEND]
-    for result, own, head, caution in zip(results, bars, heads, cautions, strict=True):
-        rows = -(-len(result.input_ids) // per_row)
-        height = sum(_row_height(own, row) for row in range(rows))
-        ends.append(ends[-1] + _NAME + _LINE * (len(head) - 1 + len(caution)) + height + _GAP)
+    all_tops = []
+    for result, lanes, head, caution in zip(results, bars, heads, cautions, strict=True):
+        begin = ends[-1] + _NAME + _LINE * (len(head) - 1 + len(caution))
+        all_tops.append(row_tops(lanes, -(-len(result.input_ids) // per_row), begin, _TILE + _LINE_GAP, _LANE))
+        ends.append(all_tops[-1][-1] + _GAP)
     figure = style.new_figure(_WIDTH, ends[-1])
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -84,26 +92,22 @@ def plot_sequences(
     axes.set_axis_off()
     if title:
         axes.text(_LEFT, _FOOT, style.literal(title), fontsize=_HEADING, weight="bold", va="top")
-    labels = {label for own in annotations for _, _, label in own}
-    _draw_legend(axes, top, results[0], by, unit, bool(labels))
-    parts = zip(results, ends[:-1], bars, heads, cautions, names, first, strict=True)
-    for result, begin, own, head, caution, name, start in parts:
+    _draw_legend(axes, top, results[0], by, unit, any(annotations))
+    sequences = zip(results, ends[:-1], all_tops, bars, heads, cautions, names, first, strict=True)
+    for result, begin, tops, lanes, head, caution, name, start in sequences:
         axes.text(_WIDTH - _RIGHT, begin, style.literal(name), fontsize=_SMALL, color=style.GREY, va="top", ha="right")
         for line, text in enumerate(head):
             axes.text(_LEFT, begin + _LINE * line, style.literal(text), fontsize=_TEXT, weight="bold", va="top")
         begin += _NAME + _LINE * (len(head) - 1)
         for line, text in enumerate(caution):
             axes.text(_LEFT, begin - 0.03 + _LINE * line, style.literal(text), fontsize=_SMALL, va="top")
-        _draw_tiles(axes, begin + _LINE * len(caution), result, by, own, start, per_row)
+        _draw_tiles(axes, tops[:-1], result, by, lanes, start, per_row)
     return style.finish_figure(figure, path)
 
 
-def _row_height(bars: Sequence[Bar], row: int) -> float:
-    lanes = 1 + max((bar.lane for bar in bars if bar.row == row), default=-1)
-    return _TILE + _LANE * lanes + _LINE_GAP
-
-
-def _draw_tiles(axes: "Axes", top: float, result: Any, by: str, bars: Sequence[Bar], first: int, per_row: int) -> None:
+def _draw_tiles(
+    axes: "Axes", tops: Sequence[float], result: Any, by: str, bars: Sequence[Bar], first: int, per_row: int
+) -> None:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -111,9 +115,6 @@ def _draw_tiles(axes: "Axes", top: float, result: Any, by: str, bars: Sequence[B
     tokens, letters = coloured_tokens(result, by), visible_tokens(result)
     target = result.target.get("position")
     patches = []
-    tops = [top]
-    while len(tops) * per_row < len(tokens):
-        tops.append(tops[-1] + _row_height(bars, len(tops) - 1))
     for place, (token, letter) in enumerate(zip(tokens, letters, strict=True)):
         left, upper = _LEFT + place % per_row * cell, tops[place // per_row]
         patches.append(Rectangle((left + 0.004, upper), cell - 0.008, _TILE))
@@ -131,12 +132,7 @@ def _draw_tiles(axes: "Axes", top: float, result: Any, by: str, bars: Sequence[B
         middle = _LEFT - 0.06, upper + _TILE / 2
         axes.text(*middle, str(position), fontsize=_SMALL, color=style.GREY, ha="right", va="center")
     for bar in bars:
-        upper = tops[bar.row] + _TILE + 0.025
-        left, right = (_LEFT + column * cell for column in (bar.start, bar.stop))
-        axes.add_patch(Rectangle((left, upper), right - left, 0.035, color=bar.colour, linewidth=0))
-        if bar.label:
-            label = style.literal(bar.label)
-            axes.text((left + right) / 2, upper + 0.05, label, fontsize=_SMALL - 1, ha="center", va="top")
+        draw_bar(axes, bar, _LEFT + bar.start * cell, _LEFT + bar.stop * cell, tops[bar.row] + _TILE + 0.025)
 
 
 def _draw_legend(axes: "Axes", top: float, result: Any, by: str, unit: str, has_bars: bool) -> None:
@@ -147,12 +143,9 @@ def _draw_legend(axes: "Axes", top: float, result: Any, by: str, unit: str, has_
     middle = top + 0.12
     words = axes.text(_LEFT, middle, low, fontsize=_SMALL, va="center")
     left = _end_of(axes, words) + 0.08
-    for step in range(_SCALE_STEPS):
-        colour = style.importance_background(step / (_SCALE_STEPS - 1))
-        at = left + 1.2 * step / _SCALE_STEPS
-        axes.add_patch(Rectangle((at, middle - 0.06), 1.2 / _SCALE_STEPS + 0.004, 0.12, color=colour, linewidth=0))
-    axes.add_patch(Rectangle((left, middle - 0.06), 1.2, 0.12, fill=False, edgecolor=style.GREY, linewidth=0.4))
-    words = axes.text(left + 1.28, middle, high, fontsize=_SMALL, va="center")
+    draw_scale(axes, left, middle, _SCALE, 0.12, style.importance_background)
+    axes.add_patch(Rectangle((left, middle - 0.06), _SCALE, 0.12, fill=False, edgecolor=style.GREY, linewidth=0.4))
+    words = axes.text(left + _SCALE + 0.08, middle, high, fontsize=_SMALL, va="center")
     if has_bars:
         left = _end_of(axes, words) + 0.25
         axes.add_patch(Rectangle((left, middle - 0.018), 0.3, 0.035, color=BAR_COLOURS[0], linewidth=0))

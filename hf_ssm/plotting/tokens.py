@@ -52,15 +52,14 @@ def coloured_tokens(result: Any, by: str = "effect") -> list[ColouredToken]:
         >>> [(token.text, token.background) for token in coloured_tokens(result)]
     """
     tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
-    notes = _notes(result)
-    found = []
-    for text, share, note in zip(displayed_tokens(tokens), shares(result, by), notes, strict=True):
-        if math.isnan(share):
-            found.append(ColouredToken(text, share, *_NEVER_MASKED, note))
-        else:
+    coloured = []
+    for text, share, note in zip(displayed_tokens(tokens), shares(result, by), _notes(result), strict=True):
+        colours = _NEVER_MASKED
+        if not math.isnan(share):
             background = importance_background(share)
-            found.append(ColouredToken(text, share, background, text_colour_on(background), note))
-    return found
+            colours = background, text_colour_on(background)
+        coloured.append(ColouredToken(text, share, *colours, note))
+    return coloured
 
 
 def sequence_text(result: Any, by: str = "effect") -> "Text":
@@ -89,8 +88,8 @@ def shares(result: Any, by: str) -> list[float]:
     if by == "rank":
         return list(result.importance.tolist())
     effects = result.effect.tolist()
-    known = [effect for effect in effects if not math.isnan(effect)]
-    whole = max(known, default=0.0) if value_name(result) == "value" else result.probabilities[0].item()
+    largest = max((effect for effect in effects if not math.isnan(effect)), default=0.0)
+    whole = largest if value_name(result) == "value" else result.probabilities[0].item()
     return [effect / whole if whole > 0 else effect for effect in effects]
 
 

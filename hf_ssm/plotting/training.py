@@ -5,17 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_ssm.plotting.style import (
-    BLACK,
-    GREY,
-    LINE_STYLES,
-    MARKERS,
-    PALETTE,
-    figure_style,
-    finish_figure,
-    literal,
-    new_figure,
-)
+from hf_ssm.plotting import style
+from hf_ssm.plotting.style import BLACK, GREY, LINE_STYLES, MARKERS, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +14,13 @@ if TYPE_CHECKING:
 
 
 class _Panel(NamedTuple):
-    """Label and scale of the y axis, and the label of each line by its key in the log."""
+    """Label of the y axis, and the label of each line by its key in the log."""
 
     label: str
     lines: dict[str, str]
-    scale: str
 
 
-@figure_style()
+@style.figure_style()
 def plot_training_log(
     log_history: Sequence[Mapping[str, Any]],
     path: str | Path | None = None,
@@ -57,10 +47,10 @@ def plot_training_log(
         ValueError: The log has neither a loss nor a metric.
     """
     log = [*log_history, *_tau_entries(log_history, list((tau or {}).values()))]
-    panels = [panel for panel in _panels(log, metrics) if panel.lines]
+    panels = _panels(log, metrics)
     if not panels:
         raise ValueError("`log_history` has no loss, metric or τ to plot.")
-    figure = new_figure(7.0, 1.9 * len(panels) + 0.6)
+    figure = style.new_figure(7.0, 1.9 * len(panels) + 0.6)
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, panel in zip(grid[:, 0], panels, strict=True):
         _plot_panel(axes, log, panel)
@@ -68,12 +58,13 @@ def plot_training_log(
             _plot_tau_before(axes, panel, list((tau or {}).values()))
         else:
             _plot_references(axes, log, panel, chance or {})
-        _plot_choice(axes, log)
+        if (chosen := _chosen_step(log)) is not None:
+            axes.axvline(chosen, color=GREY, linewidth=1.0, linestyle="--", label="chosen checkpoint", zorder=1)
         # Beside the axes: many layers would cover the curves.
         columns = 1 + (len(axes.get_legend_handles_labels()[1]) - 1) // 9
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, ncols=columns)
     grid[-1, 0].set_xlabel("optimizer step")
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
 def _tau_entries(log_history: Sequence[Mapping[str, Any]], taus: Sequence[Sequence[float]]) -> list[dict[str, float]]:
@@ -109,12 +100,12 @@ def _panels(log_history: Sequence[Mapping[str, Any]], metrics: Sequence[str]) ->
         "eval_loss": "validation",
     }
     taus = {"tau": "sum", **{key: key.removeprefix("tau_").replace("_", " ") for key in layers}}
-    panels = (
-        _Panel("loss", losses, "linear"),
-        _Panel("metric (validation)", {f"eval_{name}": name for name in metrics}, "linear"),
-        _Panel("τ", taus, "log"),
-    )
-    return [panel._replace(lines={key: label for key, label in panel.lines.items() if key in keys}) for panel in panels]
+    panels = {"loss": losses, "metric (validation)": {f"eval_{name}": name for name in metrics}, "τ": taus}
+    return [
+        _Panel(name, {key: label for key, label in lines.items() if key in keys})
+        for name, lines in panels.items()
+        if not keys.isdisjoint(lines)
+    ]
 
 
 def _plot_panel(axes: "Axes", log: Sequence[Mapping[str, Any]], panel: _Panel) -> None:
@@ -122,10 +113,10 @@ def _plot_panel(axes: "Axes", log: Sequence[Mapping[str, Any]], panel: _Panel) -
     for index, (key, label) in enumerate(panel.lines.items()):
         steps, line = _series(log, key)
         marker, line_style = MARKERS[index % len(MARKERS)], LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
-        axes.plot(steps, line, marker=marker, linestyle=line_style, label=literal(label))
+        axes.plot(steps, line, marker=marker, linestyle=line_style, label=style.literal(label))
         values += line
     # τ of a layer with a zero kernel is 0, which a logarithmic axis cannot show.
-    if panel.scale == "log" and min(values) > 0:
+    if panel.label == "τ" and min(values) > 0:
         axes.set_yscale("log")
     axes.set_ylabel(panel.label)
 
@@ -135,39 +126,26 @@ def _plot_references(
 ) -> None:
     """Stars at the values of the test split, and dotted lines at those without information, in the metrics' colours."""
     chosen = _chosen_step(log)
-    starred, dotted = False, False
+    star: dict[str, Any] = {"marker": "*", "linestyle": "", "markersize": 9}
+    edge: dict[str, Any] = {"markeredgecolor": BLACK, "markeredgewidth": 0.5, "zorder": 4}
+    dots: dict[str, Any] = {"linewidth": 1.0, "linestyle": ":"}
+    legend: dict[str, dict[str, Any]] = {}
     for index, key in enumerate(panel.lines):
         name, colour = key.removeprefix("eval_"), PALETTE[index % len(PALETTE)]
         steps, values = _series(log, f"test_{name}")
         if key.startswith("eval_") and values:
-            place = steps[-1] if chosen is None else chosen
-            mark: dict[str, Any] = {
-                "color": colour,
-                "markersize": 9,
-                "markeredgecolor": BLACK,
-                "markeredgewidth": 0.5,
-                "zorder": 4,
-            }
-            axes.plot(place, values[-1], "*", **mark)
-            starred = True
+            axes.plot(steps[-1] if chosen is None else chosen, values[-1], color=colour, **star, **edge)
+            legend["test"] = star
         if key.startswith("eval_") and name in chance:
-            axes.axhline(chance[name], color=colour, linewidth=1.0, linestyle=":")
-            dotted = True
+            axes.axhline(chance[name], color=colour, **dots)
+            legend["chance: a constant\nprediction"] = dots
     # Without a colour of their own: they stand for all metrics.
-    if starred:
-        axes.plot([], [], "*", color=GREY, markersize=9, label="test")
-    if dotted:
-        axes.plot([], [], ":", color=GREY, linewidth=1.0, label="chance: a constant\nprediction")
+    for label in sorted(legend, reverse=True):
+        axes.plot([], [], color=GREY, label=label, **legend[label])
 
 
 def _chosen_step(log: Sequence[Mapping[str, Any]]) -> float | None:
     return next(iter(_series(log, "relative_change_step")[1][-1:]), None)
-
-
-def _plot_choice(axes: "Axes", log: Sequence[Mapping[str, Any]]) -> None:
-    chosen = _chosen_step(log)
-    if chosen is not None:
-        axes.axvline(chosen, color=GREY, linewidth=1.0, linestyle="--", label="chosen checkpoint", zorder=1)
 
 
 def _plot_tau_before(axes: "Axes", panel: _Panel, taus: Sequence[Sequence[float]]) -> None:

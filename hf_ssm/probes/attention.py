@@ -57,7 +57,7 @@ def attention_matrix(
     check_type("inputs", inputs, Tensor, "a tensor")
     check_tensors(attention_mask=attention_mask)
     mixer: Any = getattr(layer, "mixer", None)
-    scans = [part for _, part in operators_in(layer) if part.attention_matrix is not None]
+    scans = [operator for _, operator in operators_in(layer) if operator.attention_matrix is not None]
     if mixer is None or not scans:
         raise TypeError(f"`layer` must be a block of a selective model, got {type(layer).__name__}.")
     if reverse and len(scans) < 2:
@@ -68,7 +68,7 @@ def attention_matrix(
     chosen = list(range(scan.channels)) if channels is None else list(channels)
     if not chosen or not all(0 <= channel < scan.channels for channel in chosen):
         raise ValueError(f"`channels` must be some of 0 to {scan.channels - 1}, got {chosen}.")
-    size = next(part.in_features for part in mixer.modules() if isinstance(part, nn.Linear))
+    size = next(module.in_features for module in mixer.modules() if isinstance(module, nn.Linear))
     if inputs.dim() != 3 or inputs.shape[-1] != size or not inputs.is_floating_point():
         raise ValueError(
             f"`inputs` must be hidden states of the shape (batch, length, {size}), got {tuple(inputs.shape)} of "

@@ -60,8 +60,8 @@ class AttributionSettings:
         """The settings that influence the scores of a method, in JSON types."""
         if method == "in_silico_mutagenesis":
             return {"letters": list(self.letters)}
-        found: dict[str, Any] = {"steps": self.steps} if method in ("integrated_gradients", "gradient_shap") else {}
-        return found | ({"noise": self.noise} if method == "gradient_shap" else {})
+        steps: dict[str, Any] = {"steps": self.steps} if method in ("integrated_gradients", "gradient_shap") else {}
+        return steps | ({"noise": self.noise} if method == "gradient_shap" else {})
 
 
 def check_library(method: str) -> None:
@@ -93,9 +93,9 @@ def letters_of(tokenizer: Any, alphabet: str | None) -> tuple[int, ...]:
     """
     if tokenizer is None:
         raise ValueError("'in_silico_mutagenesis' replaces letters and needs a tokenizer: give `tokenizer`.")
-    known = {token: int(index) for token, index in tokenizer.get_vocab().items() if len(token) == 1}
+    single = {token: int(index) for token, index in tokenizer.get_vocab().items() if len(token) == 1}
     if alphabet is None:
-        letters = sorted(token for token in known if token.isalpha())
+        letters = sorted(token for token in single if token.isalpha())
         if set(_BASES) <= set(letters) and len(letters) <= _MOST_NUCLEOTIDES:
             letters = list(_BASES)
         if not 2 <= len(letters) <= _MOST_LETTERS:
@@ -104,11 +104,11 @@ def letters_of(tokenizer: Any, alphabet: str | None) -> tuple[int, ...]:
                 "letters: give their `alphabet`, such as 'ACGT'."
             )
         alphabet = "".join(letters)
-    if len(alphabet) < 2 or len(set(alphabet)) < len(alphabet) or not set(alphabet) <= set(known):
+    if len(alphabet) < 2 or len(set(alphabet)) < len(alphabet) or not set(alphabet) <= set(single):
         raise ValueError(
             f"`alphabet`={alphabet!r}: give two or more different letters that are tokens of the tokenizer."
         )
-    return tuple(known[letter] for letter in alphabet)
+    return tuple(single[letter] for letter in alphabet)
 
 
 def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) -> Tensor:
@@ -131,16 +131,15 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
     function = _Function(evaluator, has_gradient=method not in ("occlusion", "in_silico_mutagenesis"))
     if method == "in_silico_mutagenesis":
         return _mutagenesis(function, settings.letters)
-    inputs, baselines = function.inputs, function.baselines
     if method == "occlusion":
-        found = _occlusion(function, inputs, baselines)
+        scores = _occlusion(function)
     elif method == "integrated_gradients":
-        found = _integrated_gradients(function, inputs, baselines, settings.steps)
+        scores = _integrated_gradients(function, settings.steps)
     elif method == "gradient_shap":
-        found = _gradient_shap(function, inputs, baselines, settings)
+        scores = _gradient_shap(function, settings)
     else:
-        found = _deep_lift(function, inputs, baselines)
-    return found[0].detach().double().cpu()
+        scores = _deep_lift(function)
+    return scores[0].detach().double().cpu()
 
 
 class _Function(nn.Module):
@@ -164,7 +163,7 @@ class _Function(nn.Module):
     @property
     def rows(self) -> int:
         """Largest number of rows in a batch."""
-        return self.evaluator.rows_per_batch()
+        return self.evaluator.rows_per_batch(self.evaluator.length)
 
     def forward(self, embedded: Tensor) -> Tensor:
         whole = self.sequence.expand(len(embedded), -1, -1).index_copy(1, self.places, embedded)
@@ -172,38 +171,45 @@ class _Function(nn.Module):
         return self.evaluator.log_values(whole, self.has_gradient)
 
 
-def _occlusion(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor:
+def _occlusion(function: _Function) -> Tensor:
     from captum.attr import Occlusion
 
-    found = Occlusion(function).attribute(
-        inputs, (1, inputs.shape[-1]), baselines=baselines, perturbations_per_eval=function.rows
+    scores = Occlusion(function).attribute(
+        function.inputs,
+        (1, function.inputs.shape[-1]),
+        baselines=function.baselines,
+        perturbations_per_eval=function.rows,
     )
     # The score of a token is repeated for each component of its embedding.
-    return found[..., 0]
+    return scores[..., 0]
 
 
-def _integrated_gradients(function: _Function, inputs: Tensor, baselines: Tensor, steps: int) -> Tensor:
+def _integrated_gradients(function: _Function, steps: int) -> Tensor:
     from captum.attr import IntegratedGradients
 
-    found: Tensor = IntegratedGradients(function).attribute(
-        inputs.requires_grad_(), baselines, n_steps=steps, internal_batch_size=min(function.rows, steps)
+    scores: Tensor = IntegratedGradients(function).attribute(
+        function.inputs.requires_grad_(),
+        function.baselines,
+        n_steps=steps,
+        internal_batch_size=min(function.rows, steps),
     )
-    return found.sum(-1)
+    return scores.sum(-1)
 
 
-def _gradient_shap(function: _Function, inputs: Tensor, baselines: Tensor, settings: AttributionSettings) -> Tensor:
+def _gradient_shap(function: _Function, settings: AttributionSettings) -> Tensor:
     from captum.attr import GradientShap
 
-    method, noise = GradientShap(function), settings.noise * inputs.square().mean().sqrt().item()
+    inputs, method = function.inputs, GradientShap(function)
+    noise = settings.noise * inputs.square().mean().sqrt().item()
     total = torch.zeros_like(inputs)
     with _fixed_seed():
         for first in range(0, settings.steps, function.rows):
             count = min(function.rows, settings.steps - first)
-            total += count * method.attribute(inputs, baselines, n_samples=count, stdevs=noise)
+            total += count * method.attribute(inputs, function.baselines, n_samples=count, stdevs=noise)
     return total.sum(-1) / settings.steps
 
 
-def _deep_lift(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor:
+def _deep_lift(function: _Function) -> Tensor:
     outputs: list[Tensor] = []
 
     def recorded(embedded: Tensor) -> Tensor:
@@ -211,15 +217,16 @@ def _deep_lift(function: _Function, inputs: Tensor, baselines: Tensor) -> Tensor
         return outputs[-1]
 
     # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
-    found = deep_lift(recorded, inputs, baselines, function.model, tolerance=math.inf).sum(-1)
-    values, size = outputs[0].detach(), found.abs().sum()
-    missed = (found.sum() - (values[0] - values[1])).abs()
-    if missed > _MISSED * size + _ROUNDING * torch.finfo(inputs.dtype).eps * (1 + values.abs().max()):
+    parts = deep_lift(recorded, function.inputs, function.baselines, function.model, tolerance=math.inf)
+    scores = parts.sum(-1)
+    values, size = outputs[0].detach(), scores.abs().sum()
+    missed = (scores.sum() - (values[0] - values[1])).abs()
+    if missed > _MISSED * size + _ROUNDING * torch.finfo(parts.dtype).eps * (1 + values.abs().max()):
         raise ValueError(
             f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the scores miss the "
             f"change of the output by {missed / size:.1%} of their size. Use 'integrated_gradients'."
         )
-    return found
+    return scores
 
 
 @contextmanager
@@ -262,6 +269,6 @@ def _mutagenesis(function: _Function, letters: tuple[int, ...]) -> Tensor:
         # tangermeme restores the mode of the outer module in all inner ones.
         model = _OneHot(function, ids, chosen).eval()
         # The fast path of tangermeme caches positions of convolutions; here it costs more than it saves.
-        found = saturation_mutagenesis(model, one_hot, batch_size=function.rows, device=evaluator.device, fast=False)
-        scores[chosen.cpu()] = found[0].sum(0).double().cpu()
+        options = {"batch_size": function.rows, "device": evaluator.device, "fast": False}
+        scores[chosen.cpu()] = saturation_mutagenesis(model, one_hot, **options)[0].sum(0).double().cpu()
     return scores

@@ -61,14 +61,14 @@ def count_evaluations(settings: SearchSettings, count: int) -> int:
 def _shortlist(settings: SearchSettings, count: int) -> int:
     if settings.score == "gradient":
         return sum(min(settings.candidates, left) + 3 for left in range(1, count + 1))
-    found, due = 0, count
+    passes, due = 0, count
     for left in range(count, 0, -1):
         if left <= due:
             due = int(RESCORE_SHARE * left)
-            found += left
+            passes += left
         else:
-            found += min(settings.candidates, left)
-    return found
+            passes += min(settings.candidates, left)
+    return passes
 
 
 def seconds_per_evaluation(evaluator: Evaluator) -> float:
@@ -77,7 +77,7 @@ def seconds_per_evaluation(evaluator: Evaluator) -> float:
     chosen: Sequence[int] = sorted(set(places))
     masked = evaluator.masked([])
     # The first call compiles and allocates.
-    evaluator.after(masked, chosen)
+    evaluator.values_if_masked(masked, chosen)
     started = time.perf_counter()
-    evaluator.after(masked, chosen)
+    evaluator.values_if_masked(masked, chosen)
     return (time.perf_counter() - started) / len(chosen)

@@ -6,6 +6,7 @@ Legend: `L` tokens of a sequence, `M` maskable ones.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,13 @@ class MaskingProbe:
         with probing(self.model):
             sequences = [self._checked(sequence, _where(number, inputs)) for number, sequence in enumerate(sequences)]
             file = ResultsFile(output, self._fingerprint(sequences), processes)
-            own = file.share([number for number in range(len(sequences)) if number not in file.finished])
-            total = sum(len(sequences[number].candidates) for number in own)
+            numbers = file.share([number for number in range(len(sequences)) if number not in file.finished])
+            total = sum(len(sequences[number].candidates) for number in numbers)
             is_shown = progress and not callable(progress) and processes.is_main_process
             bar = logging.tqdm(total=total, unit="token", disable=not is_shown)
             advance = progress if callable(progress) else bar.update
             try:
-                for number in own:
+                for number in numbers:
                     file.add(number, self._search(sequences[number], advance))
             finally:
                 file.write()
@@ -206,8 +207,8 @@ class MaskingProbe:
         """
         sequences = self._sequences(inputs, target)
         with probing(self.model):
-            found = [sequence.target.prediction(self._full_passes(sequence).start_logits()) for sequence in sequences]
-        return found[0] if is_single(inputs) else found
+            starts = [sequence.target.prediction(self._full_passes(sequence).start_logits()) for sequence in sequences]
+        return starts[0] if is_single(inputs) else starts
 
     def costs(self, inputs: Any, target: Any = None) -> dict[str, ProbeCost]:
         """Estimate forward passes and seconds of `run`, from a few timed variants of the longest sequence.
@@ -228,13 +229,13 @@ class MaskingProbe:
             longest = replace(longest, target=longest.target.resolved(self._full_passes(longest).start_logits()))
             evaluator = evaluator_for(self.model, longest, self.mask.token_id, self.max_tokens_per_batch)
             seconds = seconds_per_evaluation(evaluator) / len(longest.read)
-        found = {}
+        costs = {}
         for strategy in dict.fromkeys([self.settings.strategy, *SEARCHES]):
             settings = replace(self.settings, strategy=strategy)
             counts = [count_evaluations(settings, len(sequence.candidates)) for sequence in sequences]
             tokens = sum(count * len(sequence.read) for count, sequence in zip(counts, sequences, strict=True))
-            found[strategy] = ProbeCost(sum(counts), seconds * tokens)
-        return found
+            costs[strategy] = ProbeCost(sum(counts), seconds * tokens)
+        return costs
 
     def evaluate(self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None) -> Tensor:
         """The probability of the target of one sequence along a given masking order.
@@ -275,27 +276,23 @@ class MaskingProbe:
         ids = read_sequences(inputs, self.tokenizer, self._vocab_size, longest_input(self.model))
         targets = read_targets(target, inputs, len(ids))
         special = self._special_tokens()
-        own_mask = getattr(self.tokenizer, "mask_token_id", None)
-        return [
-            prepare_sequence(
-                self.head,
-                self.model.config,
-                sequence,
-                own,
-                mask_id=self.mask.token_id,
-                own_mask_id=own_mask,
-                special=special,
-                where=_where(number, inputs),
-            )
-            for number, (sequence, own) in enumerate(zip(ids, targets, strict=True))
-        ]
+        prepare = partial(
+            prepare_sequence,
+            self.head,
+            self.model.config,
+            mask_id=self.mask.token_id,
+            tokenizer_mask_id=getattr(self.tokenizer, "mask_token_id", None),
+            special=special,
+        )
+        pairs = enumerate(zip(ids, targets, strict=True))
+        return [prepare(*pair, where=_where(number, inputs)) for number, pair in pairs]
 
     def _special_tokens(self) -> set[int]:
         if self.tokenizer is not None:
             return set(self.tokenizer.all_special_ids)
         config = self.model.config
-        found: list[Any] = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls")]
-        several = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in found]
+        named: list[Any] = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls")]
+        several = [ids if isinstance(ids, (list, tuple)) else [ids] for ids in named]
         return {int(token) for ids in several for token in ids if token is not None}
 
     def _full_passes(self, sequence: ProbedSequence) -> Evaluator:

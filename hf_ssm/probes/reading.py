@@ -57,28 +57,30 @@ def find_mask(mask: Any, tokenizer: Any, vocab_size: int) -> Mask:
     if mask == "zero":
         return Mask(mask, None)
     if type(mask) is int:
-        found = mask
+        token_id = mask
     elif not isinstance(mask, str):
         raise ValueError(f"`mask`={mask!r}: give one of {', '.join(map(repr, MASKS))}, a token or its id.")
     elif tokenizer is None:
         raise ValueError(f"`mask`={mask!r} needs a tokenizer: give `tokenizer`, the id of a token, or 'zero'.")
     else:
-        found = _find_token(mask, tokenizer)
-    if not 0 <= found < vocab_size:
-        raise ValueError(f"`mask`={mask!r} has the id {found}, but the model has embeddings for 0 to {vocab_size - 1}.")
-    return Mask(str(mask), found)
+        token_id = _find_token(mask, tokenizer)
+    if not 0 <= token_id < vocab_size:
+        raise ValueError(
+            f"`mask`={mask!r} has the id {token_id}, but the model has embeddings for 0 to {vocab_size - 1}."
+        )
+    return Mask(str(mask), token_id)
 
 
 def _find_token(mask: str, tokenizer: Any) -> int:
-    known = tokenizer.get_vocab()
-    named = {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id, "n": known.get("N")}
-    found = named[mask] if mask in named else known.get(mask)
-    if found is not None:
-        return int(found)
+    vocabulary = tokenizer.get_vocab()
+    named = {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id, "n": vocabulary.get("N")}
+    token_id = named[mask] if mask in named else vocabulary.get(mask)
+    if token_id is not None:
+        return int(token_id)
     available = ", ".join([repr(name) for name, token in named.items() if token is not None] + ["'zero'"])
     if mask in MASKS:
         raise ValueError(f"`mask`={mask!r}: the tokenizer has no such token; choose {available}, or a token of it.")
-    near = closest_name(mask, [*MASKS, *known]) if len(known) < _SMALL_VOCABULARY else None
+    near = closest_name(mask, [*MASKS, *vocabulary]) if len(vocabulary) < _SMALL_VOCABULARY else None
     hint = f"did you mean {near!r}?" if near else f"choose {available}, or a token of it."
     raise ValueError(f"`mask`={mask!r} is not a token of the tokenizer: {hint}")
 
@@ -98,8 +100,8 @@ def is_single(inputs: Any) -> bool:
     return isinstance(inputs, str) or (isinstance(inputs, (list, tuple)) and bool(inputs) and all(map(_is_id, inputs)))
 
 
-def _is_id(part: Any) -> bool:
-    return isinstance(part, (int, np.integer)) and not isinstance(part, bool)
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def read_sequences(inputs: Any, tokenizer: Any, vocab_size: int, longest: int | None) -> list[Tensor]:
@@ -153,22 +155,22 @@ def _ids(row: Any, tokenizer: Any, vocab_size: int, longest: int | None, where: 
             raise ValueError(f"{where}a text needs a tokenizer: give `tokenizer`, or ids.")
         row = tokenizer(row, verbose=False)["input_ids"]
     is_row = is_single(row) or (isinstance(row, (list, tuple)) and not row)
-    found = torch.as_tensor(row if len(row) else np.zeros(0, dtype=np.int64)) if is_row else torch.zeros(0)
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+    ids = torch.as_tensor(row if len(row) else np.zeros(0, dtype=np.int64)) if is_row else torch.zeros(0)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(
             f"{where}this is a {type(row).__name__}: a sequence is a text, or a list or tensor of token ids."
         )
-    found = found.detach().to("cpu", torch.int64, copy=True)
-    if len(found) == 0:
+    ids = ids.detach().to("cpu", torch.int64, copy=True)
+    if len(ids) == 0:
         raise ValueError(f"{where}the sequence is empty: give one token at least.")
-    if found.min() < 0 or found.max() >= vocab_size:
+    if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError(
-            f"{where}ids from {found.min().item()} to {found.max().item()}, but the model has embeddings for 0 to "
+            f"{where}ids from {ids.min().item()} to {ids.max().item()}, but the model has embeddings for 0 to "
             f"{vocab_size - 1}: use its own tokenizer."
         )
-    if longest is not None and len(found) > longest:
-        raise ValueError(f"{where}{len(found)} tokens, but the model takes {longest}: shorten the sequence.")
-    return found
+    if longest is not None and len(ids) > longest:
+        raise ValueError(f"{where}{len(ids)} tokens, but the model takes {longest}: shorten the sequence.")
+    return ids
 
 
 def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:
@@ -186,7 +188,7 @@ def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:
         columns = getattr(inputs, "column_names", None)
         if columns is None:
             raise ValueError(f"`target`={target!r} is the name of a column, but `inputs` is no Dataset: give a class.")
-        name = next((own for own in _LABEL_COLUMNS if own in columns), target) if target == "label" else target
+        name = next((label for label in _LABEL_COLUMNS if label in columns), target) if target == "label" else target
         check_choice("target", name, columns)
         return [int(label) if _is_id(label) else label for label in inputs[name]]
     if isinstance(target, (Tensor, np.ndarray, np.generic)):

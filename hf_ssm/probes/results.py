@@ -100,9 +100,7 @@ class MaskingResult:
     @property
     def importance(self) -> Tensor:
         """k / M for the k-th masked token, `(L,)`, float64; NaN for tokens that cannot be masked."""
-        found = torch.full((len(self.input_ids),), math.nan, dtype=torch.float64)
-        found[self.order] = torch.arange(1, len(self.order) + 1, dtype=torch.float64) / len(self.order)
-        return found
+        return self._by_position(torch.arange(1, len(self.order) + 1, dtype=torch.float64) / len(self.order))
 
     @property
     def effect(self) -> Tensor:
@@ -112,9 +110,11 @@ class MaskingResult:
         that cannot be masked. Tokens that are masked at no cost have the effect 0, at whatever rank, unlike in
         `importance`. For a callable target, the values take the place of the probabilities.
         """
-        found = torch.full((len(self.input_ids),), math.nan, dtype=torch.float64)
-        found[self.order] = (self.probabilities[0] - self.probabilities[1:]).clamp(min=0)
-        return found
+        return self._by_position((self.probabilities[0] - self.probabilities[1:]).clamp(min=0))
+
+    def _by_position(self, values: Tensor) -> Tensor:
+        """Values `(M,)` in the order of masking at their positions, `(L,)`; NaN elsewhere."""
+        return torch.full((len(self.input_ids),), math.nan, dtype=torch.float64).index_copy(0, self.order, values)
 
     @property
     def needs_no_token(self) -> bool:
@@ -165,10 +165,10 @@ class MaskingResult:
             ValueError: The file has another format, or holds several sequences.
             FileNotFoundError: The file does not exist.
         """
-        found = MaskingResults.load(path)
-        if len(found) != 1:
-            raise ValueError(f"{str(path)!r} holds the results of {len(found)} sequences: use `MaskingResults.load`.")
-        return found[0]
+        results = MaskingResults.load(path)
+        if len(results) != 1:
+            raise ValueError(f"{str(path)!r} holds the results of {len(results)} sequences: use `MaskingResults.load`.")
+        return results[0]
 
 
 class MaskingResults(Sequence[MaskingResult]):
@@ -333,10 +333,10 @@ class MaskingResults(Sequence[MaskingResult]):
         ids = tensors["input_ids"].split(tensors["input_lengths"].tolist())
         orders = tensors["order"].split(tensors["order_lengths"].tolist())
         curves = tensors["probabilities"].split((tensors["order_lengths"] + 1).tolist())
-        parts = zip(ids, orders, curves, header["results"], strict=True)
-        results = [MaskingResult(*(part.clone() for part in own), **rest) for *own, rest in parts]
+        rows = zip(ids, orders, curves, header["results"], strict=True)
+        results = [MaskingResult(*(tensor.clone() for tensor in row), **facts) for *row, facts in rows]
         if "scores" in tensors:
             scores = tensors["scores"].split(tensors["score_lengths"].tolist())
-            for result, own_scores in zip(results, scores, strict=True):
-                result.scores = own_scores.clone() if len(own_scores) else None
+            for result, values in zip(results, scores, strict=True):
+                result.scores = values.clone() if len(values) else None
         return cls(results, header["settings"], header["indices"])

@@ -28,8 +28,8 @@ _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "architectures", "dty
 def fingerprint_of_model(model: nn.Module) -> str:
     """A hash of the configuration and of a sample of every weight."""
     config: Any = model.config
-    known = {name: value for name, value in config.to_dict().items() if name not in _NOT_THE_MODEL}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
+    fields = {name: value for name, value in config.to_dict().items() if name not in _NOT_THE_MODEL}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.state_dict().items()):
         flat = weight.detach().flatten()
         places = torch.linspace(0, max(len(flat) - 1, 0), min(len(flat), _SAMPLE), dtype=torch.float64).long()
@@ -67,7 +67,7 @@ class ResultsFile:
         self.settings = settings
         self.processes = processes
         self.finished: dict[int, MaskingResult] = {}
-        self._own: dict[int, MaskingResult] = {}
+        self._of_this_process: dict[int, MaskingResult] = {}
         self._written = float("-inf")
         self._unwritten = False
         if self.path is not None:
@@ -86,20 +86,20 @@ class ResultsFile:
         return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*-of-*"))
 
     def _read(self, file: Path) -> None:
-        found = MaskingResults.load(file)
+        stored = MaskingResults.load(file)
         for name, value in self.settings.items():
-            other = found.settings.get(name)
+            other = stored.settings.get(name)
             if other != value:
                 what = {"model": "another model", "inputs": "other inputs"}.get(name, f"other settings ({name})")
                 raise ValueError(
                     f"`output`={str(file)!r} holds results of {what}: {other!s:.16}, now {value!s:.16}. "
                     "Choose another file, or delete this one."
                 )
-        self.finished |= dict(zip(found.indices, found, strict=True))
+        self.finished |= dict(zip(stored.indices, stored, strict=True))
 
     def add(self, index: int, result: MaskingResult) -> None:
         """Store the result of a sequence; the file is written every few seconds."""
-        self.finished[index] = self._own[index] = result
+        self.finished[index] = self._of_this_process[index] = result
         self._unwritten = True
         if time.monotonic() - self._written > _INTERVAL:
             self.write()
@@ -112,7 +112,9 @@ class ResultsFile:
         if count == 1:
             self._collection(self.finished).save(self.path)
         else:
-            self._collection(self._own).save(self.path.with_name(f"{self.path.name}.part-{index}-of-{count}"))
+            self._collection(self._of_this_process).save(
+                self.path.with_name(f"{self.path.name}.part-{index}-of-{count}")
+            )
         self._written, self._unwritten = time.monotonic(), False
 
     def _collection(self, results: dict[int, MaskingResult]) -> MaskingResults:
@@ -121,13 +123,13 @@ class ResultsFile:
 
     def join(self) -> MaskingResults:
         """The results of all processes in the order of the sequences; the first process writes them."""
-        self.finished |= dict(gather_object(list(self._own.items())))
+        self.finished |= dict(gather_object(list(self._of_this_process.items())))
         results = self._collection(self.finished)
         if self.path is not None:
-            parts = self._parts() if self.processes.is_main_process else []
-            if parts:
+            files = self._parts() if self.processes.is_main_process else []
+            if files:
                 results.save(self.path)
-            for part in parts:
-                part.unlink()
+            for file in files:
+                file.unlink()
             self.processes.wait_for_everyone()
         return results

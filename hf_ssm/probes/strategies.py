@@ -53,14 +53,14 @@ class SearchSettings:
 
     def effective(self) -> dict[str, Any]:
         """The settings that influence the result."""
-        found: dict[str, Any] = {"strategy": self.strategy}
+        settings: dict[str, Any] = {"strategy": self.strategy}
         if self.strategy in ATTRIBUTIONS:
-            return found | self.attribution.effective(self.strategy)
+            return settings | self.attribution.effective(self.strategy)
         if self.strategy == "shortlist":
-            found |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
+            settings |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
         if self.strategy != "exact":
-            found |= {"score": self.score}
-        return found
+            settings |= {"score": self.score}
+        return settings
 
 
 def search(
@@ -106,7 +106,7 @@ def _exact(evaluator: Evaluator, advance: Advance) -> tuple[list[int], list[floa
     order: list[int] = []
     reached: list[float] = []
     while left:
-        values = evaluator.after(evaluator.masked(order), left)
+        values = evaluator.values_if_masked(evaluator.masked(order), left)
         best = _first_argmax(values)
         order.append(left.pop(best))
         reached.append(values[best].item())
@@ -121,17 +121,17 @@ def _shortlist(
 
     In long sequences, the runners-up of a step are masked one after the other for as long as the value holds.
     """
-    scores = (_GradientScores if settings.score == "gradient" else _OcclusionScores)(evaluator, settings.candidates)
+    shortlist = _Shortlist(evaluator, settings)
     left = evaluator.candidates.tolist()
     order: list[int] = []
     reached: list[float] = [start]
     while left:
-        shortlist, values = scores.shortlist(evaluator.masked(order), left, reached[-1])
+        places, values = shortlist.evaluated(evaluator.masked(order), left, reached[-1])
         first = _first_argmax(values)
-        taken, gained = [shortlist[first]], [values[first].item()]
+        taken, gained = [places[first]], [values[first].item()]
         more = int(settings.masks_per_step * len(left)) - 1
         if more > 0:
-            chain = [place for place in _ranked(values, shortlist) if place != taken[0]][:more]
+            chain = [place for place in _ranked(values, places) if place != taken[0]][:more]
             along = evaluator.along(evaluator.masked(order + taken), chain) if chain else values[:0]
             before = torch.cat([values[first : first + 1], along])[:-1]
             fallen = (along < before - _TOLERANCE * abs(start)).nonzero()
@@ -145,14 +145,22 @@ def _shortlist(
     return order, reached[1:]
 
 
-class _GradientScores:
-    """First-order scores, recomputed in each step."""
+class _Shortlist:
+    """Chooses the tokens that a step evaluates, by their scores.
 
-    def __init__(self, evaluator: Evaluator, count: int):
+    Scores by gradients are recomputed in each step. Those by occlusion are the change of the value when one token is
+    masked, as measured the last time that the token was evaluated; all tokens are evaluated at the start, and again
+    whenever a quarter of them is masked.
+    """
+
+    def __init__(self, evaluator: Evaluator, settings: SearchSettings):
         self.evaluator = evaluator
-        self.count = count
+        self.count = settings.candidates
+        self.by_gradient = settings.score == "gradient"
+        self.effects = torch.zeros(evaluator.length, dtype=torch.float64)
+        self.due = evaluator.length
 
-    def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
+    def evaluated(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
         """The shortlisted positions in ascending order, and the value with each of them masked too, `(count,)`.
 
         Args:
@@ -160,30 +168,13 @@ class _GradientScores:
             left: Positions not masked yet.
             value: The value of the sequence with `masked`.
         """
-        return self._best(self.evaluator.scores(masked), masked, left)
-
-    def _best(self, scores: Tensor, masked: Tensor, left: Sequence[int]) -> tuple[list[int], Tensor]:
-        places = sorted(_ranked(scores[torch.tensor(left)], left)[: self.count])
-        return places, self.evaluator.after(masked, places)
-
-
-class _OcclusionScores(_GradientScores):
-    """The change of the value when one token is masked, as measured the last time that the token was evaluated.
-
-    All tokens are evaluated at the start, and again whenever a quarter of them is masked.
-    """
-
-    def __init__(self, evaluator: Evaluator, count: int):
-        super().__init__(evaluator, count)
-        self.effects = torch.zeros(evaluator.length, dtype=torch.float64)
-        self.due = evaluator.length
-
-    def shortlist(self, masked: Tensor, left: Sequence[int], value: float) -> tuple[list[int], Tensor]:
-        if len(left) <= self.due:
+        if not self.by_gradient and len(left) <= self.due:
             self.due = int(RESCORE_SHARE * len(left))
-            places, values = list(left), self.evaluator.after(masked, left)
+            places = list(left)
         else:
-            places, values = self._best(self.effects, masked, left)
+            scores = self.evaluator.scores(masked) if self.by_gradient else self.effects
+            places = sorted(_ranked(scores[torch.tensor(left)], left)[: self.count])
+        values = self.evaluator.values_if_masked(masked, places)
         self.effects[torch.tensor(places)] = values - value
         return places, values
 
@@ -191,7 +182,11 @@ class _OcclusionScores(_GradientScores):
 def _one_shot(evaluator: Evaluator, score: str, advance: Advance) -> tuple[list[int], list[float]]:
     """A single ranking by the scores of the unmasked sequence."""
     left, masked = evaluator.candidates.tolist(), evaluator.masked([])
-    scores = evaluator.scores(masked)[torch.tensor(left)] if score == "gradient" else evaluator.after(masked, left)
+    scores = (
+        evaluator.scores(masked)[torch.tensor(left)]
+        if score == "gradient"
+        else evaluator.values_if_masked(masked, left)
+    )
     return _in_order(evaluator, scores, advance)
 
 

@@ -88,10 +88,10 @@ class Target:
         assert self.function is not None
         values = self.function(logits)
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
-            found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
                 f"`target` must return a tensor with one number for each sequence, {tuple(logits.shape[:1])}, of "
-                f"logits {tuple(logits.shape)}; it returned {found}."
+                f"logits {tuple(logits.shape)}; it returned {returned}."
             )
         return _double(values)
 
@@ -154,7 +154,7 @@ def prepare_sequence(
     target: Any,
     *,
     mask_id: int | None,
-    own_mask_id: int | None,
+    tokenizer_mask_id: int | None,
     special: Collection[int],
     where: str = "",
 ) -> ProbedSequence:
@@ -166,7 +166,7 @@ def prepare_sequence(
         ids: `(L,)`.
         target: As in `MaskingProbe.run`, for one sequence.
         mask_id: Id that replaces masked tokens; `None` for a zero embedding.
-        own_mask_id: Mask token of the tokenizer, which replaces the token that a masked language model predicts;
+        tokenizer_mask_id: Mask token of the tokenizer, which replaces the token that a masked language model predicts;
             `None`: that token is masked like all others.
         special: Ids that are never masked.
         where: Prefix of error messages.
@@ -174,14 +174,14 @@ def prepare_sequence(
     Raises:
         ValueError: A target that does not fit the head or is out of range; no maskable token.
     """
-    found, read, hidden = _target(head, config, ids, target, where), ids, torch.zeros(len(ids), dtype=torch.bool)
-    position = found.position
+    resolved, read, hidden = _target(head, config, ids, target, where), ids, torch.zeros(len(ids), dtype=torch.bool)
+    position = resolved.position
     predicted = position if head == "masked" else None
     if position is not None and head == "causal":
         # A causal model predicts a token from the tokens before it.
         read, hidden = ids[:position], hidden[:position]
     elif predicted is not None:
-        replacement = mask_id if own_mask_id is None else own_mask_id
+        replacement = mask_id if tokenizer_mask_id is None else tokenizer_mask_id
         if replacement is None:
             hidden[predicted] = True
         else:
@@ -197,7 +197,7 @@ def prepare_sequence(
             f"{where}nothing can be masked: all {len(read)} tokens that the prediction depends on are special tokens "
             "or masks."
         )
-    return ProbedSequence(ids, read, hidden, torch.tensor(candidates), found)
+    return ProbedSequence(ids, read, hidden, torch.tensor(candidates), resolved)
 
 
 def _target(head: str | None, config: Any, ids: Tensor, target: Any, where: str) -> Target:

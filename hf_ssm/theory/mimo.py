@@ -47,7 +47,11 @@ class MIMOSystem:
 
 def kernel_matrix(system: MIMOSystem, length: int) -> Tensor:
     """K for `l < length`, `(D, E, length)`, real: `K_l = 2 Re(C Ā^l B̄)`, with the skip and the filter of the inputs."""
-    return torch.cat([block for _, block in _matrix_blocks(system, length)]).permute(2, 1, 0)
+    blocks = []
+    for first, states in _impulse_responses(system, length, _lags_at_once(system)):
+        taps = _skip_taps(system, first, states.shape[1])
+        blocks.append(_matrix_block(states, system.b_bar, system.c, system.skip, taps))
+    return torch.cat(blocks).permute(2, 1, 0)
 
 
 def kernel_matrix_tau(
@@ -133,13 +137,6 @@ def _matrix_block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None,
     return block + torch.diag_embed((taps * skip.unsqueeze(-1)).T)
 
 
-def _matrix_blocks(system: MIMOSystem, length: int) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of lags: the first lag, and K `(T, E, D)`."""
-    for first, states in _impulse_responses(system, length, _lags_at_once(system)):
-        taps = _skip_taps(system, first, states.shape[1])
-        yield first, _matrix_block(states, system.b_bar, system.c, system.skip, taps)
-
-
 def _skip_taps(system: MIMOSystem, first: int, count: int) -> Tensor | None:
     """What the filter makes of the feed-through at some lags, `(1 or E, count)`; `None` where it is zero."""
     if system.skip is None or (system.taps is None and first > 0):
@@ -161,12 +158,11 @@ def _matrix_sums(
     again = torch.is_grad_enabled() and not in_function_transform()
     for first, states in _impulse_responses(system, length, size):
         count = states.shape[1]
-        part = slice(first, first + count)
-        moments = [None if t is None else t[part] for t in (deviation, mean)]
+        moments = [None if t is None else t[first : first + count] for t in (deviation, mean)]
         matrices = states, system.b_bar, system.c, system.skip
         args: tuple[Any, ...] = *matrices, _skip_taps(system, first, count), *moments, square
-        found = checkpoint(_sums_of_matrix_block, *args, use_reentrant=False) if again else _sums_of_matrix_block(*args)
-        spread, centre = spread + found[0], centre + found[1]
+        sums = checkpoint(_sums_of_matrix_block, *args, use_reentrant=False) if again else _sums_of_matrix_block(*args)
+        spread, centre = spread + sums[0], centre + sums[1]
     return spread, centre
 
 

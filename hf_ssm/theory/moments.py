@@ -54,12 +54,11 @@ def lag_moments(
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
     """
-    parts = _by_bucket(inputs, mask, from_first, length, processes, documents, _mean_and_variance)
-    counts = [count for *_, count in parts]
-    mean, count = _joint_mean([part[0] for part in parts], counts)
-    variance = parts[0][1]
-    if len(parts) > 1:
-        deviations = ((var + (own - mean).square()) * n for own, var, n in parts)
+    buckets = _by_bucket(inputs, mask, from_first, length, processes, documents, _mean_and_variance)
+    mean, count = _joint_mean([bucket[0] for bucket in buckets], [bucket[-1] for bucket in buckets])
+    variance = buckets[0][1]
+    if len(buckets) > 1:
+        deviations = ((var + (of_bucket - mean).square()) * n for of_bucket, var, n in buckets)
         variance = sum(deviations, torch.zeros_like(mean)) / count.clamp(min=1)
     if processes is None:
         return mean, variance
@@ -76,8 +75,8 @@ def lag_means(
     documents: Documents | None = None,
 ) -> Tensor:
     """The mean of `lag_moments`, by distance to the last token; same arguments."""
-    parts = _by_bucket(inputs, mask, False, length, processes, documents, _mean)
-    mean, count = _joint_mean(*zip(*parts, strict=True))
+    buckets = _by_bucket(inputs, mask, False, length, processes, documents, _mean)
+    mean, count = _joint_mean(*zip(*buckets, strict=True))
     return mean if processes is None else _shared_mean(mean, count, processes)[0]
 
 
@@ -94,10 +93,13 @@ def _by_bucket(
     if documents is None:
         return [_by_distance(inputs, mask, from_first, length, processes, statistics)]
     if length is None:
-        own = documents.longest
-        length = own if processes is None else processes.largest(own, inputs.device)
+        length = _common_length(documents.longest, processes, inputs.device)
     batches = documents.masked_batches(inputs)
-    return [_by_distance(batch, own, from_first, length, None, statistics) for batch, own in batches]
+    return [_by_distance(*batch, from_first, length, None, statistics) for batch in batches]
+
+
+def _common_length(length: int, processes: Processes | None, device: torch.device) -> int:
+    return length if processes is None else processes.largest(length, device)
 
 
 def _joint_mean(means: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -125,26 +127,28 @@ def _by_distance(
 ) -> list[Tensor]:
     """`statistics` over the rows of this process, each `(length, D)`, and the number of rows, `(length, 1)`."""
     inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
-    own = inputs.shape[1]
+    num_positions = inputs.shape[1]
     # The output of a convolution is contiguous along positions; reading it across channels is about ten times slower.
     turned = inputs.stride(1) < inputs.stride(2)
     view, axis = (inputs.mT, 2) if turned else (inputs, 1)
     if mask is None:
-        count = inputs.new_full((own, 1), len(inputs))
-        found = [statistics(part, None) for part in view.split(_block_length(inputs), axis)]
+        count = inputs.new_full((num_positions, 1), len(inputs))
+        of_blocks = [statistics(block, None) for block in view.split(_block_length(inputs), axis)]
     else:
         index, present = _alignment(mask.bool(), from_first)
         count = present.sum(dim=0).unsqueeze(1).to(inputs.dtype)
-        found = [statistics(*block) for block in _aligned(view, axis, index, present, _block_length(inputs))]
-    parts = [torch.cat(blocks, dim=axis - 1) for blocks in zip(*found, strict=True)]
-    parts = [part.mT for part in parts] if turned else parts
-    parts = [part.flip(0) for part in parts] if mask is None and not from_first else parts
+        of_blocks = [statistics(*block) for block in _aligned(view, axis, index, present, _block_length(inputs))]
+    moments = [torch.cat(blocks, dim=axis - 1) for blocks in zip(*of_blocks, strict=True)]
+    moments = [moment.mT for moment in moments] if turned else moments
+    moments = [moment.flip(0) for moment in moments] if mask is None and not from_first else moments
     if length is None:
-        length = own if processes is None else processes.largest(own, inputs.device)
-    if length < own:
-        raise ValueError(f"`length` must be at least {own}, the length of the inputs, got {length}.")
-    parts.append(count)
-    return parts if length == own else [F.pad(part, (0, 0, 0, length - own)) for part in parts]
+        length = _common_length(num_positions, processes, inputs.device)
+    if length < num_positions:
+        raise ValueError(f"`length` must be at least {num_positions}, the length of the inputs, got {length}.")
+    moments.append(count)
+    if length == num_positions:
+        return moments
+    return [F.pad(moment, (0, 0, 0, length - num_positions)) for moment in moments]
 
 
 def _block_length(inputs: Tensor) -> int:
@@ -169,20 +173,20 @@ def _aligned(view: Tensor, axis: int, index: Tensor, present: Tensor, size: int)
     batch, tokens = len(view), None if axis == 2 else view.flatten(0, 1)
     for chosen, there in zip(index.split(size, dim=1), present.split(size, dim=1), strict=True):
         if tokens is None:
-            part = view.gather(2, chosen.unsqueeze(1).expand(-1, view.shape[1], -1))
+            block = view.gather(2, chosen.unsqueeze(1).expand(-1, view.shape[1], -1))
         else:
             rows = chosen + view.shape[1] * torch.arange(batch, device=view.device).unsqueeze(1)
-            part = tokens.index_select(0, rows.flatten()).unflatten(0, (batch, -1))
-        yield part, there.unsqueeze(3 - axis).to(view.dtype)
+            block = tokens.index_select(0, rows.flatten()).unflatten(0, (batch, -1))
+        yield block, there.unsqueeze(3 - axis).to(view.dtype)
 
 
-def _mean(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
+def _mean(block: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
     if present is None:
-        return (part.mean(dim=0),)
-    return ((part * present).sum(dim=0) / present.sum(dim=0).clamp(min=1),)
+        return (block.mean(dim=0),)
+    return ((block * present).sum(dim=0) / present.sum(dim=0).clamp(min=1),)
 
 
-def _mean_and_variance(part: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
+def _mean_and_variance(block: Tensor, present: Tensor | None) -> tuple[Tensor, ...]:
     # Two passes, as the difference of E[x²] and E[x]² loses the digits of a small variance.
-    (mean,) = _mean(part, present)
-    return mean, *_mean((part - mean).square(), present)
+    (mean,) = _mean(block, present)
+    return mean, *_mean((block - mean).square(), present)

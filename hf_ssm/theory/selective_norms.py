@@ -150,7 +150,7 @@ def selective_norms(
     Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2.
     """
     if A.is_complex() or A.dim() != 2 or W_B.shape != A.T.shape or W_C.shape != A.T.shape:
-        shapes = [tuple(part.shape) for part in (A, W_B, W_C)]
+        shapes = [tuple(matrix.shape) for matrix in (A, W_B, W_C)]
         raise ValueError(f"`A` must be real, (d, N), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}.")
     if (q is None) != (p is None):
         raise ValueError("`q` and `p` must be given together, or neither for the fixed step 1.")
@@ -209,17 +209,17 @@ def norm_assumptions(norms: SelectiveNorms, num_sequences: int | None = None) ->
         f"s_A = {norms.s_A:.4g} is not positive ({largest} {-norms.s_A:.4g}): states need not decay, ρ_A < 1 fails and "
         "the bound does not apply; state_matrix='neg_exp' is stable by construction"
     )
-    found = [
+    assumptions = [
         Assumption("bounded input", math.isfinite(norms.B_u), norms.B_u, size),
         Assumption("finite norms", finite, None, "every norm is finite" if finite else "a weight is infinite or NaN"),
         Assumption("stable state matrix", norms.s_A > 0, norms.s_A, stable if norms.s_A > 0 else unstable),
     ]
     if norms.L_p is not None:
         text = f"p >= {norms.L_p:.4g}, which keeps Δ above {norms.step_range[0]:.3g}"
-        found.append(Assumption("bias of the step bounded below", math.isfinite(norms.L_p), norms.L_p, text))
+        assumptions.append(Assumption("bias of the step bounded below", math.isfinite(norms.L_p), norms.L_p, text))
     if num_sequences is not None:
-        found.append(_enough_sequences(norms, num_sequences))
-    return found
+        assumptions.append(_enough_sequences(norms, num_sequences))
+    return assumptions
 
 
 def _enough_sequences(norms: SelectiveNorms, num_sequences: int) -> Assumption:

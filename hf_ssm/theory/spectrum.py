@@ -104,10 +104,10 @@ def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequenci
         raise ValueError("`mask` keeps no token.")
     total = torch.zeros(count, dtype=torch.float64, device=tokens.device)
     step = max(1, _BLOCK // (length * len(tokens[kept].unique())))
-    for rows, own in zip(tokens.split(step), kept.split(step), strict=True):
-        if own.any():
-            indicators = (rows.unsqueeze(-1) == rows[own].unique()).to(torch.float64)
-            total += power_spectrum(indicators, own, num_frequencies=count).sum(0) * own.sum()
+    for rows, is_symbol in zip(tokens.split(step), kept.split(step), strict=True):
+        if is_symbol.any():
+            indicators = (rows.unsqueeze(-1) == rows[is_symbol].unique()).to(torch.float64)
+            total += power_spectrum(indicators, is_symbol, num_frequencies=count).sum(0) * is_symbol.sum()
     return total / number
 
 

@@ -54,24 +54,24 @@ def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
 
     A model that gives labels to DNA reads in both directions, and one that gives labels to texts has no longest input.
     """
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if settings.model["checkpoint"] is not None or data.tokenizer is None or not TASKS[settings.task].labelled:
-        return found
+        return chosen
     config_type = config_class(str(settings.model["family"]))
-    given = {config_type.attribute_map.get(name, name) for name in settings.config_fields}
-    if "bidirectional" not in given and reads_only_dna(data.tokenizer):
-        found["bidirectional"] = True
+    names = {config_type.attribute_map.get(name, name) for name in settings.config_fields}
+    if "bidirectional" not in names and reads_only_dna(data.tokenizer):
+        chosen["bidirectional"] = True
         logger.warning(
             "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
             "direction: --set model.bidirectional=false."
         )
-    for name, value in config_type.fields_for_any_length(given).items():
-        found[name] = value
+    for name, value in config_type.fields_for_any_length(names).items():
+        chosen[name] = value
         logger.warning(
             f"Chosen for texts of any length: model.{name}={value}. With the default, --set "
             f"model.{name}={getattr(config_type, name)}, model.max_position_embeddings (the longest row) is the limit."
         )
-    return found
+    return chosen
 
 
 def _check_fit(config: Any, data: RunData) -> None:
@@ -125,13 +125,13 @@ def _num_outputs(splits: DatasetDict, pooled: bool) -> int:
         raise ValueError("the labels are lists of lists: give one number, or one list of numbers, for each text")
     if not pooled:
         return next(signal_rows(train.select([0]), "labels")).shape[1]
-    found = sorted({int(length) for split in splits.values() for length in row_lengths(split, "labels")})
-    if len(found) > 1:
+    lengths = sorted({int(length) for split in splits.values() for length in row_lengths(split, "labels")})
+    if len(lengths) > 1:
         raise ValueError(
-            f"with model.pooling every row has one vector of numbers, but the labels have lengths from {found[0]} to "
-            f"{found[-1]}: make them equal, or leave model.pooling out where there is a label for each position"
+            f"with model.pooling every row has one vector of numbers, but the labels have lengths from {lengths[0]} to "
+            f"{lengths[-1]}: make them equal, or leave model.pooling out where there is a label for each position"
         )
-    return found[0]
+    return lengths[0]
 
 
 def _fresh_config(settings: RunSettings, data: RunData) -> Any:
@@ -146,20 +146,17 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
             fields.setdefault(f"{token}_token_id", getattr(data.tokenizer, f"{token}_token_id"))
     if any(field.name == "max_position_embeddings" for field in dataclasses.fields(config_type)):
         fields.setdefault("max_position_embeddings", settings.data["max_length"] or data.longest)
-    if _predicts_values(data):
-        fields.update(_value_names(settings, data))
-    elif data.label_kind is not None and data.classes is None:
-        if data.label_kind == "number":
-            fields.setdefault("pooling", "mean")
-        fields.setdefault("num_labels", _num_outputs(data.splits, pooled=fields.get("pooling") is not None))
-    if data.classes is not None:
-        if fields.pop("num_labels", len(data.classes)) != len(data.classes):
-            raise ValueError(
-                f"model.num_labels={settings.model['num_labels']} but the data has {len(data.classes)} classes "
-                f"({', '.join(data.classes)}): leave it out"
-            )
-        fields.update(_class_names(data.classes))
-    return config_type(**fields)
+    if data.label_kind == "number" and data.tokenizer is None:
+        fields.setdefault("pooling", "mean")
+    if data.classes is not None and fields.pop("num_labels", len(data.classes)) != len(data.classes):
+        raise ValueError(
+            f"model.num_labels={settings.model['num_labels']} but the data has {len(data.classes)} classes "
+            f"({', '.join(data.classes)}): leave it out"
+        )
+    determined = _label_fields(settings, data, pooled=fields.get("pooling") is not None)
+    if "num_labels" in fields:  # `_check_targets` compares
+        determined.pop("num_labels", None)
+    return config_type(**fields | determined)
 
 
 def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
@@ -177,16 +174,10 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
         with reading(f"model.{name}={value!r}"):
             setattr(config, name, value)
     config.check()
-    if data.classes is not None:
-        for name, names in _class_names(data.classes).items():
-            setattr(config, name, names)
-        if config.problem_type == "regression":
-            config.problem_type = None
-    elif _predicts_values(data):
-        for name, value in _value_names(settings, data).items():
-            setattr(config, name, value)
-    elif data.label_kind is not None:
-        config.num_labels = _num_outputs(data.splits, pooled=config.pooling is not None)
+    if data.classes is not None and config.problem_type == "regression":
+        config.problem_type = None
+    for name, value in _label_fields(settings, data, pooled=config.pooling is not None).items():
+        setattr(config, name, value)
     # A head for other classes is initialised anew; any other change of shape is a mistake in the settings.
     with reading(f"the weights of {checkpoint!r}"):
         model, info = TASKS[settings.task].auto_class.from_pretrained(
@@ -237,20 +228,20 @@ def _predicts_values(data: RunData) -> bool:
     return data.label_kind in ("number", "numbers") and data.tokenizer is not None
 
 
-def _value_names(settings: RunSettings, data: RunData) -> dict[str, Any]:
-    """The fields of a configuration that predicts numbers for a sequence, named after their columns."""
-    count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")
-    given = settings.model.get("num_labels", count)
-    if given != count:
-        raise ValueError(f"model.num_labels={given} but the labels have {count} numbers: leave it out")
-    names = [columns] if isinstance(columns, str) else list(columns)
-    if len(names) != count:
-        names = [f"{names[0]}_{index}" for index in range(count)]
-    return {"problem_type": "regression", **_class_names(names)}
-
-
-def _class_names(classes: list[str]) -> dict[str, dict[Any, Any]]:
-    return {
-        "id2label": dict(enumerate(classes)),
-        "label2id": {name: index for index, name in enumerate(classes)},
-    }
+def _label_fields(settings: RunSettings, data: RunData, pooled: bool) -> dict[str, Any]:
+    """The fields of a configuration that the labels determine; numbers for a sequence are named after their columns."""
+    if data.label_kind is None:
+        return {}
+    if data.classes is None and not _predicts_values(data):
+        return {"num_labels": _num_outputs(data.splits, pooled)}
+    kind, names = {}, data.classes
+    if names is None:
+        count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")
+        if settings.model.get("num_labels", count) != count:
+            raise ValueError(
+                f"model.num_labels={settings.model['num_labels']} but the labels have {count} numbers: leave it out"
+            )
+        kind, names = {"problem_type": "regression"}, [columns] if isinstance(columns, str) else list(columns)
+        if len(names) != count:
+            names = [f"{names[0]}_{index}" for index in range(count)]
+    return {**kind, "id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}

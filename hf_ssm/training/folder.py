@@ -105,15 +105,13 @@ def clear_output(folder: Path) -> None:
 
 def last_checkpoint(folder: Path) -> Path:
     """The newest whole checkpoint in `folder`; a `ValueError` that names the bad files if there is none."""
-    steps = _checkpoints(folder)
-    problems = {}
-    for step in sorted(steps, reverse=True):
-        problem = checkpoint_problem(steps[step])
+    problems = []
+    for _, checkpoint in sorted(_checkpoints(folder).items(), reverse=True):
+        problem = checkpoint_problem(checkpoint)
         if problem is None:
-            return steps[step]
-        problems[steps[step].name] = problem
-    found = "; ".join(f"{name} {problem}" for name, problem in problems.items())
-    held = f"only incomplete checkpoints ({found})" if steps else "no checkpoint"
+            return checkpoint
+        problems.append(f"{checkpoint.name} {problem}")
+    held = f"only incomplete checkpoints ({'; '.join(problems)})" if problems else "no checkpoint"
     raise ValueError(
         f"--resume: {str(folder)!r} contains {held}: give the --output of the interrupted run, or start a new run "
         "without --resume"
@@ -145,8 +143,8 @@ def write_log(folder: Path, log_history: Sequence[Mapping[str, Any]]) -> None:
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """Optimizer step -> checkpoint folder, complete or not."""
-    found = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
-    return {int(match[1]): path for path, match in found.items() if match and path.is_dir()}
+    matches = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*")}
+    return {int(match[1]): path for path, match in matches.items() if match and path.is_dir()}
 
 
 def checkpoint_problem(checkpoint: Path) -> str | None:

@@ -94,8 +94,8 @@ class RunData:
     def longest(self) -> int:
         """Length of the longest sequence of all splits, in tokens or positions."""
         lengths = inner_lengths if self.has_pairs else row_lengths
-        found = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
-        return found if self.max_length is None else min(found, self.max_length)
+        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
+        return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
     def signal_shape(self) -> tuple[int, int] | None:
@@ -256,10 +256,10 @@ def _check_label_kind(settings: RunSettings, kind: str) -> None:
 def _hint_at_regression(settings: RunSettings, train: Dataset, labels: str, kind: str) -> None:
     """Warn of whole numbers that are many for classes."""
     if kind == "class" and not isinstance(train.features[labels], ClassLabel):
-        found = len(set(train[labels]))
-        if found > _MANY_CLASSES and settings.task == "sequence-classification":
+        count = len(set(train[labels]))
+        if count > _MANY_CLASSES and settings.task == "sequence-classification":
             logger.warning(
-                f"The labels in {labels!r} are {found} different whole numbers, each of which is taken for a class. To "
+                f"The labels in {labels!r} are {count} different whole numbers, each of which is taken for a class. To "
                 "predict them as numbers: --task sequence-regression."
             )
 

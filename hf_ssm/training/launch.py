@@ -62,6 +62,6 @@ def locked(output: Path) -> Iterator[None]:
 
 def main_first(function: Callable[[], T]) -> T:
     """Call `function` in the main process and then in the others, which find its results in caches."""
-    found: list[T] = []
-    on_main(lambda: found.append(function()))
-    return found[0] if found else function()
+    results: list[T] = []
+    on_main(lambda: results.append(function()))
+    return results[0] if results else function()

@@ -1,19 +1,61 @@
 """The τ regulariser as a loss for transformers' own Trainer (Liu & Li 2024, Algorithm 2)."""
 
-import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_ssm.models.views.packing import find_documents
+from hf_ssm.models.base.heads import PACKING_ARGUMENTS
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_model, check_type
 
-__all__ = ["TauLogger", "TauLoss", "tau_loss", "warn_of_fixed_orders"]
+__all__ = ["TauLogger", "TauLoss", "TauTerm", "tau_loss", "warn_of_fixed_orders"]
 
 logger = logging.get_logger(__name__)
+
+
+def tau_entries(tau: Sequence[float]) -> dict[str, float]:
+    """The entries of a log for τ of each layer and their sum."""
+    return {"tau": sum(tau), **{f"tau_layer_{layer}": value for layer, value in enumerate(tau)}}
+
+
+class TauTerm:
+    """The way of τ to a loss and to a log: requested from a model, taken from its outputs, averaged between logs.
+
+    Attributes:
+        sums: Weighted sums since the last call of `means`: of the weights, other scalars, and τ of each layer.
+    """
+
+    REQUEST: ClassVar = {"output_tau": True, "return_dict": True}
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+
+    @classmethod
+    def request(cls, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """A forward pre-hook, by which a model in training mode returns τ."""
+        return args, {**kwargs, **cls.REQUEST} if model.training else kwargs
+
+    @staticmethod
+    def of(model: Any, outputs: Any) -> Tensor:
+        """τ of each layer, `(num_hidden_layers,)`: the mean over the replicas of `torch.nn.DataParallel`."""
+        return outputs.tau.unflatten(0, (-1, model.config.num_hidden_layers)).mean(dim=0)
+
+    def record(self, tau: Tensor, *others: Tensor, steps: int = 1) -> None:
+        """Add τ of each layer, and other scalars that are divided by `steps` already, with the weight 1 / `steps`."""
+        scalars = [tau.new_tensor([1 / steps]), *(other.detach().to(tau).reshape(1) for other in others)]
+        added = torch.cat([*scalars, tau.detach() / steps])
+        self.sums = added if self.sums is None else self.sums + added
+
+    def means(self, num_others: int = 0) -> tuple[list[float], dict[str, float]]:
+        """The means of the other scalars, and the entries of a log for τ, since the call before."""
+        assert self.sums is not None
+        means = (self.sums[1:] / self.sums[0]).tolist()
+        self.sums, tau = None, means[num_others:]
+        return means[:num_others], tau_entries(tau)
 
 
 class TauLoss:
@@ -25,23 +67,18 @@ class TauLoss:
         # What the head needs beside the labels, of the last batch.
         self._rows: dict[str, Any] = {}
         self._labels_are_shifted = type(model).__name__.endswith("ForCausalLM")
-        model.register_forward_pre_hook(self._request_tau, with_kwargs=True)
+        model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
-    def _request_tau(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        mask = kwargs.get("attention_mask")
-        self._rows = {"attention_mask": mask}
-        documents = find_documents(mask, None, kwargs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-        if documents is not None and hasattr(model, "counted_labels"):
-            self._rows["documents"] = documents
-        if model.training and self.weight > 0:
-            kwargs = {**kwargs, "output_tau": True, "return_dict": True}
-        return args, kwargs
+    def _before_forward(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        names = ("attention_mask", *PACKING_ARGUMENTS)
+        self._rows = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return TauTerm.request(model, args, kwargs) if self.weight > 0 else (args, kwargs)
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Task loss + λ Σ τ, times the share of this micro-batch in `num_items_in_batch`."""
         total = self.model.task_loss(outputs.logits, labels, **self._rows)
         if outputs.tau is not None:
-            total = total + self.weight * outputs.tau.sum()
+            total = total + self.weight * TauTerm.of(self.model, outputs).sum()
         if num_items_in_batch is None:
             return total
         counted = labels[..., 1:] if self._labels_are_shifted else labels
@@ -54,13 +91,12 @@ def warn_of_fixed_orders(model: Any) -> None:
     A filter of the inputs (zero-phase, or before a scan) enters τ only through the statistics of the inputs.
     """
     config = model.config
-    constant = config.tau_detach_statistics or config.tau_statistics != "batch"
-    if not constant:
+    if not config.tau_detach_statistics and config.tau_statistics == "batch":
         return
-    operators = (part for part in model.modules() if isinstance(part, SequenceOperator))
     filters_inputs = any(
-        part.sobolev_order is not None and (part.sobolev_mode == "zero_phase" or not part.is_time_invariant)
-        for part in operators
+        operator.sobolev_order is not None and (operator.sobolev_mode == "zero_phase" or not operator.is_time_invariant)
+        for operator in model.modules()
+        if isinstance(operator, SequenceOperator)
     )
     if filters_inputs:
         logger.warning_once(
@@ -119,27 +155,21 @@ class TauLogger(TrainerCallback):
     """
 
     def __init__(self, model: Any):
-        self._sums: Tensor | None = None
-        self._count = 0
-        owner = weakref.proxy(self)  # a model outlives its callbacks
-        self._hooks = [
-            model.register_forward_pre_hook(_request_tau, with_kwargs=True),
-            model.register_forward_hook(lambda module, args, outputs: owner._record(module, outputs)),
-        ]
+        self._term = term = TauTerm()
 
-    def _record(self, model: Any, outputs: Any) -> None:
-        if model.training:
-            tau = outputs.tau.detach()
-            self._sums = tau if self._sums is None else self._sums + tau
-            self._count += 1
+        def record(module: Any, args: tuple, outputs: Any) -> None:
+            if module.training:
+                term.record(TauTerm.of(module, outputs))
+
+        self._hooks = [
+            model.register_forward_pre_hook(TauTerm.request, with_kwargs=True),
+            model.register_forward_hook(record),
+        ]
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the means to the last entry of the log."""
-        if self._sums is not None and "loss" in (kwargs.get("logs") or {}):
-            means = (self._sums / self._count).tolist()
-            found = {"tau": sum(means), **{f"tau_layer_{i}": value for i, value in enumerate(means)}}
-            state.log_history[-1].update(found)
-            self._sums, self._count = None, 0
+        if self._term.sums is not None and "loss" in (kwargs.get("logs") or {}):
+            state.log_history[-1].update(self._term.means()[1])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -147,7 +177,3 @@ class TauLogger(TrainerCallback):
         """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
-
-
-def _request_tau(model: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    return args, {**kwargs, "output_tau": True, "return_dict": True} if model.training else kwargs

@@ -15,9 +15,7 @@ import torch
 from transformers import EvalPrediction
 
 from hf_ssm.metrics import functional
-
-IGNORED_LABEL = -100
-"""Label without effect on a metric (padding, unmasked tokens); the convention of PyTorch."""
+from hf_ssm.metrics.functional import IGNORED_LABEL
 
 _NO_CORRELATION = 0.1
 
@@ -52,10 +50,10 @@ def constant_class_metrics(labels: Any) -> dict[str, float]:
     Args:
         labels: The class of each example, or a list of classes for each, of which `IGNORED_LABEL` is left out.
     """
-    found = np.concatenate([np.ravel(label) for label in labels])
-    found = found[found != IGNORED_LABEL]
-    most_frequent = np.full_like(found, np.bincount(found).argmax())
-    return classification_metrics(EvalPrediction(predictions=most_frequent, label_ids=found))
+    classes = np.concatenate([np.ravel(label) for label in labels])
+    classes = classes[classes != IGNORED_LABEL]
+    most_frequent = np.full_like(classes, np.bincount(classes).argmax())
+    return classification_metrics(EvalPrediction(predictions=most_frequent, label_ids=classes))
 
 
 def token_frequency_metrics(counts: Any) -> dict[str, float]:

@@ -27,7 +27,6 @@ logger = logging.get_logger(__name__)
 
 # Files of a checkpoint that belong to the model; the others are the state of the run.
 _MODEL_SUFFIXES = frozenset({".jinja", ".json", ".md", ".model", ".py", ".safetensors", ".txt"})
-_STATE_FILES = frozenset({"trainer_state.json"})
 # Files of a checkpoint from which a run resumes, of one process, of DeepSpeed and of FSDP; most of them are pickles.
 _RUN_STATE = (
     *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
@@ -133,7 +132,12 @@ class PushingTrainer(Trainer):
         self.create_model_card(model_name=self._model_name)
         with_state = strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
         inside = folder_files(checkpoint, [*self._code, *_RUN_STATE])
-        files = {name: path for name, path in inside.items() if _is_of_the_model(name)}
+        files = {
+            name: path
+            for name, path in inside.items()
+            if "/" not in name and name != "trainer_state.json"
+            if is_weights(name) or path.suffix in _MODEL_SUFFIXES
+        }
         files[CARD_NAME] = card = self._output / CARD_NAME
         reason = irregularity(card, self._output)
         if reason is not None:
@@ -261,9 +265,3 @@ class PushOnSave(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.trainer.report_failed_pushes(wait_for_all=True)
-
-
-def _is_of_the_model(name: str) -> bool:
-    if "/" in name or name in _STATE_FILES:
-        return False
-    return is_weights(name) or Path(name).suffix in _MODEL_SUFFIXES

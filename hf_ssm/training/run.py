@@ -86,45 +86,56 @@ class RunPlan:
         settings: Its settings, with the values that the data determine.
         data: Its data.
         model: Its model before training.
-        steps_per_epoch: Optimizer steps of a pass over the training split.
-        steps: Optimizer steps of the run.
+        args: The arguments of the Trainer.
+        checkpoint: The checkpoint from which it continues.
     """
 
     settings: RunSettings
     data: RunData
     model: PreTrainedModel
-    steps_per_epoch: int
-    steps: int
+    args: SSMTrainingArguments
+    checkpoint: Path | None
+
+    @property
+    def rows(self) -> Dataset:
+        """The training split with the augmentation of the settings."""
+        rows, tokenizer = self.data.splits["train"], self.data.tokenizer
+        if self.settings.data["reverse_complement"] and tokenizer is not None:
+            rows = with_random_reverse_complement(rows, tokenizer)
+        if self.settings.data["unknown_bases"] and tokenizer is not None:
+            rows = with_random_unknown_bases(rows, tokenizer, self.settings.data["unknown_bases"])
+        return rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a pass over the training split."""
+        rows, size = len(self.rows), self.args.train_batch_size * self.args.world_size
+        batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
+        return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        steps = self.args.max_steps
+        return steps if steps > 0 else math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
 
 def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
-    """Load data and model of a run, and count its steps; the arguments are those of `train`. Writes nothing."""
+    """Load data and model of a run; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
-    settings, data, model = _prepare(settings, output, checkpoint, choose)
-    args = _training_arguments(settings, output, data, checkpoint)
-    rows, size = len(_training_rows(settings, data)), args.train_batch_size * args.world_size
-    batches = rows // size if args.dataloader_drop_last else math.ceil(rows / size)
-    per_epoch = max(1, math.ceil(batches / args.gradient_accumulation_steps))
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    return RunPlan(settings, data, model, per_epoch, steps)
-
-
-def _prepare(
-    settings: RunSettings, output: Path, checkpoint: Path | None, choose: bool
-) -> tuple[RunSettings, RunData, PreTrainedModel]:
-    """The settings with the values that the data determine, the data, and the model before training."""
     if checkpoint is None:
         check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
-    loaded = launch.main_first(lambda: load_data(settings))
-    settings = dataclasses.replace(settings, data={**settings.data, **loaded.settled})
+    data = launch.main_first(lambda: load_data(settings))
+    settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
-        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, loaded)})
+        settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
     if checkpoint is not None:
-        launch.on_main(lambda: _check_same_data(output, loaded.splits))
+        launch.on_main(lambda: _check_same_data(output, data.splits))
         _warn_of_other_random_numbers(checkpoint)
-    return settings, loaded, build_model(settings, loaded, checkpoint)
+    model = build_model(settings, data, checkpoint)
+    return RunPlan(settings, data, model, _training_arguments(settings, output, data, checkpoint), checkpoint)
 
 
 class RunProgress(TrainerCallback):
@@ -151,8 +162,8 @@ def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
         of_positions = data.tokenizer is None and bool((row_lengths(rows, "input_values") > 1).any())
         if of_positions and kind == "numbers":
             of_positions = bool((row_lengths(rows, "labels") == row_lengths(rows, "input_values")).all())
-        found = constant_value_metrics(rows["labels"], of_positions)
-        return found if task == "sequence-regression" else {name: found[name] for name in ("mse", "mae")}
+        values = constant_value_metrics(rows["labels"], of_positions)
+        return values if task == "sequence-regression" else {name: values[name] for name in ("mse", "mae")}
     assert data.tokenizer is not None
     counts = np.zeros(len(data.tokenizer), dtype=np.int64)
     for ids in rows.with_format("numpy")["input_ids"]:
@@ -204,21 +215,28 @@ def train(
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
-    launch.begin(settings)
-    checkpoint = folder.last_checkpoint(output) if resume else None
+    prepared = plan(settings, output, resume, choose)
+    settings, loaded, data, args = prepared.settings, prepared.data, prepared.data.splits, prepared.args
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
-    settings, loaded, model = _prepare(settings, output, checkpoint, choose)
-    data = loaded.splits
-    args = _training_arguments(settings, output, loaded, checkpoint)
-    trainer = _build_trainer(settings, model, loaded, args)
+    task = TASKS[settings.task]
+    trainer = SSMTrainer(
+        model=prepared.model,
+        args=args,
+        train_dataset=prepared.rows,
+        eval_dataset=data.get("validation"),
+        data_collator=build_collator(settings, loaded),
+        processing_class=loaded.processor,
+        compute_metrics=task.compute_metrics,
+        preprocess_logits_for_metrics=task.preprocess,
+    )
     chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in data}
     if progress is not None:
         progress.chance = chance.get("validation", {})
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
-    movement = ParameterMovement(checkpoint)
+    movement = ParameterMovement(prepared.checkpoint)
     trainer.add_callback(movement)
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
@@ -226,7 +244,7 @@ def train(
     batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
-    tau = _train_and_measure_tau(trainer, batch, checkpoint)
+    tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
     results = {split: _evaluate(trainer, data[split], split) for split in chance}
     # Commands that load the model tell from the log whether it is better than chance.
     trainer.log({chance_key(split, name): value for split in chance for name, value in chance[split].items()})
@@ -294,7 +312,7 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
     now = {name: (split["rows"], split["hash"]) for name, split in _fingerprints(data).items()}
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name):
-            counts = [f"{found[name][0]} rows" if name in found else "no rows" for found in (then, now)]
+            counts = [f"{splits[name][0]} rows" if name in splits else "no rows" for splits in (then, now)]
             how = f"{counts[0]} then, {counts[1]} now" if counts[0] != counts[1] else "other rows, or another order"
             raise ValueError(
                 f"--resume: the {name} split is not that of the beginning of the run ({how}), so rows of the test "
@@ -333,35 +351,6 @@ def _training_arguments(
     return SSMTrainingArguments(output_dir=str(output), **training)
 
 
-def _training_rows(settings: RunSettings, loaded: RunData) -> Dataset:
-    """The training split with the augmentation of the settings."""
-    rows, tokenizer = loaded.splits["train"], loaded.tokenizer
-    if settings.data["reverse_complement"] and tokenizer is not None:
-        rows = with_random_reverse_complement(rows, tokenizer)
-    if settings.data["unknown_bases"] and tokenizer is not None:
-        rows = with_random_unknown_bases(rows, tokenizer, settings.data["unknown_bases"])
-    return rows
-
-
-def _build_trainer(
-    settings: RunSettings,
-    model: PreTrainedModel,
-    loaded: RunData,
-    args: SSMTrainingArguments,
-) -> SSMTrainer:
-    task, data = TASKS[settings.task], loaded.splits
-    return SSMTrainer(
-        model=model,
-        args=args,
-        train_dataset=_training_rows(settings, loaded),
-        eval_dataset=data.get("validation"),
-        data_collator=build_collator(settings, loaded),
-        processing_class=loaded.processor,
-        compute_metrics=task.compute_metrics,
-        preprocess_logits_for_metrics=task.preprocess,
-    )
-
-
 def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, int]:
     """The numbers of steps that a checkpoint holds for shares of the training, which the Trainer compares with them."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -388,15 +377,15 @@ def _train_and_measure_tau(
 
 def _evaluate(trainer: SSMTrainer, split: Dataset, name: str) -> dict[str, float]:
     """Metrics and loss of a split, without the Trainer's timings."""
-    found = trainer.evaluate(split, metric_key_prefix=name)
-    if not math.isfinite(found.get(f"{name}_loss", 0.0)):
+    metrics = trainer.evaluate(split, metric_key_prefix=name)
+    if not math.isfinite(metrics.get(f"{name}_loss", 0.0)):
         raise FloatingPointError(
-            f"the loss of the {name} split is {found[f'{name}_loss']}: the model has diverged; start a new run with a "
-            f"lower training.learning_rate (it was {trainer.args.learning_rate:g})"
+            f"the loss of the {name} split is {metrics[f'{name}_loss']}: the model has diverged; start a new run with "
+            f"a lower training.learning_rate (it was {trainer.args.learning_rate:g})"
         )
     prefix, timings = f"{name}_", ("runtime", "per_second", "time")
     return {
         key.removeprefix(prefix): float(value)
-        for key, value in found.items()
+        for key, value in metrics.items()
         if key.startswith(prefix) and not key.endswith(timings)
     }

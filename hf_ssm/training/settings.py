@@ -138,7 +138,13 @@ def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
         check_choice("section", str(section), SECTIONS, where)
         if not isinstance(values, dict | None):
             raise ValueError(f"section {section!r} of {where} must hold key: value lines, got {values!r}")
-    return _without_aliases({section: dict(values or {}) for section, values in (content or {}).items()}, where)
+    sections = {section: dict(values or {}) for section, values in (content or {}).items()}
+    model = sections.get("model", {})
+    for alias in [name for name in ALIASES if name in model]:
+        if ALIASES[alias] in model:
+            raise ValueError(f"{where}: model.{alias} is another name of model.{ALIASES[alias]}: leave one of them out")
+        model[ALIASES[alias]] = model.pop(alias)
+    return sections
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -153,16 +159,6 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         kind = training_types().get(key, Any) if section == "training" else Any
         key = ALIASES.get(key, key) if section == "model" else key
         sections.setdefault(section, {})[key] = parse_value(value, kind)
-    return sections
-
-
-def _without_aliases(sections: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
-    """The sections with the names of fields in place of `ALIASES`."""
-    model = sections.get("model", {})
-    for alias in [name for name in ALIASES if name in model]:
-        if ALIASES[alias] in model:
-            raise ValueError(f"{where}: model.{alias} is another name of model.{ALIASES[alias]}: leave one of them out")
-        model[ALIASES[alias]] = model.pop(alias)
     return sections
 
 
@@ -270,19 +266,23 @@ def config_class(family: str) -> Any:
 
 def config_fields(family: str) -> list[Any]:
     """The fields of a family's configuration that hf_ssm defines, those of all families first."""
-    own = {name for cls in config_class(family).__mro__ if cls.__module__.startswith("hf_ssm.") for name in vars(cls)}
-    own.discard("rescaled")  # a record, which is not set
-    return [field for field in dataclasses.fields(config_class(family)) if field.name in own and field.init]
+    defined = {
+        name for cls in config_class(family).__mro__ if cls.__module__.startswith("hf_ssm.") for name in vars(cls)
+    }
+    defined.discard("rescaled")  # a record, which is not set
+    return [field for field in dataclasses.fields(config_class(family)) if field.name in defined and field.init]
 
 
 def check_config_field(config_type: Any, name: str) -> None:
     """Raise a ValueError for a name that is no argument of the configuration, with the names that hf_ssm defines."""
     if name in config_type.known_arguments():
         return
-    own = [field.name for field in config_fields(str(family_of(config_type)))]
-    near = closest_name(name, [*own, *ALIASES, *config_type.attribute_map])
+    fields = [field.name for field in config_fields(str(family_of(config_type)))]
+    near = closest_name(name, [*fields, *ALIASES, *config_type.attribute_map])
     papers = ", ".join(f"{alias} ({field})" for alias, field in ALIASES.items())
-    hint = f"did you mean `{near}`?" if near else f"the fields are {', '.join(own)}; names of the papers are {papers}"
+    hint = (
+        f"did you mean `{near}`?" if near else f"the fields are {', '.join(fields)}; names of the papers are {papers}"
+    )
     raise ValueError(f"model.{name}: {config_type.__name__} has no such field: {hint} (`hf-ssm settings` explains all)")
 
 
@@ -340,9 +340,9 @@ def _check_training(settings: RunSettings) -> None:
     types = {name: kind for name, kind in training_types().items() if name not in _MANAGED}
     for name in settings.training:
         if name not in types and closest_name(name, types) is None:
-            own = ", ".join(vars(SSMTrainingArguments)["__annotations__"])
+            fields = ", ".join(vars(SSMTrainingArguments)["__annotations__"])
             raise ValueError(
-                f"training: unknown key {name!r}: the fields are {own}, and those of transformers' TrainingArguments"
+                f"training: unknown key {name!r}: the fields are {fields}, and those of transformers' TrainingArguments"
             )
     _check_types("training", settings.training, types)
     _check_trackers(settings.training["report_to"])

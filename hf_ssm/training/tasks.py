@@ -25,7 +25,6 @@ class Task:
         labels: Allowed kinds of a row's label (see `hf_ssm.data.labels.label_kind`); empty if the task has no labels.
         reads: "text", "numbers", or "either".
         best_metric: Metric of the validation split that selects the checkpoint.
-        greater_is_better: Whether a larger value of `best_metric` is better.
         compute_metrics: Argument of the Trainer.
         preprocess: The Trainer's `preprocess_logits_for_metrics`, if any.
         reads_pairs: Whether the model encodes two texts of each row separately.
@@ -34,9 +33,8 @@ class Task:
     auto_class: Any
     labels: tuple[str, ...]
     reads: str
-    best_metric: str
-    greater_is_better: bool
-    compute_metrics: Callable[..., dict[str, float]]
+    best_metric: str = "accuracy"
+    compute_metrics: Callable[..., dict[str, float]] = metrics.classification_metrics
     preprocess: Callable[..., Any] | None = None
     reads_pairs: bool = False
 
@@ -50,48 +48,34 @@ class Task:
         """Whether the labels are numbers and not classes."""
         return "number" in self.labels
 
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether a larger value of `best_metric` is better, not a smaller error or perplexity."""
+        return self.best_metric == "accuracy"
+
 
 def _language_modelling(auto_class: Any, shift: bool) -> Task:
-    statistics = metrics.token_statistics(shift)
-    return Task(auto_class, (), "text", "perplexity", False, metrics.language_modeling_metrics, statistics)
+    return Task(
+        auto_class, (), "text", "perplexity", metrics.language_modeling_metrics, metrics.token_statistics(shift)
+    )
 
+
+_NUMBERS = ("number", "numbers")
 
 TASKS: dict[str, Task] = {
-    "sequence-classification": Task(
-        AutoModelForSequenceClassification, ("class",), "either", "accuracy", True, metrics.classification_metrics
-    ),
-    "sequence-pair-classification": Task(
-        AutoModelForNextSentencePrediction,
-        ("class",),
-        "text",
-        "accuracy",
-        True,
-        metrics.classification_metrics,
-        reads_pairs=True,
-    ),
+    "sequence-classification": Task(AutoModelForSequenceClassification, ("class",), "either"),
+    "sequence-pair-classification": Task(AutoModelForNextSentencePrediction, ("class",), "text", reads_pairs=True),
     "token-classification": Task(
-        AutoModelForTokenClassification,
-        ("classes",),
-        "either",
-        "accuracy",
-        True,
-        metrics.classification_metrics,
-        metrics.predicted_classes,
+        AutoModelForTokenClassification, ("classes",), "either", preprocess=metrics.predicted_classes
     ),
     "sequence-regression": Task(
-        AutoModelForSequenceClassification,
-        ("number", "numbers"),
-        "text",
-        "mse",
-        False,
-        metrics.sequence_regression_metrics,
+        AutoModelForSequenceClassification, _NUMBERS, "text", "mse", metrics.sequence_regression_metrics
     ),
     "signal-regression": Task(
         AutoModelForTimeSeriesPrediction,
-        ("number", "numbers"),
+        _NUMBERS,
         "numbers",
         "mse",
-        False,
         metrics.regression_metrics,
         metrics.regression_statistics,
     ),

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from hf_ssm.analysis.frequency import frequency_responses, has_frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement
 from hf_ssm.analysis.response_summary import spectral_summary
+from hf_ssm.training.losses import tau_entries
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.processes import has_whole_parameters
 
@@ -66,8 +67,7 @@ class TheoryLogger(TrainerCallback):
         changes = self._movement.changes(model)
         if not state.is_world_process_zero:
             return
-        values = {"tau": sum(tau), **{f"tau_layer_{layer}": value for layer, value in enumerate(tau)}}
-        values |= {f"change_{group}": value for group, value in changes.items()}
+        values = tau_entries(tau) | {f"change_{group}": value for group, value in changes.items()}
         if has_whole_parameters(model) and has_frequency_responses(model):
             values |= spectral_summary(frequency_responses(model))
         self._trainer.log({f"theory/{name}": value for name, value in values.items()})

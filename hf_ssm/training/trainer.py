@@ -11,9 +11,8 @@ from transformers import AutoConfig, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_ssm.models.views.packing import find_documents
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.training.losses import TauLoss, warn_of_fixed_orders
+from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
@@ -85,16 +84,16 @@ class SSMTrainer(PushingTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         self._resuming: bool | None = None
         super().__init__(*args, **kwargs)
-        if isinstance(self.compute_loss_func, TauLoss) and self._ssm.config.tau_weight > 0:
+        if isinstance(self.compute_loss_func, TauLoss) and self._unwrapped.config.tau_weight > 0:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
-                f"tau_weight={self._ssm.config.tau_weight}). Remove one of the two."
+                f"tau_weight={self._unwrapped.config.tau_weight}). Remove one of the two."
             )
-        if self._ssm.config.tau_weight > 0:
-            warn_of_fixed_orders(self._ssm)
+        if self._unwrapped.config.tau_weight > 0:
+            warn_of_fixed_orders(self._unwrapped)
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
-        self._parts: dict[str, Tensor] = {}
+        self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
@@ -104,17 +103,16 @@ class SSMTrainer(PushingTrainer):
         _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
         check_processes_are_joined(self.accelerator.num_processes)
 
-    @property
-    def _ssm(self) -> Any:
-        return self.accelerator.unwrap_model(self.model)
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)
         if self._resuming:
-            self._restore_rescaled_flag(resume_from_checkpoint)
+            newest = resume_from_checkpoint is True
+            folder = get_last_checkpoint(self.args.output_dir) if newest else resume_from_checkpoint
+            if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
+                self._unwrapped.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
         if self.model_init is None:
-            self._rescale_if_configured(self._ssm)
+            self._rescale_if_configured(self._unwrapped)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -125,14 +123,9 @@ class SSMTrainer(PushingTrainer):
             self._rescale_if_configured(model)
         return model
 
-    def _restore_rescaled_flag(self, checkpoint: str | bool | None) -> None:
-        folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint
-        if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
-            self._ssm.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
-
     def _rescale_if_configured(self, model: Any) -> None:
         def any_module_has(name: str) -> bool:
-            return any(getattr(part, name, False) for part in model.modules())
+            return any(getattr(module, name, False) for module in model.modules())
 
         if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
@@ -203,7 +196,7 @@ class SSMTrainer(PushingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
         # The local part of a parameter sharded by FSDP2.
-        weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._ssm.parameters())
+        weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._unwrapped.parameters())
         if not all(bool(torch.isfinite(weight).all()) for weight in weights):
             raise self._divergence(f"weights are not finite after step {self.state.global_step}")
         super().save_model(output_dir, _internal_call)
@@ -227,18 +220,16 @@ class SSMTrainer(PushingTrainer):
         if self.label_smoother is not None:
             # The smoothed loss does not see padding and documents.
             inputs = self._with_counted_labels(inputs)
-        weight = self._ssm.config.tau_weight
+        weight = self._unwrapped.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        flags = {"output_tau": True, "return_dict": True}
-        loss, outputs = super().compute_loss(model, {**inputs, **flags}, True, num_items_in_batch)
-        # One row per replica under torch.nn.DataParallel.
-        tau = outputs.tau.unflatten(0, (-1, self._ssm.config.num_hidden_layers)).mean(dim=0)
+        loss, outputs = super().compute_loss(model, {**inputs, **TauTerm.REQUEST}, True, num_items_in_batch)
         steps = self.current_gradient_accumulation_steps
         # The Trainer divides by the accumulation steps only what is not normalised by the number of labels already.
         normalised = (self.model_accepts_loss_kwargs and num_items_in_batch is not None) or bool(self.compute_loss_func)
         share = steps if normalised else 1
-        self._record(loss.detach().mean() * (share / steps), tau.detach() / steps, 1 / steps)
+        tau = TauTerm.of(self._unwrapped, outputs)
+        self._tau.record(tau, loss.mean() * (share / steps), steps=steps)
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
 
@@ -250,31 +241,19 @@ class SSMTrainer(PushingTrainer):
 
     def _with_counted_labels(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with -100 for the labels that a head with tokens leaves out."""
-        counted = getattr(self._ssm, "counted_labels", None)
+        counted = getattr(self._unwrapped, "counted_labels", None)
         if counted is None or batch.get("labels") is None:
             return batch
-        mask = batch.get("attention_mask")
-        documents = find_documents(mask, None, batch, batch.get("input_ids"), batch.get("inputs_embeds"))
-        return {**batch, "labels": counted(batch["labels"], mask, documents)}
-
-    def _record(self, task_loss: Tensor, tau: Tensor, count: float) -> None:
-        found = torch.cat([tau.new_tensor([count]), task_loss.to(tau).reshape(1), tau])
-        self._parts["sums"] = self._parts.get("sums", torch.zeros_like(found)) + found
+        return {**batch, "labels": counted(**batch)}
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in transformers, with the parts of the training loss."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise self._divergence(f"the loss up to step {self.state.global_step} is {logs['loss']}")
-        if "loss" in logs and "sums" in self._parts:
-            sums = self.accelerator.reduce(self._parts.pop("sums"), "mean")
-            task_loss, *tau = (sums[1:] / sums[0]).tolist()
-            logs = {
-                **logs,
-                "task_loss": task_loss,
-                "tau": sum(tau),
-                "tau_loss": self._ssm.config.tau_weight * sum(tau),
-                **{f"tau_layer_{i}": value for i, value in enumerate(tau)},
-            }
+        if "loss" in logs and self._tau.sums is not None:
+            self._tau.sums = self.accelerator.reduce(self._tau.sums, "mean")
+            (task_loss,), tau = self._tau.means(1)
+            logs = {**logs, "task_loss": task_loss, "tau_loss": self._unwrapped.config.tau_weight * tau["tau"], **tau}
         super().log(logs, *args, **kwargs)
 
 

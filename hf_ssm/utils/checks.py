@@ -22,9 +22,9 @@ def check_type(name: str, value: Any, kinds: type | tuple[type, ...], expected: 
         raise TypeError(f"`{name}` must be {expected}, got {type(value).__name__}.")
 
 
-def check_model(value: Any, name: str = "model") -> None:
+def check_model(value: Any) -> None:
     """Raise `TypeError` unless an argument is a module."""
-    check_type(name, value, nn.Module, "a model of hf_ssm")
+    check_type("model", value, nn.Module, "a model of hf_ssm")
 
 
 def check_batch(name: str, value: Any) -> None:

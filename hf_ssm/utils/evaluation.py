@@ -13,14 +13,14 @@ __all__ = ["evaluating", "unwrapped"]
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; the previous mode of every module is restored."""
-    modes = [(part, part.training) for part in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for module, mode in modes:
+            module.training = mode
 
 
 def unwrapped(model: Any) -> Any:

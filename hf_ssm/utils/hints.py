@@ -15,5 +15,5 @@ def closest_name(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | 
         cutoff: Least similarity in [0, 1], as in `difflib.get_close_matches`.
     """
     folded = {candidate.lower(): candidate for candidate in sorted(known, reverse=True)}
-    found = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
+    return folded[matches[0]] if matches else None

@@ -11,12 +11,12 @@ __all__ = ["Processes", "all_processes", "check_processes_are_joined", "has_whol
 
 
 class _Sum(torch.autograd.Function):
-    """Sum of a tensor over processes; the gradient of each one's part is the sum of all gradients of the sum."""
+    """Sum of a tensor over processes; the gradient of each one's value is the sum of all gradients of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, processes: "Processes") -> Tensor:
+    def forward(ctx: Any, value: Tensor, processes: "Processes") -> Tensor:
         ctx.processes = processes
-        return processes.reduced(part, dist.ReduceOp.SUM)
+        return processes.reduced(value, dist.ReduceOp.SUM)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -27,25 +27,25 @@ class _Sum(torch.autograd.Function):
 class Processes:
     """The processes of a run (the default group of `torch.distributed`), which all have to call the same methods."""
 
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of `part`, of the same shape in all processes, over them.
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of `value`, of the same shape in all processes, over them.
 
-        Every process may have a loss of its own. What comes back to its `part` is the gradient of the sum of all these
+        Every process may have a loss of its own. What comes back to its `value` is the gradient of the sum of all these
         losses. So where gradients are averaged over the processes afterwards, as in data parallel training, they are
         those of the mean of the losses.
         """
-        total: Tensor = _Sum.apply(part, self)
+        total: Tensor = _Sum.apply(value, self)
         return total
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest `number` of all processes, by way of `device`."""
         return int(self.reduced(torch.tensor(number, device=device), dist.ReduceOp.MAX))
 
-    def reduced(self, part: Tensor, operation: Any) -> Tensor:
-        """`part` of all processes, joined by an operation, without gradient."""
-        carried = self._carried(part)
+    def reduced(self, value: Tensor, operation: Any) -> Tensor:
+        """`value` of all processes, joined by an operation, without gradient."""
+        carried = self._carried(value)
         dist.all_reduce(carried, operation)
-        return carried.to(part.device)
+        return carried.to(value.device)
 
     @torch.no_grad()
     def take_from_first_(self, tensor: Tensor) -> None:

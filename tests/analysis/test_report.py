@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import hf_ssm
-from hf_ssm.analysis.report import BANDS, theory_report
-from hf_ssm.analysis.tables import Table, markdown, plain_text, tables_of
+from hf_ssm.analysis.report import BANDS, tables_of, theory_report
+from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.modules.roles import QUANTITIES
 
 VARIANTS = {
@@ -56,12 +56,12 @@ def test_tau_is_that_of_the_rows_as_one_batch(make_model, variant) -> None:
 def test_the_json_is_complete_and_has_no_other_numbers(make_model, variant) -> None:
     family, flags = VARIANTS[variant]
     model = make_model(family, "ForSequenceClassification", **flags)
-    movement = {"A_imag": 0.25, "sobolev_order": None}
-    report = theory_report(model, two_batches(), movement=movement, data={"source": "here"}, settings={"rows": 5})
+    change = {"A_imag": 0.25, "sobolev_order": None}
+    report = theory_report(model, two_batches(), parameter_change=change, data={"source": "here"}, settings={"rows": 5})
     found = json.loads(json.dumps(report.to_dict(), allow_nan=False), parse_constant=pytest.fail)
     assert found["versions"].keys() == {"hf_ssm", "torch", "transformers"}
     assert found["versions"]["hf_ssm"] == hf_ssm.__version__
-    assert found["movement"] == movement and found["settings"] == {"rows": 5} and found["data"]["source"] == "here"
+    assert found["movement"] == change and found["settings"] == {"rows": 5} and found["data"]["source"] == "here"
     assert len(found["complexity"]) == 2
     for layer, own in zip(found["complexity"], report.complexity, strict=True):
         assert np.mean(layer["tau_of_channels"]) == pytest.approx(layer["tau"]) == own.tau
@@ -150,9 +150,9 @@ def test_the_model_is_left_as_it_was_and_may_be_wrapped(make_model) -> None:
 
 
 def test_markdown_tables_are_whole(make_model) -> None:
-    movement = {"A_imag": 0.25, "sobolev_order": None}
+    change = {"A_imag": 0.25, "sobolev_order": None}
     model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True, init="lin")
-    text = theory_report(model, two_batches(), movement=movement).to_markdown()
+    text = theory_report(model, two_batches(), parameter_change=change).to_markdown()
     assert text.startswith("## Theory report\n\n### Complexity\n\n| layer |")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(blocks) == 4
@@ -188,7 +188,7 @@ def test_text_fits_a_terminal(make_model) -> None:
 def test_pictures(make_model, tmp_path, variant) -> None:
     family, flags = VARIANTS[variant]
     model = make_model(family, "ForSequenceClassification", **flags)
-    report = theory_report(model, two_batches(), movement={"A_imag": 0.25, "D": 0.0, "sobolev_order": None})
+    report = theory_report(model, two_batches(), parameter_change={"A_imag": 0.25, "D": 0.0, "sobolev_order": None})
     written = report.save_pictures(tmp_path)
     names = ["tau.png", *(["responses.png"] if variant != "mamba" else []), "movement.png"]
     assert [path.name for path in written] == names

@@ -7,7 +7,9 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_ssm.data.records import Place, Record, as_records, check_dna, read_records, reverse_complement
+from hf_ssm.data import records
+from hf_ssm.data.records import Place, Record, as_records, check_dna, read_records, reverse_complement, table_columns
+from hf_ssm.data.tables import read_cells
 from hf_ssm.data.variants import read_variants
 
 ROWS = [("ACGTN", "a"), ("acgt", "b"), ("RYKM", "a")]
@@ -28,6 +30,17 @@ def file(tmp_path):
         return path
 
     return write
+
+
+def test_a_table_that_is_read_again_is_parsed_once(file, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(records, "read_cells", lambda path: parsed.append(path) or read_cells(path))
+    path = file("again.csv", CSV)
+    assert table_columns(path) == ["sequence", "name", "score"]
+    assert [record.columns["score"] for record in [*read_records(path), *read_records(path)]] == [1, None, 3] * 2
+    assert parsed == [path]
+    assert [record.sequence for record in read_records(file("again.csv", "sequence\nAC\n"))] == ["AC"]
+    assert parsed == [path, path]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

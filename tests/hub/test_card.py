@@ -161,10 +161,9 @@ def test_an_existing_card_is_kept(make_model, tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_the_code_of_a_card_loads_the_repository(make_model, tmp_path):
-    text = card.write_default_card(tmp_path, make_model("S4", "Model"), name="ada/mine").read_text(encoding="utf-8")
-    assert "\n# mine\n" in text and text.count('"ada/mine"') == 3
-    assert card.addressed(text, "ben/other") == text
+def test_the_code_of_a_card_loads_the_repository():
+    text = card.build_card(replace(FACTS, repo_id="ada/mine")).content
+    assert text.count('"ada/mine"') == 3 and card.addressed(text, "ben/other") == text
 
 
 def test_figures_of_a_probe_are_shown(make_model, tmp_path):

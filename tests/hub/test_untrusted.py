@@ -77,7 +77,7 @@ class TestAllowList:
         names = {path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()}
         model = {name for name in names if name.startswith("model/")}
         assert model and not {Path(name).suffix.lower() for name in model} - {".json", ".md", ".safetensors"}
-        assert {Path(name).suffix for name in names - model} <= {".py", ".md", ".txt"}
+        assert {Path(name).suffix for name in names - model} <= {".css", ".md", ".py", ".txt"}
 
     @pytest.mark.parametrize("name", ["a\nb.json", "a\x1b[2Jb.json", "a\\b.json", os.fsdecode(b"\xff.json")])
     def test_names_that_a_repository_cannot_have(self, folder, name):

@@ -131,7 +131,7 @@ def test_tokens_of_both_strands_must_have_the_same_letters(make_model):
     model = make_model("S4", "Model", vocab_size=21)
     table = hf_ssm.embed(model, pairs_tokenizer(), ["ACGT"], pooling="token", both_strands=True)
     assert table["token_start"][:] == [0, 2] and table["token_end"][:] == [2, 4]
-    with pytest.raises(ValueError, match=r"row 1: the tokens of the two strands have different letters"):
+    with pytest.raises(ValueError, match=r"row 1: the tokens of the two strands of .* have different letters"):
         hf_ssm.embed(model, pairs_tokenizer(), ["ACGT", "ACG"], pooling="token", both_strands=True)
     assert len(hf_ssm.embed(model, pairs_tokenizer(), ["ACG"], both_strands=True)) == 1
 

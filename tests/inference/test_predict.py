@@ -222,7 +222,7 @@ def test_tokens_that_differ_between_strands(tagger):
     merging = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[("A", "C")])))
     found = hf_ssm.predict(tagger, merging, ["GACA"])
     assert found["letters"] == ["G", "AC", "A"]
-    with pytest.raises(ValueError, match=r"`inputs`, row 0: the tokens of the two strands of 'GACA' hold different"):
+    with pytest.raises(ValueError, match=r"`inputs`, row 0: the tokens of the two strands of 'GACA' have different"):
         hf_ssm.predict(tagger, merging, ["GACA"], both_strands=True)
 
 

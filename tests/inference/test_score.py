@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 
 import hf_ssm
 from hf_ssm.data.genome import Genome
-from hf_ssm.inference.likelihoods import CausalLikelihood
+from hf_ssm.inference.likelihoods import CausalLikelihood, can_branch
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.prefixes import can_branch
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.utils.evaluation import evaluating
 

@@ -11,6 +11,7 @@ from torch import nn
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 import hf_ssm.models.selective.modeling_selective as modeling
+from hf_ssm.models.base import fused_decoding
 from hf_ssm.ops.backends import use_backend
 
 ELIGIBLE = {
@@ -105,6 +106,49 @@ def test_generated_tokens_are_the_same(make_model, stepped):
             assert torch.equal(found, model.generate(prompt, **arguments, **more))
 
 
+def test_generate_decides_once(make_model, stepped, monkeypatch):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    decided, looked = [], []
+    of, values = fused_decoding._Decision.of, fused_decoding._values
+    monkeypatch.setattr(fused_decoding._Decision, "of", lambda *arguments: decided.append(1) or of(*arguments))
+    monkeypatch.setattr(fused_decoding, "_values", lambda *arguments: looked.append(1) or values(*arguments))
+    arguments: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    for _ in range(2):
+        output = model.generate(tokens().clamp(min=1), return_dict_in_generate=True, **arguments)
+        assert sum(stepped) == 5
+        # The decision is looked at once, where it is made.
+        assert len(decided) == len(looked) == 1
+        for calls in (stepped, decided, looked):
+            calls.clear()
+    with torch.no_grad():
+        cache = output.past_key_values
+        model(tokens(length=1), past_key_values=cache)
+        assert not decided
+        assert len(looked) == 1
+        model.model.layers[0].register_forward_hook(lambda *_: None)
+        model(tokens(length=1), past_key_values=cache)
+    assert stepped == [True, False]
+
+
+def test_every_call_of_generate_decides_anew(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens().clamp(min=1)
+    arguments: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    cache = model.generate(ids, return_dict_in_generate=True, **arguments).past_key_values
+    with torch.no_grad():
+        model.model.layers[1].mixer.in_proj.weight.data = 2 * model.model.layers[1].mixer.in_proj.weight
+    results = []
+    continued = torch.cat([ids, tokens(length=4).clamp(min=1)], dim=1)
+    for backend in ("numba", "torch"):
+        with use_backend(backend):
+            results.append(model.generate(continued, past_key_values=copy.deepcopy(cache), **arguments))
+    assert torch.equal(*results)
+    model.model.norm.register_forward_hook(lambda *_: None)
+    stepped.clear()
+    model.generate(ids, **arguments)
+    assert not any(stepped)
+
+
 def test_all_hidden_states_are_there(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     cache = model(tokens(), use_cache=True).past_key_values
@@ -140,6 +184,9 @@ def disturbances() -> dict[str, Any]:
 
         model.model.layers[0].mixer.scan.x_proj.__class__ = Doubled
 
+    def wrapped_module(model: Any) -> None:
+        model.model.layers[1].mixer.in_proj = nn.Sequential(model.model.layers[1].mixer.in_proj)
+
     def dropout(model: Any) -> None:
         model.model.layers[1].dropout = nn.Dropout(0.5).train()
 
@@ -154,6 +201,7 @@ def disturbances() -> dict[str, Any]:
         "forward": replaced_forward,
         "parametrization": parametrized,
         "class": replaced_module,
+        "module": wrapped_module,
         "dropout": dropout,
         "double": double,
     }
@@ -175,31 +223,76 @@ def test_whoever_disturbs_a_block_is_heard(make_model, stepped, name, when):
     assert not any(stepped)
 
 
-def test_new_weights_are_read(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
+def replace_weight(model: Any) -> None:
+    mixer = model.model.layers[1].mixer
+    mixer.in_proj.weight = nn.Parameter(2 * mixer.in_proj.weight)
+
+
+def replace_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone().mul_(1.1)
+
+
+def load_weights(model: Any, *, assign: bool = False) -> None:
+    model.load_state_dict({name: 1.1 * value for name, value in model.state_dict().items()}, assign=assign)
+
+
+def cast_there_and_back(model: Any) -> None:
+    model.bfloat16().float()
+
+
+CHANGES = {
+    "in-place": lambda model: model.model.layers[0].mixer.scan.A_log.add_(0.3),
+    "parameter": replace_weight,
+    "bias": lambda model: setattr(model.model.layers[1].mixer.out_proj, "bias", nn.Parameter(torch.ones(8))),
+    "data": replace_data,
+    "loaded": load_weights,
+    "assigned": lambda model: load_weights(model, assign=True),
+    "cast": cast_there_and_back,
+    "final-norm": lambda model: setattr(model.model.norm, "weight", nn.Parameter(torch.full((8,), 3.0))),
+    "epsilon": lambda model: [setattr(m, "eps", 0.5) for m in model.modules() if isinstance(m, nn.RMSNorm)],
+    "no-residual": lambda model: [setattr(block, "use_residual", False) for block in model.model.layers],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_models_are_read_while_decoding(make_model, stepped, name):
+    original = make_model("SelectiveSSM", "ForCausalLM")
     ids = tokens()
 
-    def changed() -> list[torch.Tensor]:
-        model.load_state_dict(before)
+    def logits_after_change(model: Any) -> torch.Tensor:
         with torch.no_grad():
-            output = model(ids, use_cache=True)
-            model(ids[:, :1], past_key_values=output.past_key_values)
-            found = []
-            model.model.layers[0].mixer.scan.A_log.add_(0.3)
-            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
-            mixer = model.model.layers[1].mixer
-            mixer.in_proj.weight = nn.Parameter(2 * mixer.in_proj.weight)
-            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
-            mixer.out_proj.bias = nn.Parameter(torch.ones(8))
-            found.append(model(ids[:, :1], past_key_values=output.past_key_values).logits)
-            mixer.out_proj.bias = None
-        return found
+            cache = model(ids, use_cache=True).past_key_values
+            unchanged = model(ids[:, :1], past_key_values=copy.deepcopy(cache)).logits
+            model(ids[:, :1], past_key_values=cache)
+            CHANGES[name](model)
+            changed = model(ids[:, :1], past_key_values=cache).logits
+        assert not torch.allclose(unchanged, changed, rtol=1e-4, atol=1e-4)
+        return changed
 
-    before = copy.deepcopy(model.state_dict())
-    found = changed()
-    assert stepped == [False] + [True] * 4
+    found = logits_after_change(copy.deepcopy(original))
+    assert stepped == [False] + [True] * 3
     with use_backend("torch"):
-        torch.testing.assert_close(found, changed(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, logits_after_change(original), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_functional_call_are_read(make_model, stepped):
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    ids = tokens()
+    others = {name: 1.2 * value.detach() for name, value in model.named_parameters()}
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        model(ids[:, :1], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        call = torch.func.functional_call
+        found = call(model, others, (ids[:, :1],), {"past_key_values": cache}).logits
+        again = model(ids[:, :1], past_key_values=cache).logits
+        with use_backend("torch"):
+            expected = call(model, others, (ids[:, :1],), {"past_key_values": copied}).logits
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, model(ids[:, :1], past_key_values=copied).logits, rtol=1e-4, atol=1e-5)
+    # The weights of the call are plain tensors.
+    assert stepped == [False, True, False, True, False, False]
 
 
 # peft asks transformers by an old name.

@@ -9,6 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 import hf_ssm
 from hf_ssm.analysis.recording import record_operators
+from hf_ssm.models.views import packing
 from hf_ssm.models.views.packing import find_documents
 from hf_ssm.ops.backends import use_backend
 
@@ -429,3 +430,26 @@ def test_tau_loss_with_packed_rows(make_model) -> None:
     for batch in (padded, {"input_ids": packed.ids, "seq_idx": packed.seq_idx}):
         found.append(loss(model(**batch), batch["input_ids"]))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("how", ["SSMTrainer", "tau_loss"])
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForTokenClassification"])
+def test_documents_are_looked_up_once_in_each_forward(make_model, tmp_path, monkeypatch, head: str, how: str) -> None:
+    """By the head or the backbone, and neither by the Trainer, which counts labels, nor by the loss."""
+    looked_up = []
+    find = packing._find
+    monkeypatch.setattr(packing, "_find", lambda *arguments: looked_up.append(1) or find(*arguments))
+    packed, model = Packed(LAYOUTS[0]), make_model("S4", head, tau_weight=0.1)
+    batch = {"input_ids": packed.ids, "labels": packed.ids % 2, "position_ids": packed.position_ids}
+    args = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=1, report_to="none",
+        use_cpu=True, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, remove_unused_columns=False,
+    )  # fmt: skip
+    if how == "SSMTrainer":
+        trainer = hf_ssm.SSMTrainer(model, args, _Keep(), train_dataset=[batch, batch])
+    else:
+        loss = hf_ssm.tau_loss(model)
+        trainer = transformers.Trainer(model, args, _Keep(), train_dataset=[batch, batch], compute_loss_func=loss)
+    trainer.get_train_dataloader = lambda: [batch, batch]
+    trainer.train()
+    assert len(looked_up) == 2

@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
+from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.training import SSMTrainingArguments, launch, losses
 from hf_ssm.training.settings import resolve
 
@@ -247,6 +248,14 @@ def test_tau_loss_leaves_the_callers_argument_alone(make_model) -> None:
     tokens = torch.zeros(2, 5, dtype=torch.long)
     assert model(tokens, output_tau=True).tau is not None and model(tokens).tau is None
     assert model.train()(tokens).tau is not None
+
+
+def test_tau_of_replicas_is_their_mean(make_model) -> None:
+    """`torch.nn.DataParallel` concatenates the τ of all replicas, here two of two layers."""
+    model = make_model("S4", "ForSequenceClassification", tau_weight=0.5)
+    logits, labels, tau = torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 2.0, 3.0, 6.0])
+    total = tau_loss(model)(SSMHeadOutput(logits=logits, tau=tau), labels)
+    torch.testing.assert_close(total, torch.nn.functional.cross_entropy(logits, labels) + 0.5 * 6)
 
 
 def test_a_model_from_model_init_is_rescaled(make_model, tmp_path: Path) -> None:

@@ -10,11 +10,6 @@ from pathlib import Path
 SVG_HELP = "also write each figure as SVG"
 
 
-def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """The checkpoint, and its data."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
-
-
 def add_sequence_column(add: Callable[..., object]) -> None:
     """The option of a command that reads a table with a checkpoint."""
     default = "as in the training of the checkpoint, otherwise sequence, seq or text"
@@ -24,18 +19,19 @@ def add_sequence_column(add: Callable[..., object]) -> None:
 def add_data_options(
     parser: argparse.ArgumentParser, split: str, rows: int, purpose: str, *, of_checkpoint: bool = True
 ) -> None:
-    """The rows to read, with the defaults of --split and --rows.
+    """The checkpoint, and the rows to read, with the defaults of --split and --rows.
 
     Args:
         parser: The parser of the command.
         split: Default of --split.
         rows: Default of --rows.
         purpose: Use of the rows.
-        of_checkpoint: Whether the data of the checkpoint are the default of --dataset.
+        of_checkpoint: Whether the command has an argument CHECKPOINT, whose data are the default of --dataset.
     """
     splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
     add = parser.add_argument_group("data").add_argument
     if of_checkpoint:
+        parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
         source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
         add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
     add_sequence_column(add)
@@ -59,12 +55,22 @@ def add_output_options(parser: argparse.ArgumentParser, files: str, *, required:
 
 def add_model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """The checkpoint, which may be left out if it is not `required`, and how it is run."""
-    nargs = None if required else "?"
+    group = parser.add_argument_group("model")
+    add_model(parser, group, required)
+    add_batch_limit(group.add_argument)
+
+
+def add_model(parser: argparse.ArgumentParser, group: argparse._ActionsContainer, required: bool = True) -> None:
+    """The checkpoint of hf_ssm or transformers, and in a group of options how it is loaded."""
     what = "folder or Hub id of a model of hf_ssm or transformers"
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs=nargs, help=what)
-    add = parser.add_argument_group("model").add_argument
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs=None if required else "?", help=what)
+    add = group.add_argument
     add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
     add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+
+
+def add_batch_limit(add: Callable[..., object]) -> None:
+    """The size of a batch."""
     most = "tokens in one forward pass (default: %(default)s)"
     add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
 

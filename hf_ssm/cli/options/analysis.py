@@ -2,7 +2,7 @@
 
 import argparse
 
-from hf_ssm.cli.options import add_checkpoint_options, add_data_options, add_output_options
+from hf_ssm.cli.options import add_batch_limit, add_data_options, add_model, add_output_options
 
 # The last is another name of "shortlist".
 PROBE_METHODS = (
@@ -25,26 +25,18 @@ CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
     add_data_options(parser, "test", 20, "probe")
     add = parser.add_argument_group("method").add_argument
-    add(
-        "--method",
-        "--strategy",
-        choices=PROBE_METHODS,
-        default="shortlist",
-        metavar="METHOD",
-        help=f"order in which tokens are masked: {', '.join(PROBE_METHODS)} (default: shortlist; exact takes many "
-        "times as long)",
-    )
+    orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
+    order = f"order in which tokens are masked: {orders}"
+    add("--method", "--strategy", choices=PROBE_METHODS, default="shortlist", metavar="METHOD", help=order)
     add("--steps", metavar="N", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
     add("--noise", metavar="SHARE", type=float, help="of gradient_shap: deviation relative to the embeddings (0.1)")
     letters = "letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
     mask = "replacement of a token: mask, n, pad, zero, or a token of the model (default: n for classifiers and causal "
     add("--mask", metavar="TOKEN", help=f"{mask}models of DNA, otherwise mask)")
-    most = "tokens in one forward pass (default: %(default)s)"
-    add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
+    add_batch_limit(add)
     add = parser.add_argument_group("target").add_argument
     target = f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}"
     add("--target", metavar="CLASS", help=target)
@@ -62,18 +54,14 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_options(parser)
     add_data_options(parser, "train", 256, "measure")
     add = parser.add_argument_group("measurement").add_argument
     add("--task", metavar="TASK", help="how the data are read, as in `hf-ssm train`; default: by the head of the model")
     add("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: %(default)s)")
     add_output_options(parser, "report.json and the plots")
-    parser.add_argument(
-        "--update-card",
-        action="store_true",
-        help='write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
-        "if `hf-ssm probe --output` wrote them to that folder",
-    )
+    section = 'write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
+    curves = "if `hf-ssm probe --output` wrote them to that folder"
+    parser.add_argument("--update-card", action="store_true", help=section + curves)
 
 
 def add_spectrum(parser: argparse.ArgumentParser) -> None:
@@ -88,10 +76,8 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
 
 
 def add_app(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, parser)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm or transformers")
-    add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
-    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
     add("--port", type=int, default=7860, help="port (default: %(default)s)")
     add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")

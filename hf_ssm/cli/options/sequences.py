@@ -59,22 +59,12 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("scores").add_argument
     add("--genome", metavar="FASTA", type=Path, help="the reference")
     add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
-    add(
-        "--scores",
-        metavar="SCORE",
-        nargs="+",
-        choices=SCORES,
-        help=f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)",
-    )
+    scores = f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)"
+    add("--scores", metavar="SCORE", nargs="+", choices=SCORES, help=scores)
     window = "bases of a window around a variant (default: %(default)s)"
     add("--window", metavar="BASES", type=int, default=SCORE_WINDOW, help=window)
-    add(
-        "--horizon",
-        metavar="BASES",
-        type=int,
-        help="bases from the variant on that count (default: the second half of the window; "
-        f"with --saturate {SATURATION_HORIZON})",
-    )
+    horizon = "bases from the variant on that count (default: the second half of the window; with --saturate "
+    add("--horizon", metavar="BASES", type=int, help=f"{horizon}{SATURATION_HORIZON})")
     add("--keep-case", action="store_true", help=KEEP_CASE_HELP)
     add("--one-strand", action="store_true", help="do not average with the reverse complement")
     add = parser.add_argument_group("evaluation").add_argument

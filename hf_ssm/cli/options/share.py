@@ -7,12 +7,9 @@ EXPORT_FORMATS = ("onnx", "torch")
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4), or a "
-        "folder or Hub id of a Mamba, Caduceus or HyenaDNA model",
-    )
+    file = "a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4)"
+    what = f"{file}, or a folder or Hub id of a Mamba, Caduceus or HyenaDNA model"
+    parser.add_argument("source", metavar="SOURCE", help=what)
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
     parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET, a folder with a model")
     add = parser.add_argument_group("facts that files of S4 do not contain").add_argument
@@ -25,12 +22,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the program; new or empty")
-    parser.add_argument(
-        "--format",
-        choices=EXPORT_FORMATS,
-        default="onnx",
-        help="onnx (default): needs the packages of the extra `export`; torch: a program of torch.export",
-    )
+    formats = "onnx (default): needs the packages of the extra `export`; torch: a program of torch.export"
+    parser.add_argument("--format", choices=EXPORT_FORMATS, default="onnx", help=formats)
     with_cache = "of a causal language model: two programs, which read a prompt and one token, and return the states"
     parser.add_argument("--with-cache", action="store_true", help=with_cache)
 

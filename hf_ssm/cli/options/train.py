@@ -15,107 +15,58 @@ TASK_NAMES = (
 )
 SECTIONS = ("model", "data", "training")
 
-# Names of the option, setting, type, name of the value, help.
-_Option = tuple[tuple[str, ...], str, Callable[[str], Any], str, str]
-OPTIONS: dict[str, tuple[_Option, ...]] = {
-    "data": (
-        (
-            ("--dataset", "--dataset-name", "--train-file"),
-            "data.dataset",
+# Names of the option and of its value, type, help.
+_Option = tuple[str, Callable[[str], Any], str]
+OPTIONS: dict[str, dict[str, _Option]] = {
+    "data": {
+        "dataset": (
+            "--dataset --dataset-name --train-file SOURCE",
             str,
-            "SOURCE",
             "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
             "folder), or a Hub id",
         ),
-        (("--validation-file",), "data.validation_file", str, "FILE", "default: a part of the data"),
-        (("--test-file",), "data.test_file", str, "FILE", "default: a part of the data"),
-        (
-            ("--sequence-column",),
-            "data.sequence_column",
+        "validation_file": ("--validation-file FILE", str, "default: a part of the data"),
+        "test_file": ("--test-file FILE", str, "default: a part of the data"),
+        "sequence_column": ("--sequence-column NAME", str, "column of the sequences (default: sequence, seq or text)"),
+        "label_column": ("--label-column NAME", str, "column of the labels (default: label, labels, class or target)"),
+        "tokenizer": (
+            "--tokenizer --tokenizer-name NAME",
             str,
-            "NAME",
-            "column of the sequences (default: sequence, seq or text)",
-        ),
-        (
-            ("--label-column",),
-            "data.label_column",
-            str,
-            "NAME",
-            "column of the labels (default: label, labels, class or target)",
-        ),
-        (
-            ("--tokenizer", "--tokenizer-name"),
-            "data.tokenizer",
-            str,
-            "NAME",
             "dna (default), byte, listops, a folder or a Hub id; none for images",
         ),
-        (
-            ("--max-length", "--max-seq-length"),
-            "data.max_length",
-            int,
-            "TOKENS",
-            "cut longer sequences (default: no limit)",
-        ),
-    ),
-    "model": (
-        (
-            ("--family",),
-            "model.family",
+        "max_length": ("--max-length --max-seq-length TOKENS", int, "cut longer sequences (default: no limit)"),
+    },
+    "model": {
+        "family": ("--family FAMILY", str, f"family of a fresh model: {', '.join(FAMILY_NAMES)} (default: hyena)"),
+        "task": (
+            "--task TASK",
             str,
-            "FAMILY",
-            f"family of a fresh model: {', '.join(FAMILY_NAMES)} (default: hyena)",
-        ),
-        (
-            ("--task",),
-            "model.task",
-            str,
-            "TASK",
             "sequence-classification (default), sequence-regression (labels are numbers), sequence-pair-classification "
             "(two texts of a row, encoded separately), token-classification, signal-regression, causal-lm or masked-lm",
         ),
-        (
-            ("--model", "--model-name-or-path"),
-            "model.checkpoint",
-            str,
-            "CHECKPOINT",
-            "fine-tune this folder or Hub id",
-        ),
-    ),
-    "training": (
-        (
-            ("--epochs", "--num-train-epochs"),
-            "training.num_train_epochs",
-            float,
-            "N",
-            "passes over the training split (default: 10)",
-        ),
-        (
-            ("--batch-size", "--per-device-train-batch-size"),
-            "training.per_device_train_batch_size",
+        "checkpoint": ("--model --model-name-or-path CHECKPOINT", str, "fine-tune this folder or Hub id"),
+    },
+    "training": {
+        "num_train_epochs": ("--epochs --num-train-epochs N", float, "passes over the training split (default: 10)"),
+        "per_device_train_batch_size": (
+            "--batch-size --per-device-train-batch-size N",
             int,
-            "N",
             "sequences per step and device (default: 32)",
         ),
-        (("--learning-rate",), "training.learning_rate", float, "RATE", "peak rate (default: 1e-3)"),
-        (("--seed",), "training.seed", int, "N", "of weights, order and dropout (data.seed: of the splits)"),
-        (
-            ("--report-to",),
-            "training.report_to",
-            str,
-            "NAME",
-            "also log to trackio, tensorboard or wandb (default: none)",
-        ),
-    ),
+        "learning_rate": ("--learning-rate RATE", float, "peak rate (default: 1e-3)"),
+        "seed": ("--seed N", int, "of weights, order and dropout (data.seed: of the splits)"),
+        "report_to": ("--report-to NAME", str, "also log to trackio, tensorboard or wandb (default: none)"),
+    },
 }
-"""The options that are settings, by section."""
+"""The options that are settings, by section and key."""
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     for section, options in OPTIONS.items():
         group = parser.add_argument_group(section)
-        for names, setting, kind, value, help_text in options:
-            group.add_argument(*names, dest=setting, type=kind, metavar=value, help=help_text)
+        for key, (usage, kind, text) in options.items():
+            *names, value = usage.split()
+            group.add_argument(*names, dest=f"{section}.{key}", type=kind, metavar=value, help=text)
     add = group.add_argument
     add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
     # Not declared one by one, which would need an import of transformers.

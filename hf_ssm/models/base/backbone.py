@@ -21,7 +21,6 @@ from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.observers import TauMeter
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting
 
 
 @dataclass
@@ -121,8 +120,7 @@ class SSMModel(SSMPreTrainedModel):
         call = {"attention_mask": attention_mask, "past_key_values": past_key_values, **sources, **kwargs}
         views = views_of(self, call)
         name, inputs = the_input(self, sources, call["both_strands"])
-        history = past_key_values.history if isinstance(past_key_values, SSMCache) and not is_exporting() else 0
-        check_length(self.config, inputs.shape[1], call["documents"], history)
+        check_length(self.config, inputs.shape[1], call["documents"], past_key_values)
         hidden_states = self.dropout(self.embed(name, inputs, views))
         cache = cache_for(self, past_key_values, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)

@@ -1,22 +1,33 @@
-"""Fused single-token decoding; falls back to the blocks where one of them is non-standard.
+"""Fused single-token decoding: kernels that compute one position of all blocks without calling their modules.
+
+Whether they compute what the modules do is decided by `_Decision.of`, from the classes, hooks, options and parameters
+of all modules. A decision holds until the end of `generate`. In a loop over single tokens that a caller writes, modules
+can change between two tokens in ways that leave no common trace (a hook, an adapter, another parameter, moved weights),
+so that there a decision holds as long as all attributes of the modules are the same objects.
 
 Dimensions: `B` batch, `L` length, `H` hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from transformers import GenerationMixin
+from transformers.activations import SiLUActivation
 
-from hf_ssm.modules.projection import has_standard_forward
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import first_enabled
 from hf_ssm.ops.context import is_plain_call
 
-__all__ = ["FUSED_NORMS", "fused_step", "standard_parts"]
+__all__ = ["FUSED_MODULES", "FUSED_WEIGHTS", "FusedBlocks", "FusedGeneration", "fused_options", "fused_step"]
 
 
 class _Limits(NamedTuple):
@@ -38,36 +49,94 @@ _LIMITS = {
     "triton": _Limits(16, True, (torch.float32, torch.bfloat16, torch.float16)),
 }
 
-FUSED_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
-"""Classes of norms that the kernels compute, and their names there."""
+_NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
+
+FUSED_MODULES: dict[str, tuple[type, ...]] = {
+    "": (Block,),
+    "norm1": tuple(_NORMS),
+    "dropout": (nn.Dropout,),
+    "mixer.in_proj": (nn.Linear,),
+    "mixer.conv1d": (ShortConvolution,),
+    "mixer.activation": (nn.SiLU, SiLUActivation),
+    "mixer.out_proj": (OutputProjection,),
+}
+"""The classes of the modules that blocks of all families have, by path."""
+
+FUSED_WEIGHTS = {
+    f"{path}.{kind}": f"{name}_{kind}"
+    for path, name in {"norm1": "norm", "mixer.in_proj": "in", "mixer.conv1d": "conv", "mixer.out_proj": "out"}.items()
+    for kind in ("weight", "bias")
+}
+"""The names in the weights of a step of the parameters of these modules, by path."""
+
+
+def fused_options(block: Any) -> dict[str, Any]:
+    """The options that the steps of all families have, of a block of these modules."""
+    norm = block.norm1
+    return {
+        **{"norm": _NORMS[type(norm)], "epsilon": getattr(norm, "eps", 0.0)},
+        **{"norm_first": block.norm_first, "residual": block.use_residual},
+    }
+
+
+class FusedBlocks(NamedTuple):
+    """The blocks of a family that a compiled step computes.
+
+    Attributes:
+        modules: The classes of each module that a block may have, by path.
+        weights: The names in the weights of the step of each parameter that a block may have, by path.
+        weights_class: Named tuple of tensors and `None`.
+        read_options: The options of a block, a named tuple with an `epsilon`; `None` unless the step computes them.
+        find: Called with the weights of all blocks, the options, and weight and bias of the norm; returns a function of
+            the hidden states and the states of convolutions and scans, or `None`.
+    """
+
+    modules: Mapping[str, tuple[type, ...]]
+    weights: Mapping[str, str]
+    weights_class: Callable[..., Any]
+    read_options: Callable[[Any], Any]
+    find: Callable[..., Any]
+
+
+# Differs from call to call of `generate`; `None` outside.
+_generation: ContextVar[object] = ContextVar("hf_ssm_generation", default=None)
+
+
+class FusedGeneration(GenerationMixin):
+    """Base of causal language models whose blocks have a fused step."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. The modules stay as they are until it returns."""
+        token = _generation.set(object())
+        try:
+            parent: Any = super()
+            return parent.generate(*args, **kwargs)
+        finally:
+            _generation.reset(token)
 
 
 def fused_step(
+    kind: FusedBlocks,
     blocks: nn.ModuleList,
     norm: nn.Module | None,
     hidden_states: Tensor,
     mask: Tensor | None,
     states: Sequence[LayerState],
-    read: Callable[[Any], tuple[Any, Any] | None],
-    find: Callable[..., Any],
 ) -> list[Tensor] | None:
     """Compute one position of all blocks by compiled kernels, without calling the modules.
 
     Supported are blocks that continue a sequence, in float32 on a CPU and in single or half precision on a GPU, without
     gradients, MLP, Sobolev filter, dropout or rescaling; on a CPU without a mask. All modules must be of the standard
-    classes and without hooks, which excludes adapters, quantisation, parametrisations and offloading. This is checked
-    at every position, since it may change between two of them; no check waits for a GPU.
+    classes and without hooks, which excludes adapters, quantisation, parametrisations and offloading. No check waits
+    for a GPU.
 
     Args:
+        kind: The blocks of the family.
         blocks: The blocks.
         norm: The norm after the last block.
         hidden_states: `(B, L, H)`.
         mask: `(B, L)` or `None`; rows without a token keep their states, and their outputs are meaningless.
         states: States of the blocks, updated in place.
-        read: The weights of a block, a named tuple of tensors and `None`, and its options, a named tuple with an
-            `epsilon`; `None` unless the block computes what the kernel does.
-        find: Called with the weights of all blocks, the options, and weight and bias of the norm; returns a function of
-            the hidden states and the states of convolutions and scans, or `None`.
 
     Returns:
         The output of each block, `(B, 1, H)`, the last after the norm; `None` if the blocks must be called.
@@ -75,40 +144,45 @@ def fused_step(
     # A compiled or exported program would be one of this batch size only.
     if torch.compiler.is_compiling() or not states:
         return None
-    device = hidden_states.device
-    backend = first_enabled(_LIMITS, device.type)
-    if backend is None or hidden_states.shape[1] != 1 or len(hidden_states) > _LIMITS[backend].batch:
-        return None
-    if mask is not None and not _LIMITS[backend].masks:
-        return None
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
-        return None
+    backend = first_enabled(_LIMITS, hidden_states.device.type)
     memories: list[Any] = [state.tensors.get(name) for name in ("short_conv", "scan") for state in states]
-    if not all(t is not None and t.device == device for t in memories) or not is_plain_call(hidden_states, *memories):
-        return None
-    pasts, scans = memories[: len(states)], memories[len(states) :]
-    if any(t.dtype != pasts[0].dtype for t in pasts) or any(t.dtype != torch.float32 for t in scans):
-        return None
-    if any(t.dtype not in _LIMITS[backend].dtypes for t in (hidden_states, pasts[0])):
-        return None
-    step = _find_step(blocks, norm, states[0].constants, read, find, backend, device)
-    if step is None:
+    if backend is None or not _admits(_LIMITS[backend], hidden_states, mask, memories):
         return None
     constants = states[0].constants
-    known, all_pasts, all_scans = constants.get("blocks_memories", ((), None, None))
-    if len(known) != len(memories) or not all(map(is_, known, memories)):
+    decision = constants.get("fused_decision")
+    if decision is None or not decision.holds(backend):
+        decision = constants["fused_decision"] = _Decision.of(kind, blocks, norm, backend, hidden_states.device)
+        if decision is None:
+            return None
+    views, pasts, scans = constants.get("fused_memories", ((), None, None))
+    if len(views) != len(memories) or not all(map(is_, views, memories)):
         # Not the views of the last position's result, which saves 4 % of a position.
-        all_pasts, all_scans = torch.stack([past.transpose(1, 2) for past in pasts]), torch.stack(scans)
+        pasts = torch.stack([past.transpose(1, 2) for past in memories[: len(states)]])
+        scans = torch.stack(memories[len(states) :])
     masks = () if mask is None else (mask[:, 0],)
-    outputs, all_pasts, all_scans = step(hidden_states, all_pasts, all_scans, *masks)
-    memories = [*all_pasts.transpose(2, 3).unbind(0), *all_scans.unbind(0)]
+    outputs, pasts, scans = decision.step(hidden_states, pasts, scans, *masks)
+    memories = [*pasts.transpose(2, 3).unbind(0), *scans.unbind(0)]
     for state, past, scan in zip(states, memories, memories[len(states) :], strict=False):
         state.tensors["short_conv"], state.tensors["scan"] = past, scan
-    constants["blocks_memories"] = memories, all_pasts, all_scans
-    return _as_from_blocks(blocks[0], outputs, hidden_states.dtype)
+    constants["fused_memories"] = memories, pasts, scans
+    return _in_dtypes_of_blocks(blocks[0], outputs, hidden_states.dtype)
 
 
-def _as_from_blocks(block: Any, outputs: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def _admits(limits: _Limits, hidden_states: Tensor, mask: Tensor | None, memories: Sequence[Any]) -> bool:
+    """Whether the kernels compute with these tensors: a single position, and states `memories` before it."""
+    device, pasts, scans = hidden_states.device, memories[: len(memories) // 2], memories[len(memories) // 2 :]
+    if hidden_states.shape[1] != 1 or len(hidden_states) > limits.batch or (mask is not None and not limits.masks):
+        return False
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+        return False
+    if not all(t is not None and t.device == device for t in memories) or not is_plain_call(hidden_states, *memories):
+        return False
+    if any(t.dtype != pasts[0].dtype for t in pasts) or any(t.dtype != torch.float32 for t in scans):
+        return False
+    return hidden_states.dtype in limits.dtypes and pasts[0].dtype in limits.dtypes
+
+
+def _in_dtypes_of_blocks(block: Any, outputs: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """The outputs in the dtypes of those of the blocks, and of the norm after them."""
     if outputs.dtype == dtype:
         return list(outputs.unbind(0))
@@ -119,71 +193,96 @@ def _as_from_blocks(block: Any, outputs: Tensor, dtype: torch.dtype) -> list[Ten
     return [*inner, last.to(dtype)]
 
 
-def _find_step(
-    blocks: nn.ModuleList,
-    norm: nn.Module | None,
-    constants: dict[str, Any],
-    read: Callable[[Any], tuple[Any, Any] | None],
-    find: Callable[..., Any],
-    backend: str,
-    device: torch.device,
-) -> Any:
-    """The compiled step of the blocks as they are now, from the last position if nothing has changed; or `None`."""
-    if _has_any_global_hook():
-        return None
-    all_read = []
-    for block in blocks:
-        found = read(block)
-        if found is None:
-            return None
-        all_read.append(found)
-    weights, (options, *others) = [w for w, _ in all_read], [o for _, o in all_read]
-    final = (None, None) if norm is None else (norm._parameters.get("weight"), norm._parameters.get("bias"))
-    tensors = [t for part in (*weights, final) for t in part]
-    if norm is not None and (
-        not has_standard_forward(norm, type(blocks[0].norm1)) or getattr(norm, "eps", 0.0) != options.epsilon
-    ):
-        return None
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
-    known = constants.get("blocks_step")
-    if known is not None:
-        # The step keeps its weights alive, so that a tensor of the same address is the same memory.
-        step, before, before_addresses, *before_options = known
-        if before_options == [options, backend] and before_addresses == addresses and all(map(is_, before, tensors)):
-            return step
-    # Only some blocks may have biases.
-    shapes = ({t.shape for t in same if t is not None} for same in zip(*weights, strict=True))
-    if any(len(found) > 1 for found in shapes) or any(other != options for other in others):
-        return None
-    if not all(t is None or _is_plain_parameter(t, device, _LIMITS[backend].dtypes) for t in tensors):
-        return None
-    step = find(weights, options, final)
-    constants["blocks_step"] = step, tensors, addresses, options, backend
-    return step
+class _Decision(NamedTuple):
+    """That a compiled step computes what modules do.
 
-
-def standard_parts(*owned: tuple[Any, dict[str, tuple[type, ...]]]) -> list[Any] | None:
-    """Modules and their parts, if all parts are of the given classes and none of the modules has hooks, else `None`.
-
-    Args:
-        *owned: Modules, each with the classes of its parts by name.
-
-    Returns:
-        The parts, in order.
+    Attributes:
+        step: The step, which keeps the memory of the weights alive and reads changes in place.
+        backend: Name of its backend.
+        generation: The call of `generate` in which it was made.
+        modules: The blocks with all their modules, and the norm after them.
+        tables: The dictionaries of the modules: attributes, parameters, buffers, submodules and hooks.
+        values: The classes of the modules and the values in these dictionaries.
+        parameters: Parameters of the modules.
+        addresses: Their memory; a tensor of the same address is the same memory, since the step keeps it alive.
     """
-    # Reads the dictionaries of the modules: their attributes take several times as long.
-    parts = []
-    for owner, names in owned:
-        for name, kinds in names.items():
-            module = owner._modules.get(name)
-            if type(module) not in kinds:
-                return None
-            parts.append(module)
-    for module in (*(owner for owner, _ in owned), *parts):
-        own = {} if module is None else module.__dict__
-        if own and (own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own):
+
+    step: Callable[..., Any]
+    backend: str
+    generation: object
+    modules: list[nn.Module]
+    tables: list[dict[str, Any]]
+    values: list[Any]
+    parameters: list[Tensor]
+    addresses: list[int]
+
+    @classmethod
+    def of(
+        cls, kind: FusedBlocks, blocks: nn.ModuleList, norm: nn.Module | None, backend: str, device: torch.device
+    ) -> "_Decision | None":
+        """The decision for blocks and norm as they are now; `None` if the blocks must be called."""
+        if _has_any_global_hook():
             return None
-    return parts
+        modules = [*blocks.modules(), *([] if norm is None else [norm])]
+        all_options = [kind.read_options(block) if _is_standard(kind, block) else None for block in blocks]
+        options = all_options[0]
+        if options is None or any(other != options for other in all_options):
+            return None
+        if norm is not None and (
+            not has_standard_forward(norm, type(blocks[0].norm1)) or getattr(norm, "eps", 0.0) != options.epsilon
+        ):
+            return None
+        parameters: list[Tensor] = [p for module in modules for p in module.parameters(recurse=False)]
+        if not all(_is_plain_parameter(parameter, device, _LIMITS[backend].dtypes) for parameter in parameters):
+            return None
+        weights = [_weights_of(kind, block) for block in blocks]
+        # Only some blocks may have biases.
+        shapes = ({t.shape for t in same if t is not None} for same in zip(*weights, strict=True))
+        if any(len(different) > 1 for different in shapes):
+            return None
+        step = kind.find(weights, options, (getattr(norm, "weight", None), getattr(norm, "bias", None)))
+        if step is None:
+            return None
+        tables: list[Any] = []
+        for m in modules:
+            tables += m.__dict__, m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks
+        values, addresses = [*_values(modules, tables)], [*map(Tensor.data_ptr, parameters)]
+        return cls(step, backend, _generation.get(), modules, tables, values, parameters, addresses)
+
+    def holds(self, backend: str) -> bool:
+        """Whether the decision would be the same now."""
+        if backend != self.backend:
+            return False
+        if self.generation is not None and self.generation is _generation.get():
+            return True
+        return (
+            all(map(is_, _values(self.modules, self.tables), self.values))
+            and self.addresses == [*map(Tensor.data_ptr, self.parameters)]
+            and not _has_any_global_hook()
+        )
+
+
+def _values(modules: Sequence[nn.Module], tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """The classes of modules and the values in their dictionaries; the end differs from any of these."""
+    return chain(map(type, modules), chain.from_iterable(map(dict.values, tables)), (_LIMITS,))
+
+
+def _is_standard(kind: FusedBlocks, block: nn.Module) -> bool:
+    """Whether all modules of a block are among those of the kind, without hooks or dropout, and its parameters, too."""
+    for path, module in block.named_modules(remove_duplicate=False):
+        if not has_standard_forward(module, *kind.modules.get(path, ())):
+            return False
+        if isinstance(module, nn.Dropout) and module.training and module.p > 0:
+            return False
+    if any(True for _ in block.buffers()):
+        return False
+    return all(path in kind.weights for path, _ in block.named_parameters(remove_duplicate=False))
+
+
+def _weights_of(kind: FusedBlocks, block: nn.Module) -> Any:
+    parameters = block.named_parameters(remove_duplicate=False)
+    present = {kind.weights[path]: parameter for path, parameter in parameters}
+    return kind.weights_class(**(dict.fromkeys(kind.weights.values()) | present))
 
 
 def _is_plain_parameter(parameter: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -14,17 +14,16 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import (
-    check_extra_arguments,
-    check_is_tensor,
-    check_labels,
-)
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.extra_inputs import take_for_backbone
 from hf_ssm.models.views.packing import find_documents
 from hf_ssm.models.views.strands import mean_scores, pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
+
+# Arguments of packed rows, in the order in which `find_documents` reads them.
+PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 
 
 @dataclass
@@ -45,7 +44,7 @@ class SSMHeadOutput(ModelOutput):
 
 
 class LabelHead(SSMPreTrainedModel):
-    """Shared by the heads with `num_labels` outputs: backbone, dropout, linear map."""
+    """Shared by the heads with `num_labels` outputs: backbone, pooling where the head has one, dropout, linear map."""
 
     parameter_quantity = "head"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
@@ -101,11 +100,11 @@ class LabelHead(SSMPreTrainedModel):
             documents=documents,
             both_strands=both_strands,
             return_dict=True,
-            **take_extra_inputs(self, kwargs),
+            **take_for_backbone(self, kwargs),
         )
         hidden_states = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
-        scores = partial(self._logits, mask=mask, documents=documents)
+        scores = partial(self._scores, mask=mask, documents=documents)
         logits = mean_scores(scores, hidden_states) if both_strands else scores(hidden_states)
         if self.config.output_clip is not None:
             logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
@@ -114,14 +113,21 @@ class LabelHead(SSMPreTrainedModel):
         loss = None if labels is None else self.task_loss(logits, labels, mask)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 
-    def _logits(
+    @property
+    def pooling(self) -> str | None:
+        """How a sequence becomes one vector; `None` for an output at each position."""
+        return None
+
+    def _scores(
         self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
         """Scores of one strand `(B, L, D)`, which may stand in reverse order."""
+        if self.pooling is not None:
+            hidden_states = pool(hidden_states, mask, pooling_of(self.pooling, is_reversed), documents)
         return self.classifier(self.dropout(hidden_states))
 
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Mean loss of the batch; see the class for the labels."""
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
+        """Mean loss of the batch; see the class for the labels. `packing` has no effect on it."""
         raise NotImplementedError
 
 
@@ -135,14 +141,11 @@ class SSMForSequenceClassification(LabelHead):
     regression, by `problem_type` (deduced by default, as in transformers).
     """
 
-    def _logits(
-        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        how = pooling_of(self.config.pooling or self.config.default_pooling, is_reversed)
-        pooled = pool(hidden_states, mask, how, documents)
-        return self.classifier(self.dropout(pooled))
+    @property
+    def pooling(self) -> str:
+        return self.config.pooling or self.config.default_pooling
 
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         if self.config.problem_type == "multi_label_classification" and logits.shape == (*labels.shape, 1):
             # One binary label for each sequence.
             labels = labels.unsqueeze(-1).to(logits.dtype)
@@ -160,7 +163,7 @@ class SSMForTokenClassification(LabelHead):
     sequence in reverse order.
     """
 
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         check_labels(labels, self.num_labels, "num_labels")
         return self.loss_function(logits, labels, self.config)
 
@@ -204,28 +207,26 @@ class SSMForSignalRegression(LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(
-        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        if self.config.pooling is not None:
-            hidden_states = pool(hidden_states, mask, self.config.pooling, documents)
-        return self.classifier(self.dropout(hidden_states))
+    @property
+    def pooling(self) -> str | None:
+        return self.config.pooling
 
-    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
             labels = labels.unsqueeze(-1)
         if labels.shape != logits.shape:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but the output is {tuple(logits.shape)} "
-                f"(`pooling`={self.config.pooling!r}, `num_labels`={self.num_labels})."
+                f"(`pooling`={self.pooling!r}, `num_labels`={self.num_labels})."
             )
-        if attention_mask is not None and self.config.pooling is None:
+        if attention_mask is not None and self.pooling is None:
             mask = attention_mask.to(logits.device).bool()
             logits, labels = logits[mask], labels[mask]
         return nn.functional.mse_loss(logits.float(), labels.to(logits.device).float())
 
 
 __all__ = [
+    "PACKING_ARGUMENTS",
     "LabelHead",
     "SSMForSequenceClassification",
     "SSMForSignalRegression",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.rows import View
-from hf_ssm.ops.context import has_readable_values
+from hf_ssm.ops.context import has_readable_values, is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.hints import closest_name
@@ -141,18 +141,20 @@ def _check_values(input_values: Tensor, channels: int) -> None:
         )
 
 
-def check_length(config: Any, length: int, documents: Documents | None, past: int) -> None:
+def check_length(config: Any, length: int, documents: Documents | None, cache: Any) -> None:
     """Raise `ValueError` for an input, or a document, longer than an implicit filter.
 
     Args:
         config: The configuration of the model.
         length: Positions of the input.
         documents: The documents of packed rows.
-        past: Positions in the cache.
+        cache: The cache to continue from, or `None`.
     """
     longest = config.longest_input
     if longest is None:
         return
+    # Other classes of caches are refused later.
+    past = 0 if is_exporting() else getattr(cache, "history", 0)
     count = past + length if documents is None else documents.longest_after(past)
     if count > longest:
         before = " with those in the cache" if past else ""

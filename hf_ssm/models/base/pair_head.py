@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
+from hf_ssm.models.base.heads import PACKING_ARGUMENTS, LabelHead, SSMForSequenceClassification, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_is_tensor
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.models.views.strands import pooling_of
-from hf_ssm.modules.pooling import pool
-from hf_ssm.ops.documents import Documents
 
 
 class PairClassifier(nn.Module):
@@ -28,8 +25,8 @@ class PairClassifier(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, num_labels, bias=config.classifier_bias)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """`(B, 2, D)` to `(B, num_labels)`."""
-        first, second = pooled.unbind(1)
+        """`(2 B, D)`, both vectors of a pair one after the other, to `(B, num_labels)`."""
+        first, second = pooled.unflatten(0, (-1, 2)).unbind(1)
         features = torch.cat([first, second, first * second, first - second], dim=-1)
         return self.out_proj(self.activation(self.dense(features)))
 
@@ -78,7 +75,7 @@ class SSMForSequencePairClassification(LabelHead):
         Raises:
             ValueError: Inputs of another shape; packed rows.
         """
-        for name in ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids"):
+        for name in PACKING_ARGUMENTS:
             if kwargs.get(name) is not None:
                 raise ValueError(f"{type(self).__name__} reads pairs, and packed rows hold none: leave out `{name}`.")
         extra = take_extra_inputs(self, kwargs)
@@ -94,13 +91,7 @@ class SSMForSequencePairClassification(LabelHead):
             **{**kwargs, "return_dict": True},
         )
 
-    def _logits(
-        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        how = pooling_of(self.config.pooling or self.config.default_pooling, is_reversed)
-        pooled = pool(hidden_states, mask, how)
-        return self.classifier(self.dropout(pooled).unflatten(0, (-1, 2)))
-
+    pooling = SSMForSequenceClassification.pooling
     task_loss = SSMForSequenceClassification.task_loss
 
 

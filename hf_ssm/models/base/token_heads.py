@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `V` vocabulary.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,20 +16,31 @@ from transformers.utils import can_return_tuple
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import SSMHeadOutput
-from hf_ssm.models.base.inputs import (
-    check_extra_arguments,
-    check_is_tensor,
-    check_labels,
-)
+from hf_ssm.models.base.heads import PACKING_ARGUMENTS, SSMHeadOutput
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs
-from hf_ssm.models.views.packing import find_documents
+from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
 from hf_ssm.models.views.strands import token_logits
-from hf_ssm.ops.documents import Documents
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
+
+
+def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
+    """Whether a document begins at a position, `(B, L)` or `(1, L)`; `None` for rows that are not packed.
+
+    Unlike `find_documents`, it copies nothing to the CPU; and it leaves errors to the backbone.
+    """
+    name = next((name for name in PACKING_ARGUMENTS if packing.get(name) is not None), None)
+    if name is None:
+        return None
+    marks = packing[name]
+    if name.startswith("cu_seq_lens"):
+        return torch.isin(torch.arange(shape.numel(), device=marks.device), marks.long()).view(shape)
+    if marks.shape not in (shape, (1, shape[1])):
+        return None
+    step = 1 if name == "position_ids" else 0
+    return torch.nn.functional.pad(marks.diff(dim=1) != step, (1, 0), value=True)
 
 
 class _TokenHead(SSMPreTrainedModel):
@@ -63,24 +75,21 @@ class _TokenHead(SSMPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def task_loss(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        attention_mask: Tensor | None = None,
-        documents: Documents | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Cross-entropy; see `forward` for the labels."""
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Cross-entropy; see `forward` for the labels, and `counted_labels` and transformers' loss for `kwargs`."""
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
-        labels = self.counted_labels(labels, attention_mask, documents)
+        labels = self.counted_labels(labels, attention_mask, **kwargs)
         return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
 
-    def counted_labels(
-        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
-    ) -> Tensor:
-        """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts."""
+    def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts.
+
+        Args:
+            labels: As in `forward`.
+            attention_mask: As in `forward`.
+            kwargs: Those of packed rows, see `find_documents`; others have no effect.
+        """
         if attention_mask is None:
             return labels
         # With a cache, the mask may be longer than the piece.
@@ -112,11 +121,8 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
-        packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         position_ids = kwargs.pop("position_ids", None)
-        documents = find_documents(
-            attention_mask, past_key_values, {**packing, "position_ids": position_ids}, input_ids, inputs_embeds
-        )
+        packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -125,17 +131,16 @@ class _TokenHead(SSMPreTrainedModel):
             output_tau=output_tau,
             past_key_values=past_key_values,
             use_cache=use_cache,
-            seq_idx=seq_idx,
-            documents=documents,
             return_dict=True,
-            **take_extra_inputs(self, kwargs),
+            **packing,
+            **take_for_backbone(self, kwargs),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         last = outputs.last_hidden_state[:, keep]
         logits = token_logits(self.lm_head, last, self.config) if self.config.rc_equivariant else self.lm_head(last)
         if labels is not None:
             check_is_tensor("labels", labels)
-        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, documents, **kwargs)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
         return SSMHeadOutput(
             loss=loss,
             logits=logits,
@@ -168,17 +173,14 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         if model_type:
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(model_type, cls.__name__)
 
-    def counted_labels(
-        self, labels: Tensor, attention_mask: Tensor | None = None, documents: Documents | None = None
-    ) -> Tensor:
-        labels = super().counted_labels(labels, attention_mask, documents)
+    def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        labels = super().counted_labels(labels, attention_mask)
         if attention_mask is not None:
             # The last position of left padding does not predict the first token.
             mask = attention_mask[:, -labels.shape[1] : -1].to(labels.device).bool()
             labels = labels.masked_fill(~torch.nn.functional.pad(mask, (1, 0), value=True), -100)
-        if documents is not None:
-            labels = labels.masked_fill(documents.first_positions.to(labels.device), -100)
-        return labels
+        begins = _begins(labels.shape, kwargs)
+        return labels if begins is None else labels.masked_fill(begins.to(labels.device), -100)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

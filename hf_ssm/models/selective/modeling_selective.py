@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
@@ -33,7 +34,7 @@ class SelectiveSSMModel(SelectiveSSMPreTrainedModel, SSMModel):
         return None if stepped is None else [hidden_states, *stepped]
 
 
-class SelectiveSSMForCausalLM(SelectiveSSMPreTrainedModel, SSMForCausalLM):
+class SelectiveSSMForCausalLM(FusedGeneration, SelectiveSSMPreTrainedModel, SSMForCausalLM):
     """Next-token prediction: see `SSMForCausalLM`."""
 
     backbone_class = SelectiveSSMModel

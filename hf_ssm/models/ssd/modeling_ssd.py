@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
 from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
@@ -131,7 +132,7 @@ class SSDModel(SSDPreTrainedModel, SSMModel):
         return None if stepped is None else [hidden_states, *stepped]
 
 
-class SSDForCausalLM(SSDPreTrainedModel, SSMForCausalLM):
+class SSDForCausalLM(FusedGeneration, SSDPreTrainedModel, SSMForCausalLM):
     """Next-token prediction: see `SSMForCausalLM`."""
 
     backbone_class = SSDModel

@@ -29,7 +29,7 @@ class ExtraInputs(View):
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "ExtraInputs | None":
-        values = take_extra_inputs(model, dict(call))
+        values = take_extra_inputs(model, dict(call)) if model.extra_inputs else {}
         if values and call["both_strands"]:
             raise ValueError(f"`{next(iter(values))}` is for signals, which have no reverse complement: leave it out.")
         return cls(values, call.get("attention_mask")) if values else None
@@ -94,4 +94,10 @@ def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
     return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
 
 
-__all__ = ["ExtraInputs", "cut_extra_input", "declaring", "take_extra_inputs"]
+def take_for_backbone(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the `extra_inputs` and the arguments of views from those of a head, and return them."""
+    views = {name: kwargs.pop(name) for name in View.all_arguments.intersection(kwargs)}
+    return take_extra_inputs(model, kwargs) | views
+
+
+__all__ = ["ExtraInputs", "cut_extra_input", "declaring", "take_extra_inputs", "take_for_backbone"]

@@ -12,13 +12,20 @@ from hf_ssm.models.views.packing import Packing, find_documents, read_packed_wit
 from hf_ssm.models.views.strands import Strands
 from hf_ssm.modules.rows import Rows, View
 
+
+def _registered(*views: type[View]) -> list[type[View]]:
+    for view in views:
+        View.all_arguments.update(view.arguments)
+    return list(views)
+
+
 # In the order in which they arrange rows.
-VIEWS: list[type[View]] = [Alignment, ExtraInputs, Strands, Packing]
+VIEWS = _registered(Alignment, ExtraInputs, Strands, Packing)
 
 
 def register_view(view: type[View]) -> None:
-    """Add a view to all models; it arranges rows after those that are there."""
-    VIEWS.append(view)
+    """Add a view to all models, which then accept its arguments; it arranges rows after the others."""
+    VIEWS.extend(_registered(view))
 
 
 def views_of(model: Any, call: dict[str, Any]) -> list[View]:

@@ -5,7 +5,7 @@ all numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load, load_some, mul, pointer, sigmoid, splat, store_some, total
-from hf_ssm.ops.decoding import check_inputs
+from hf_ssm.ops.decoding import BlockShapes, FinalNorm
 
 __all__ = [
     "LOG2_E",
-    "NORMS",
-    "NO_NORM",
     "ZERO",
     "CompiledBlocks",
-    "add_rows",
     "address",
+    "apply_final_norm",
+    "apply_gate",
     "apply_linear",
-    "apply_norm",
     "convolve",
+    "project_in",
+    "project_out",
 ]
 
 NORMS = ("none", "layer", "rms")
@@ -118,41 +118,104 @@ def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
         store_some(out, d, mul(s, sigmoid(s)), channels - d)
 
 
+@kernel
+def apply_gate(like, y, gate, channels):
+    """`y = y SiLU(gate)`."""
+    out, z = pointer(y, like), pointer(gate, like)
+    for i in range(0, channels, LANES):
+        lanes = channels - i
+        v = load_some(z, i, lanes)
+        store_some(out, i, mul(load_some(out, i, lanes), mul(v, sigmoid(v))), lanes)
+
+
+# `weights` are the addresses of the weights of a block, which begin with those of norm and in-projection and end with
+# those of the out-projection; `norm` is the kind of all norms and the number they add to the variance; `flags` are
+# whether norms are before the mixers instead of after the sums, and whether a block adds its input to its output.
+
+
+@kernel
+def project_in(like, source, norm, flags, weights, normed, y, rows, width):
+    """The in-projection of `source` with the norm before it; `normed` is memory for `width` numbers."""
+    kind, epsilon = norm
+    read = source
+    if flags[0] and kind != NO_NORM:
+        apply_norm(like, source, kind, epsilon, weights[0], weights[1], normed, width)
+        read = normed
+    apply_linear(like, read, weights[2], weights[3], y, rows, width)
+
+
+@kernel
+def project_out(like, x, source, norm, flags, weights, y, width, channels):
+    """The out-projection of `x`, the sum with the input `source` of the block, and the norm after it."""
+    kind, epsilon = norm
+    apply_linear(like, x, weights[len(weights) - 2], weights[len(weights) - 1], y, width, channels)
+    if flags[1]:
+        add_rows(like, source, y, y, width)
+    if not flags[0] and kind != NO_NORM:
+        apply_norm(like, y, kind, epsilon, weights[0], weights[1], y, width)
+
+
+@kernel
+def apply_final_norm(like, item, y, norm, flags, final, batch, width):
+    """The norm of each row after the last block, where norms are before the mixers."""
+    kind, epsilon = norm
+    if flags[0] and kind != NO_NORM:
+        for row in range(batch):
+            at = y + row * width * item
+            apply_norm(like, at, kind, epsilon, final[0], final[1], at, width)
+
+
 def address(t: Tensor | None) -> int:
     """Address of the first element, 0 for `None`."""
     return 0 if t is None else t.data_ptr()
 
 
 class CompiledBlocks:
-    """One position of all blocks of a model; a subclass sets the attributes for its kind of block.
+    """One position of all blocks of a model.
 
-    Attributes:
-        run: The kernel, called with `arguments`, the batch size, and the addresses of the states of convolutions and
-            scans before and after, of the input, the outputs and the scratch memory.
-        arguments: First arguments of the kernel.
-        count: Number of blocks.
-        shapes: Hidden size; shape of the state of a convolution and of a scan, of one row.
+    Args:
+        run: The kernel. Its arguments are `like`; the size of a number in bytes; the addresses of the weights, an array
+            with a row for each block; those of the final norm; `norm` and `flags`; `numbers`; the batch size; the
+            addresses of the states of convolutions and scans before (read) and after (written), of the input, of the
+            outputs of all blocks, and of the scratch memory.
+        weights: Of each block.
+        options: Of all blocks.
+        final_norm: Weight and bias of the norm after the last block.
+        shapes: Of all tensors.
         scratch_size: Numbers of scratch memory.
+        numbers: What else the kernel needs.
     """
 
-    run: Callable[..., None]
-    arguments: tuple[Any, ...]
-    count: int
-    shapes: tuple[int, tuple[int, ...], tuple[int, ...]]
-    scratch_size: int
-
-    def keep(self, *weights: Iterable[Tensor | None]) -> list[int]:
-        """Addresses of tensors, whose memory lives as long as this object."""
-        self.tensors = [None if t is None else t.detach() for block in weights for t in block]
-        return [address(t) for t in self.tensors]
+    def __init__(
+        self,
+        run: Callable[..., None],
+        weights: Sequence[Any],
+        options: Any,
+        final_norm: FinalNorm,
+        shapes: BlockShapes,
+        scratch_size: int,
+        numbers: tuple[Any, ...],
+    ):
+        shapes.check_weights(weights)
+        self.run, self.shapes, self.scratch_size, self.count = run, shapes, scratch_size, len(weights)
+        # Keeps the memory of the weights alive.
+        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
+        addresses = [address(t) for t in self.tensors]
+        in_weight = weights[0].in_weight
+        self.arguments = (
+            *(ZERO[in_weight.dtype], in_weight.element_size()),
+            *(np.array(addresses[:-2]).reshape(self.count, -1), (addresses[-2], addresses[-1])),
+            *((NORMS.index(options.norm), options.epsilon), (options.norm_first, options.residual)),
+            *numbers,
+        )
 
     def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_inputs(hidden, pasts, states, self.count, self.shapes)
+        self.shapes.check_inputs(hidden, pasts, states, self.count)
         batch = len(hidden)
         hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
         new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
         outputs = hidden.new_empty(self.count, *hidden.shape)
         scratch = hidden.new_empty(self.scratch_size)
         memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
-        self.run(*self.arguments, batch, *memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
+        self.run(*self.arguments, batch, memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
         return outputs, new_pasts, new_states

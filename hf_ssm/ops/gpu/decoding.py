@@ -6,14 +6,14 @@ Between the kernels all numbers are float32. Nothing waits for the device and no
 the kernels can be captured in a CUDA graph.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.decoding import check_inputs
+from hf_ssm.ops.decoding import NO_FINAL_NORM, BlockShapes, FinalNorm
 from hf_ssm.ops.gpu.arguments import as_bytes
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.gpu.projection import Projection, add_norm
@@ -31,19 +31,9 @@ def dense(t: Tensor) -> Tensor:
     return t if t[:1].is_contiguous() else t.contiguous()
 
 
-def _all_tensors(given: Iterable[Any]) -> Iterator[Tensor]:
-    for part in given:
-        if isinstance(part, tuple):
-            yield from _all_tensors(part)
-        elif isinstance(part, Tensor):
-            yield part
-
-
-def supports_blocks(
-    weights: Sequence[Any], options: Any, final_norm: tuple[Tensor | None, Tensor | None] = (None, None)
-) -> bool:
+def supports_blocks(weights: Sequence[Any], options: Any, final_norm: FinalNorm = NO_FINAL_NORM) -> bool:
     """Contiguous weights in single or half precision, all on one device; dtypes may differ."""
-    tensors = list(_all_tensors((*weights, final_norm)))
+    tensors = [t for block in (*weights, final_norm) for t in block if t is not None]
     is_dense = all(t.is_contiguous() and not t.is_complex() for t in tensors)
     return is_dense and len({t.device for t in tensors}) == 1 and runs_kernels(*tensors)
 
@@ -83,7 +73,7 @@ class BlocksOnGPU:
         weights: Of each block.
         options: Of all blocks.
         final_norm: Weight and bias of the norm after the last block.
-        shapes: Hidden size; shape of the state of a convolution and of a scan, of one row.
+        shapes: Of all tensors.
         scratch: How many float32 numbers the kernels of a block pass to each other, for each row.
     """
 
@@ -92,10 +82,11 @@ class BlocksOnGPU:
         blocks: Sequence[Callable[..., None]],
         weights: Sequence[Any],
         options: Any,
-        final_norm: tuple[Tensor | None, Tensor | None],
-        shapes: tuple[int, tuple[int, ...], tuple[int, ...]],
+        final_norm: FinalNorm,
+        shapes: BlockShapes,
         scratch: Sequence[int],
     ):
+        shapes.check_weights(weights)
         self.blocks, self.shapes, self.scratch = blocks, shapes, scratch
         norm = partial(add_norm, kind=options.norm, epsilon=options.epsilon)
         if options.norm_first:
@@ -107,7 +98,7 @@ class BlocksOnGPU:
     def __call__(
         self, hidden: Tensor, pasts: Tensor, states: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        check_inputs(hidden, pasts, states, len(self.blocks), self.shapes)
+        self.shapes.check_inputs(hidden, pasts, states, len(self.blocks))
         batch, pasts, states = len(hidden), pasts.contiguous(), states.contiguous()
         if mask is not None and (mask.shape != (batch,) or mask.dtype != torch.bool):
             raise ValueError(f"mask must be a bool of each of {batch} rows, got {tuple(mask.shape)} of {mask.dtype}")

@@ -4,21 +4,21 @@ Dimensions as in `numba_tiles.py`; `P` real planes, 1 for real and 2 for complex
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients, in_function_transform
+from hf_ssm.ops.context import in_function_transform
+from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
+from hf_ssm.ops.selective_scan.arguments import SCAN_TENSORS, ScanTensors
 from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
 from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, ScanArguments
-from hf_ssm.ops.selective_scan.reference import loop_scan
+from hf_ssm.ops.selective_scan.reference import plain_scan
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["scan_numba", "supports_scan"]
@@ -28,13 +28,7 @@ __all__ = ["scan_numba", "supports_scan"]
 _MAX_BLOCKS, _MIN_BLOCKS, _TASKS = 16, 2, 8
 # A task of the forward takes several sequences of a large batch: starting a task costs as much as some positions.
 _MAX_TASKS = 16
-
-# u, delta, A, B, C, D, z and the bias of `ScanTensors`.
-_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return (number + multiple - 1) // multiple * multiple
+_SCHEMAS = scan_schemas(SCAN_TENSORS, "bool delta_softplus")
 
 
 def _planes(t: Tensor) -> Tensor:
@@ -45,7 +39,7 @@ def _planes(t: Tensor) -> Tensor:
 def _packed(planes: Tensor) -> Tensor:
     """`(..., D, N, P)` -> `(..., K, P S, 16)`, padded with zeros."""
     *lead, channels, states, parts = planes.shape
-    wide, high = _round_up(channels, LANES), _round_up(states, GROUP)
+    wide, high = round_up(channels, LANES), round_up(states, GROUP)
     filled = F.pad(planes, (0, 0, 0, high - states, 0, wide - channels))
     blocks = filled.view(*lead, wide // LANES, LANES, high, parts)
     return blocks.movedim((-1, -2, -3), (-3, -2, -1)).contiguous().flatten(-3, -2)
@@ -60,23 +54,6 @@ def _unpacked(packed: Tensor, A: Tensor) -> Tensor:
     return torch.view_as_complex(tensor) if paired else tensor.squeeze(-1)
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None or t.numel() == 0 else t.data_ptr()
-
-
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its last dimension is dense, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _place(t: Tensor | None) -> tuple[int, int, int]:
-    """Address, batch stride and row stride of `(B, L, ...)`, in real numbers."""
-    if t is None:
-        return 0, 0, 0
-    parts = 2 if t.is_complex() else 1
-    return _address(t), t.stride(0) * parts, t.stride(1) * parts
-
-
 def _exponents(A: Tensor) -> Tensor:
     """A packed for `exp2`, its real part in units of log 2; for complex states also its imaginary part, in turns and,
     for the gradient of the step, in units of log 2."""
@@ -89,16 +66,16 @@ def _exponents(A: Tensor) -> Tensor:
 class _ScanJob:
     """The arguments of the kernels of a scan, and its division into tasks."""
 
-    def __init__(self, tensors: _Tensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
-        u, delta, A, B, C, D, z, bias = tensors
+    def __init__(self, tensors: ScanTensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
+        u, delta, A, B, C, D, z, bias, _ = tensors
         self.batch, length, channels = u.shape
         blocks, rows = state.shape[1:3]
         # Few tasks would leave threads idle; results must not depend on the number of threads.
         width = min(_MAX_BLOCKS, max(_MIN_BLOCKS, blocks * self.batch // _TASKS))
         self.groups = -(-blocks // width)
         self.paired = True if A.is_complex() else None
-        u, delta, B, C = (_rowed(t.resolve_conj()) for t in (u, delta, B, C))
-        z = None if z is None else _rowed(z)
+        u, delta, B, C = (dense_rows(t.resolve_conj()) for t in (u, delta, B, C))
+        z = None if z is None else dense_rows(z)
         beyond = (0, blocks * LANES - channels)
         D = None if D is None else F.pad(D, beyond)
         bias = None if bias is None else F.pad(bias.expand(channels), beyond)
@@ -108,9 +85,9 @@ class _ScanJob:
         numbers: list[Any] = [
             *(self.batch, length, channels, A.shape[1], rows, blocks, -(-length // TILE), width),
             *(softplus, delta.shape[-1] < channels),
-            *(*_place(u), *_place(delta), *_place(z), *_place(B), *_place(C)),
-            *(_address(t) for t in (exponents, D, bias, state, starts)),
-            *_place(y),
+            *(number for t in (u, delta, z, B, C) for number in place(t, 2)),
+            *(address(t) for t in (exponents, D, bias, state, starts)),
+            *place(y, 2),
         ]
         self.arguments = ScanArguments(*numbers)
         self.like = u.new_zeros(()).numpy()[()]
@@ -143,61 +120,41 @@ class _ScanJob:
 
 def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     """`tiles, K, R, 16`."""
-    blocks, rows = _round_up(A.shape[0], LANES) // LANES, _round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
+    blocks, rows = round_up(A.shape[0], LANES) // LANES, round_up(A.shape[1], GROUP) * (2 if A.is_complex() else 1)
     return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
 
 
-@torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu")
-def _forward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    delta_softplus: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu", schema=_SCHEMAS[0])
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each tile for the backward."""
+    *tensors, softplus, keep = arguments
+    args = ScanTensors(*tensors)
+    u, A = args.u, args.A
     tiles, *block = _sizes(u, A)
     y = u.new_empty(u.shape)
     starts = u.new_empty((len(u), tiles, *block) if keep else (0,))
-    state = u.new_zeros(len(u), *block) if initial_state is None else _packed(_planes(initial_state))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts, y=y)
+    state = u.new_zeros(len(u), *block) if args.state is None else _packed(_planes(args.state))
+    job = _ScanJob(args, softplus, state, starts=starts, y=y)
     job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
     return y, _unpacked(state, A), starts
 
 
 @_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
+def _(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, keep):
     starts = u.new_empty((len(u), *_sizes(u, A)) if keep else (0,))
     return u.new_empty(u.shape), A.new_empty(len(u), *A.shape), starts
 
 
-@torch.library.custom_op("hf_ssm::selective_scan_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad_y: Tensor,
-    grad_last: Tensor | None,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    starts: Tensor,
-    delta_softplus: bool,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
+@torch.library.custom_op("hf_ssm::selective_scan_backward", mutates_args=(), device_types="cpu", schema=_SCHEMAS[1])
+def _backward(*arguments: Any) -> list[Tensor]:
+    """Gradients of all tensors; empty where not `wanted`."""
+    grad_y, grad_last, *tensors, starts, softplus, wanted = arguments
+    args = ScanTensors(*tensors)
+    u, A, delta_bias = args.u, args.A, args.delta_bias
     (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
-    grad_y = _rowed(grad_y)
+    grad_y = dense_rows(grad_y)
     state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
-    job = _ScanJob((u, delta, A, B, C, D, z, delta_bias), delta_softplus, state, starts=starts)
+    job = _ScanJob(args, softplus, state, starts=starts)
     grad_u, grad_z = (u.new_empty(u.shape if w else (0,)) for w in (wanted[0], wanted[6]))
     shared = bool(job.arguments.shared_step)
     grad_delta = u.new_empty(((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,))
@@ -205,7 +162,7 @@ def _backward(
     grad_B, grad_C = (u.new_empty((job.groups, batch, length, states, *parts)) for _ in range(2))
     grad_A, grad_D, grad_bias = u.new_zeros(batch, *block), *u.new_zeros(2, batch, block[0] * LANES)
     outputs = (state, grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_bias)
-    numbers: list[int] = [*_place(grad_y), *(_address(t) for t in outputs)]
+    numbers: list[int] = [*place(grad_y, 2), *(address(t) for t in outputs)]
     job.run(backward, backward_scratch(job.arguments.rows), GradientArguments(*numbers))
     grad_B, grad_C = (grad[0] if job.groups == 1 else grad.sum(0) for grad in (grad_B, grad_C))
     if parts:
@@ -217,41 +174,17 @@ def _backward(
     grad_A = _unpacked(grad_A.sum(0), A)
     initial = _unpacked(state, A)
     grads = (grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial)
-    return [grad if want else grad.new_empty(0) for grad, want in zip(grads, wanted, strict=True)]
+    return wanted_gradients(grads, wanted, u)
 
 
 @_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, starts, delta_softplus, wanted):
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, state, starts, delta_softplus, wanted):
     bias = u.new_empty(u.shape[2]) if delta_bias is None else delta_bias
     like = (u, delta, A, B, C, u.new_empty(u.shape[2]), u, bias, A.new_empty(len(u), *A.shape))
     return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, delta_softplus, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.delta_softplus = delta_softplus
-
-
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, starts = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:9]
-    if torch.is_grad_enabled():
-        plain = partial(_plain_scan, ctx.delta_softplus)
-        return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), None, None
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, starts, ctx.delta_softplus, wanted)
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None
-
-
-def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    given: Any = tensors
-    return loop_scan(ScanTensors(*given), delta_softplus, True)
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
+register_gradients(_forward, _backward, plain_scan, 9)
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
@@ -262,6 +195,5 @@ def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> 
 def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
     given = tuple(args.cast(args.dtype))
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _forward(*given, delta_softplus, keep)
+    y, last, _ = _forward(*given, delta_softplus, keeps_states(given))
     return y.to(args.u.dtype), last

@@ -7,7 +7,6 @@ all numbers.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,31 +14,19 @@ from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.decoding import (
     LOG2_E,
-    NO_NORM,
-    NORMS,
     ZERO,
     CompiledBlocks,
-    add_rows,
     address,
+    apply_final_norm,
+    apply_gate,
     apply_linear,
-    apply_norm,
     convolve,
+    project_in,
+    project_out,
 )
-from hf_ssm.ops.cpu.vector import (
-    LANES,
-    exp2,
-    fma,
-    load_some,
-    mul,
-    pointer,
-    sigmoid,
-    softplus,
-    splat,
-    store_some,
-    sub,
-    total,
-)
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, check_block_weights
+from hf_ssm.ops.cpu.vector import LANES, exp2, fma, load_some, mul, pointer, softplus, splat, store_some, sub, total
+from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, block_shapes
 
 __all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
 
@@ -81,22 +68,16 @@ def _scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_
             value += pointer(skip, like)[k] * x[k]
         out[k] = value
     if gate != 0:
-        z = pointer(gate, like)
-        for k in range(0, channels, LANES):
-            v = load_some(z, k, channels - k)
-            store_some(out, k, mul(load_some(out, k, channels - k), mul(v, sigmoid(v))), channels - k)
+        apply_gate(like, y, gate, channels)
 
 
 @kernel
-def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, weights, norm, flags, sizes):
-    """`_blocks_step` of one block; `memory` and `weights` are its addresses."""
+def _block_step(
+    like, item, weights, norm, flags, log2_e, logarithmic, sizes, batch, memory, hidden, new_hidden, scratch
+):
+    """`_blocks_step` of one block; `weights` and `memory` are its addresses."""
     past, state, new_past, new_state = memory
-    norm_weight, norm_bias, in_weight, in_bias = weights[0], weights[1], weights[2], weights[3]
-    conv_weight, conv_bias, x_weight = weights[4], weights[5], weights[6]
-    dt_weight, dt_bias, A, skip = weights[7], weights[8], weights[9], weights[10]
-    out_weight, out_bias = weights[11], weights[12]
-    kind, epsilon = norm
-    norm_first, residual, logarithmic = flags
+    conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A, skip = weights[4:11]
     size, channels, states, rank, taps = sizes
     projected = scratch + size * item
     gate = projected + channels * item
@@ -109,11 +90,7 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
     d = pointer(step, like)
     for row in range(batch):
         source, target = hidden + row * size * item, new_hidden + row * size * item
-        read = source
-        if norm_first and kind != NO_NORM:
-            apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, size)
-            read = scratch
-        apply_linear(like, read, in_weight, in_bias, projected, 2 * channels, size)
+        project_in(like, source, norm, flags, weights, scratch, projected, 2 * channels, size)
         at = row * (taps - 1) * channels * item
         before, after = past + at, new_past + at
         convolve(like, projected, before, conv_weight, conv_bias, after, convolved, channels, taps)
@@ -124,99 +101,45 @@ def _block_step(like, log2_e, item, batch, hidden, new_hidden, memory, scratch, 
         at = row * channels * states * item
         held = state + at, new_state + at
         _scan_step(like, log2_e, convolved, step, A, logarithmic, B, C, skip, gate, *held, scanned, channels, states)
-        apply_linear(like, scanned, out_weight, out_bias, target, size, channels)
-        if residual:
-            add_rows(like, source, target, target, size)
-        if not norm_first and kind != NO_NORM:
-            apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, size)
+        project_out(like, scanned, source, norm, flags, weights, target, size, channels)
 
 
 @kernel
 def _blocks_step(
-    like,
-    log2_e,
-    item,
-    weights,
-    final_weight,
-    final_bias,
-    kind,
-    epsilon,
-    norm_first,
-    residual,
-    logarithmic,
-    size,
-    channels,
-    states,
-    rank,
-    taps,
-    batch,
-    pasts,
-    memories,
-    new_pasts,
-    new_memories,
-    hidden,
-    new_hidden,
-    scratch,
+    like, item, weights, final, norm, flags, log2_e, logarithmic, sizes, batch, memories, hidden, new_hidden, scratch
 ):
-    """One position of a batch through Mamba blocks without MLP.
+    """One position of a batch through Mamba blocks without MLP; see `CompiledBlocks`.
 
     Args:
         log2_e: log2(e) in the type of `like`.
-        item: Size of a number in bytes.
-        weights: Array of addresses, one row per block: the tensors of `BlockWeights`; 0 for `None`.
-        final_weight, final_bias: Of the norm after the last block, with `norm_first`.
-        kind, epsilon: Kind of all norms, and the number they add to the variance.
-        norm_first: Norms before the mixers instead of after the sums.
-        residual: Whether the input of a block is added to its output.
         logarithmic: A is given as the logarithm of its negative.
-        size, channels, states, rank, taps: H, D, N, R, K.
-        batch: B.
-        pasts, new_pasts: States of the convolutions before (read) and after (written),
-            `(number of blocks, B, K - 1, D)`.
-        memories, new_memories: States of the scans, `(number of blocks, B, D, N)`.
-        hidden: `(B, H)`.
-        new_hidden: Written: the output of each block, `(number of blocks, B, H)`, the last after the final norm.
+        sizes: H, D, N, R, K.
         scratch: `H + 5 D + R + 2 N` numbers.
     """
-    norm, flags, sizes = (kind, epsilon), (norm_first, residual, logarithmic), (size, channels, states, rank, taps)
+    pasts, states_before, new_pasts, new_states = memories
+    size, channels, states, _, taps = sizes
     source, target = hidden, new_hidden
-    past_bytes, memory_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
+    past_bytes, state_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
     for i in range(len(weights)):
-        a, b = i * past_bytes, i * memory_bytes
-        memory = pasts + a, memories + b, new_pasts + a, new_memories + b
-        _block_step(like, log2_e, item, batch, source, target, memory, scratch, weights[i], norm, flags, sizes)
+        a, b = i * past_bytes, i * state_bytes
+        memory = pasts + a, states_before + b, new_pasts + a, new_states + b
+        _block_step(
+            like, item, weights[i], norm, flags, log2_e, logarithmic, sizes, batch, memory, source, target, scratch
+        )
         source, target = target, target + batch * size * item
-    if norm_first and kind != NO_NORM:
-        for row in range(batch):
-            at = source + row * size * item
-            apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, size)
+    apply_final_norm(like, item, source, norm, flags, final, batch, size)
 
 
 class BlocksStep(CompiledBlocks):
-    """See `find_blocks_step`."""
+    """See `find_step`."""
 
-    run = staticmethod(_blocks_step)
-
-    def __init__(
-        self,
-        weights: Sequence[BlockWeights],
-        options: BlockOptions,
-        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-    ):
-        addresses = self.keep(*weights, final_norm)
+    def __init__(self, weights: Sequence[BlockWeights], options: BlockOptions, final_norm: FinalNorm = NO_FINAL_NORM):
         w = weights[0]
-        self.dtype = w.A.dtype
         (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
-        size, taps = len(w.out_weight), w.conv_weight.shape[-1]
-        check_block_weights(weights)
-        self.count, self.shapes = len(weights), (size, (taps - 1, channels), (channels, states))
-        self.scratch_size = size + 5 * channels + rank + 2 * states
-        self.arguments = (
-            *(ZERO[self.dtype], LOG2_E[self.dtype], w.A.element_size()),
-            *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
-            *(NORMS.index(options.norm), *options[1:]),
-            *(size, channels, states, rank, taps),
-        )
+        sizes = len(w.out_weight), channels, states, rank, w.conv_weight.shape[-1]
+        scratch_size = sizes[0] + 5 * channels + rank + 2 * states
+        numbers = LOG2_E[w.A.dtype], options.logarithmic, sizes
+        super().__init__(_blocks_step, weights, options, final_norm, block_shapes(w), scratch_size, numbers)
 
 
 def supports_scan_step(

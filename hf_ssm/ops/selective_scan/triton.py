@@ -4,19 +4,18 @@ Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` seg
 complex states.
 """
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.selective_scan.arguments import ScanTensors
-from hf_ssm.ops.selective_scan.reference import loop_scan
+from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
+from hf_ssm.ops.selective_scan.arguments import SCAN_TENSORS, ScanTensors
+from hf_ssm.ops.selective_scan.reference import plain_scan
 from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D, cotangent_ends, scan_backward
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT, carry, chunk_ends, scan
 from hf_ssm.ops.selective_scan.triton_tiles import scaled_matrix
@@ -28,8 +27,7 @@ __all__ = ["chunk_positions", "scan_triton", "supports_scan"]
 _ENOUGH, _WANTED = 16384, 65536
 _MAX_STATES = 64
 
-# u, delta, A, B, C, D, z and the bias.
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+_SCHEMAS = scan_schemas(SCAN_TENSORS, "bool delta_softplus")
 
 
 def chunk_positions(batch: int, length: int, channels: int) -> int:
@@ -75,8 +73,8 @@ class _Job:
         chunks: Number of chunks.
     """
 
-    def __init__(self, inputs: _Inputs, softplus: bool):
-        u, delta, A, B, C, D, z, bias = inputs
+    def __init__(self, inputs: ScanTensors, softplus: bool):
+        u, delta, A, B, C, D, z, bias, _ = inputs
         self.batch, self.length, self.channels = u.shape
         self.states, self.planes = A.shape[1], 2 if A.is_complex() else 1
         self.device, self.A = u.device, scaled_matrix(A.resolve_conj())
@@ -131,23 +129,13 @@ class _Job:
         return {key: self.everything[key] for name in names for key in (name, f"{name}_batch", f"{name}_row")}
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton", mutates_args=())
-def _forward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    initial_state: Tensor | None,
-    delta_softplus: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton", mutates_args=(), schema=_SCHEMAS[0])
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each segment for the backward."""
-    job = _Job((u, delta, A, B, C, D, z, delta_bias), delta_softplus)
-    state = None if initial_state is None else _planes(initial_state)
+    *tensors, softplus, keep = arguments
+    args = ScanTensors(*tensors)
+    u, job = args.u, _Job(args, softplus)
+    state = None if args.state is None else _planes(args.state)
     before = job.carried(chunk_ends, state, False, job.some("u", "B"))
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     saved = job.states_of(job.batch, -(-job.length // SEGMENT)) if keep else None
@@ -157,7 +145,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
+def _(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, keep):
     (batch, length, channels), states = u.shape, A.shape[1]
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     size = (batch, (length + SEGMENT - 1) // SEGMENT, 2 if A.is_complex() else 1, states, channels)
@@ -166,24 +154,12 @@ def _(u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, keep):
     return y, last, u.new_empty(size if keep else (0,), dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton_backward", mutates_args=())
-def _backward(
-    grad_y: Tensor,
-    grad_last: Tensor | None,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    saved: Tensor,
-    delta_softplus: bool,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state; empty where not `wanted`."""
-    job = _Job((u, delta, A, B, C, D, z, delta_bias), delta_softplus)
+@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton_backward", mutates_args=(), schema=_SCHEMAS[1])
+def _backward(*arguments: Any) -> list[Tensor]:
+    """Gradients of all tensors; empty where not `wanted`."""
+    grad_y, grad_last, *tensors, saved, softplus, wanted = arguments
+    args = ScanTensors(*tensors)
+    u, delta, z, job = args.u, args.delta, args.z, _Job(args, softplus)
     grad = _strided(grad=grad_y)
     state = None if grad_last is None else _planes(grad_last)
     after = job.carried(cotangent_ends, state, True, {**grad, **job.some("C", "z")})
@@ -203,12 +179,12 @@ def _backward(
     scratch = job.states_of(*place, tiles)
     kept = {"saved": saved, "after": after, "scratch": scratch}
     scan_backward.launch(job.grid, **job.everything, **grad, **outputs, **kept, SEGMENT=SEGMENT)
-    return _gathered(outputs, (u, delta, A, B, C, D, z, delta_bias), wanted)
+    return wanted_gradients(_gathered(outputs, args), wanted, u)
 
 
-def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
-    """The gradients in the dtypes of `tensors`, from the sums that the kernel has written."""
-    u, delta, A, B, C, D, _, bias = tensors
+def _gathered(sums: dict[str, Any], args: ScanTensors) -> list[Tensor | None]:
+    """The gradients in the dtypes of `args`, from the sums that the kernel has written."""
+    u, delta, A, B, C, D, _, bias, state = args
     totals = sums["sums"].sum((0, 1))
     of_A, of_D, of_bias = _joined(totals[:-2].unflatten(0, (-1, A.shape[1]))), totals[-2], totals[-1]
     weights = sums["grad_weights"].sum(0)
@@ -216,7 +192,7 @@ def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[boo
     if bias is not None and bias.shape[0] < u.shape[-1]:
         of_bias = of_bias.sum(0, keepdim=True)
     shared = delta.shape[-1] < u.shape[-1]
-    found: list[Tensor | None] = [
+    return [
         sums["grad_u"],
         sums["grad_delta"].sum(0).unsqueeze(-1).to(delta.dtype) if shared else sums["grad_delta"],
         of_A.to(A.dtype),
@@ -225,51 +201,18 @@ def _gathered(sums: dict[str, Any], tensors: Sequence[Any], wanted: Sequence[boo
         None if D is None else of_D.to(D.dtype, copy=True),
         sums["grad_z"],
         None if bias is None else of_bias.to(bias.dtype, copy=True),
-        _joined(sums["grad_state"]),
+        None if state is None else _joined(sums["grad_state"]).to(state.dtype),
     ]
-    return [grad if want and grad is not None else u.new_empty(0) for want, grad in zip(wanted, found, strict=True)]
 
 
 @_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, saved, delta_softplus, wanted):
-    kind = torch.complex64 if A.is_complex() else torch.float32
-    state = torch.empty((len(u), *A.shape), dtype=kind, device=u.device)
-    like = (u, delta, A, B, C, D, z, delta_bias, state)
-    return [
-        torch.empty(t.shape, dtype=t.dtype, device=t.device) if want and t is not None else u.new_empty(0)
-        for t, want in zip(like, wanted, strict=True)
-    ]
+def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, state, saved, delta_softplus, wanted):
+    tensors = (u, delta, A, B, C, D, z, delta_bias, state)
+    like = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+    return wanted_gradients(like, wanted, u)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, delta_softplus, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.delta_softplus = delta_softplus
-
-
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, saved = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:9])
-    none = (None,) * 2
-    if torch.is_grad_enabled():
-        plain = partial(_plain_scan, ctx.delta_softplus)
-        return *differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last]), *none
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, saved, ctx.delta_softplus, wanted)
-    grads = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
-    if grads[8] is not None:
-        grads[8] = grads[8].to(initial_state.dtype)
-    return *grads, *none
-
-
-def _plain_scan(delta_softplus: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    given: Any = tensors
-    return loop_scan(ScanTensors(*given), delta_softplus, True)
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
+register_gradients(_forward, _backward, plain_scan, 9)
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
@@ -279,6 +222,5 @@ def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> 
 
 def scan_triton(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
-    y, last, _ = _forward(*args, delta_softplus, keep)
+    y, last, _ = _forward(*args, delta_softplus, keeps_states(args))
     return y, last

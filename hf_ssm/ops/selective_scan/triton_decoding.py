@@ -17,12 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
+from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
 from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
 from hf_ssm.ops.gpu.projection import Projection
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, check_block_weights
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, block_shapes
 
 __all__ = [
     "TritonBlocksStep",
@@ -303,18 +304,11 @@ class _Block:
 
 
 class TritonBlocksStep(BlocksOnGPU):
-    """See `find_blocks_step`."""
+    """See `find_step`."""
 
-    def __init__(
-        self,
-        weights: Sequence[BlockWeights],
-        options: BlockOptions,
-        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
-    ):
-        check_block_weights(weights)
+    def __init__(self, weights: Sequence[BlockWeights], options: BlockOptions, final_norm: FinalNorm = NO_FINAL_NORM):
         w = weights[0]
-        (channels, states), rank, taps = w.A.shape, w.dt_weight.shape[1], w.conv_weight.shape[-1]
-        shapes = len(w.out_weight), (taps - 1, channels), (channels, states)
+        (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
         blocks = [_Block(block, options) for block in weights]
         scratch = 2 * channels, rank + 2 * states, channels
-        super().__init__(blocks, weights, options, final_norm, shapes, scratch)
+        super().__init__(blocks, weights, options, final_norm, block_shapes(w), scratch)

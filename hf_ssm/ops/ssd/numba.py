@@ -4,16 +4,17 @@ Dimensions as in `numba_tiles.py`.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients, in_function_transform
+from hf_ssm.ops.context import in_function_transform
+from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
+from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
+from hf_ssm.ops.ssd.arguments import SSD_TENSORS, in_dtype_of_steps
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.ssd.numba_forward import forward, forward_scratch
@@ -29,24 +30,7 @@ _CHUNK = 64
 # Heads of a task at most, for the cache, and the number of tasks to aim for. Tasks do not depend on the number of
 # threads, and so neither do sums.
 _MAX_WIDTH, _TASKS = 8, 8
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return (number + multiple - 1) // multiple * multiple
-
-
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None or t.numel() == 0 else t.data_ptr()
-
-
-def _rowed(t: Tensor) -> Tensor:
-    """The tensor itself if its last dimension is dense, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _place(t: Tensor) -> tuple[int, int, int, int]:
-    """Address and strides of the first three dimensions."""
-    return _address(t), t.stride(0), t.stride(1), t.stride(2)
+_SCHEMAS = scan_schemas(SSD_TENSORS, "int chunk")
 
 
 def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
@@ -56,13 +40,13 @@ def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
 
 
 def _chunk_size(length: int, wanted: int | None) -> int:
-    return _round_up(min(length, _CHUNK if wanted is None else min(wanted, _CHUNK)), LANES)
+    return round_up(min(length, _CHUNK if wanted is None else min(wanted, _CHUNK)), LANES)
 
 
 def _kept_shape(x: Tensor, B: Tensor, chunk: int) -> tuple[int, ...]:
     """`(B, H, K, N, P)`."""
     batch, length, heads, channels = x.shape
-    return batch, heads, -(-length // chunk), _round_up(B.shape[3], LANES), _round_up(channels, LANES)
+    return batch, heads, -(-length // chunk), round_up(B.shape[3], LANES), round_up(channels, LANES)
 
 
 class _Job:
@@ -81,7 +65,7 @@ class _Job:
         of_group = heads // self.groups
         width = max(1, min(_MAX_WIDTH, of_group, self.batch * heads // _TASKS))
         self.parts = -(-of_group // width)
-        x, B, C, d = _rowed(x), _rowed(B), _rowed(C), d.contiguous()
+        x, B, C, d = dense_rows(x), dense_rows(B), dense_rows(C), d.contiguous()
         stays = None if starts is None else (~starts).to(x.dtype)
         A2 = A / math.log(2)
         if D is not None:
@@ -90,8 +74,8 @@ class _Job:
         self.kept = (x, B, C, d, stays, A2, D, state, kept)
         numbers = [
             *(self.batch, length, heads, channels, self.groups, states, chunk, -(-length // chunk), wide, deep, width),
-            *(*_place(x), *_place(B), *_place(C)),
-            *(_address(t) for t in (d, stays, A2, D, state, kept)),
+            *(number for t in (x, B, C) for number in place(t, 3)),
+            *(address(t) for t in (d, stays, A2, D, state, kept)),
         ]
         self.arguments = SSDArguments(*numbers)
         self.like = x.new_zeros(()).numpy()[()]
@@ -110,26 +94,15 @@ class _Job:
         run_tasks(task, self.batch * self.groups * self.parts)
 
 
-@torch.library.custom_op("hf_ssm::ssd", mutates_args=(), device_types="cpu")
-def _forward(
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    starts: Tensor | None,
-    chunk: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op("hf_ssm::ssd", mutates_args=(), device_types="cpu", schema=_SCHEMAS[0])
+def _forward(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     """The output, the last state and, with `keep`, the states before each chunk for the backward."""
     shape = _kept_shape(x, B, chunk)
     kept = x.new_empty(shape if keep else (0,))
     batch, heads, _, deep, wide = shape
     state = x.new_zeros(batch, heads, deep, wide) if initial_state is None else _padded_state(initial_state, wide, deep)
     y = x.new_empty(x.shape)
-    _Job((x, d, A, B, C, D, starts), state, kept, chunk).run(forward, forward_scratch, _address(y))
+    _Job((x, d, A, B, C, D, starts), state, kept, chunk).run(forward, forward_scratch, address(y))
     return y, state[:, :, : B.shape[3], : x.shape[3]].transpose(2, 3).contiguous(), kept
 
 
@@ -139,30 +112,17 @@ def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     return x.new_empty(x.shape), last, x.new_empty(_kept_shape(x, B, chunk) if keep else (0,))
 
 
-@torch.library.custom_op("hf_ssm::ssd_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad_y: Tensor,
-    grad_last: Tensor | None,
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    starts: Tensor | None,
-    kept: Tensor,
-    chunk: int,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+@torch.library.custom_op("hf_ssm::ssd_backward", mutates_args=(), device_types="cpu", schema=_SCHEMAS[1])
+def _backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, kept, chunk, wanted):
     """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
     (batch, _, heads, channels), (deep, wide) = x.shape, kept.shape[3:]
-    grad_y = _rowed(grad_y)
+    grad_y = dense_rows(grad_y)
     state = x.new_zeros(batch, heads, deep, wide) if grad_last is None else _padded_state(grad_last, wide, deep)
     job = _Job((x, d, A, B, C, D, starts), state, kept, chunk)
     grad_x, grad_d, logs = x.new_empty(x.shape), x.new_empty(d.shape), x.new_empty(d.shape)
     grad_B, grad_C = (x.new_empty(job.parts, *B.shape) for _ in range(2))
     grad_D = x.new_zeros(batch, heads, wide)
-    numbers = [*_place(grad_y), *(_address(t) for t in (grad_x, grad_d, logs, grad_B, grad_C, grad_D))]
+    numbers = [*place(grad_y, 3), *(address(t) for t in (grad_x, grad_d, logs, grad_B, grad_C, grad_D))]
     job.run(backward, backward_scratch, GradientArguments(*numbers))
     grad_B, grad_C = (grad[0] if job.parts == 1 else grad.sum(0) for grad in (grad_B, grad_C))
     grad_D = grad_D.sum(0)[:, :channels]
@@ -170,41 +130,17 @@ def _backward(
     grad_A = (logs * d).sum((0, 1))
     first = state[:, :, : B.shape[3], :channels].transpose(2, 3).contiguous()
     grads = (grad_x, grad_d.addcmul_(logs, A), grad_A, grad_B, grad_C, grad_D, first)
-    return [grad if want else grad.new_empty(0) for grad, want in zip(grads, wanted, strict=True)]
+    return wanted_gradients(grads, wanted, x)
 
 
 @_backward.register_fake
-def _(grad_y, grad_last, x, d, A, B, C, D, starts, kept, chunk, wanted):
+def _(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, kept, chunk, wanted):
     skip = x.new_empty(x.shape[2:]) if D is None else D
     like = (x, d, A, B, C, skip, x.new_empty(x.shape[0], *x.shape[2:], B.shape[3]))
     return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, chunk, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.chunk = chunk
-
-
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, starts, kept = ctx.saved_tensors
-    if torch.is_grad_enabled():
-
-        def plain(*given: Tensor | None) -> tuple[Tensor, Tensor]:
-            every: Any = (*given, starts, ctx.chunk)
-            return chunked_ssd(*every)
-
-        grads = differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last])
-        return *grads, None, None, None
-    wanted = ctx.needs_input_grad[:7]
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    grads = _backward(grad_y, grad_last, *tensors, starts, kept, ctx.chunk, wanted)
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None, None
-
-
-_forward.register_autograd(_gradients, setup_context=_save)
+register_gradients(_forward, _backward, chunked_ssd, 7)
 
 
 def supports_ssd(*args: Any) -> bool:
@@ -225,6 +161,5 @@ def ssd_numba(
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state; for the arguments see `loop_ssd`."""
     given = (x, d, A, B, C, D, state)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _forward(*given, starts, _chunk_size(x.shape[1], chunk_size), keep)
+    y, last, _ = _forward(*given, starts, _chunk_size(x.shape[1], chunk_size), keeps_states(given))
     return y, last

@@ -8,22 +8,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.decoding import (
-    NO_NORM,
-    NORMS,
     ZERO,
     CompiledBlocks,
-    add_rows,
     address,
-    apply_linear,
-    apply_norm,
+    apply_final_norm,
+    apply_gate,
     convolve,
+    project_in,
+    project_out,
 )
 from hf_ssm.ops.cpu.vector import (
     LANES,
@@ -35,13 +33,13 @@ from hf_ssm.ops.cpu.vector import (
     minimum,
     mul,
     pointer,
-    sigmoid,
     softplus,
     splat,
     store_some,
     total,
 )
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, check_ssd_block_weights
+from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
+from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, ssd_block_shapes
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["SSDBlocksStep", "ssd_step_numba", "supports_ssd_step"]
@@ -112,16 +110,6 @@ def _rows_step(like, item, x, d, A, B, C, skip, skips, state, new_state, y, star
 
 
 @kernel
-def _gate(like, y, gate, channels):
-    """`y = y SiLU(gate)`."""
-    out, z = pointer(y, like), pointer(gate, like)
-    for i in range(0, channels, LANES):
-        lanes = channels - i
-        v = load_some(z, i, lanes)
-        store_some(out, i, mul(load_some(out, i, lanes), mul(v, sigmoid(v))), lanes)
-
-
-@kernel
 def _norm_groups(like, y, weight, groups, epsilon, channels):
     """RMS norm of each group of channels, times the weight."""
     out, w = pointer(y, like), pointer(weight, like)
@@ -139,14 +127,10 @@ def _norm_groups(like, y, weight, groups, epsilon, channels):
 
 
 @kernel
-def _block_step(like, item, batch, hidden, new_hidden, memory, scratch, weights, norm, flags, gated, limit, sizes):
-    """`_blocks_step` of one block; `memory` and `weights` are its addresses."""
+def _block_step(like, item, weights, norm, flags, gated, limit, sizes, batch, memory, hidden, new_hidden, scratch):
+    """`_blocks_step` of one block; `weights` and `memory` are its addresses."""
     past, state, new_past, new_state = memory
-    norm_weight, norm_bias, in_weight, in_bias = weights[0], weights[1], weights[2], weights[3]
-    conv_weight, conv_bias, dt_bias, A_log = weights[4], weights[5], weights[6], weights[7]
-    skip, gate_weight, out_weight, out_bias = weights[8], weights[9], weights[10], weights[11]
-    kind, epsilon = norm
-    norm_first, residual = flags
+    conv_weight, conv_bias, dt_bias, A_log, skip, gate_weight = weights[4:10]
     gate_epsilon, norm_before_gate = gated
     width, channels, heads, groups, states, taps, skips = sizes
     low, high = splat(limit[0]), splat(limit[1])
@@ -162,11 +146,7 @@ def _block_step(like, item, batch, hidden, new_hidden, memory, scratch, weights,
     size = channels // heads
     for row in range(batch):
         source, target = hidden + row * width * item, new_hidden + row * width * item
-        read = source
-        if norm_first and kind != NO_NORM:
-            apply_norm(like, source, kind, epsilon, norm_weight, norm_bias, scratch, width)
-            read = scratch
-        apply_linear(like, read, in_weight, in_bias, gate, channels + mixed + heads, width)
+        project_in(like, source, norm, flags, weights, scratch, gate, channels + mixed + heads, width)
         at = row * (taps - 1) * mixed * item
         convolve(like, inputs, past + at, conv_weight, conv_bias, new_past + at, convolved, mixed, taps)
         for k in range(0, heads, LANES):
@@ -177,103 +157,52 @@ def _block_step(like, item, batch, hidden, new_hidden, memory, scratch, weights,
         held = state + at, new_state + at
         _heads_step(like, convolved, step, A_log, True, B, C, skip, skips, *held, scanned, heads, size, groups, states)
         if not norm_before_gate:
-            _gate(like, scanned, gate, channels)
+            apply_gate(like, scanned, gate, channels)
         if gate_weight != 0:
             _norm_groups(like, scanned, gate_weight, groups, gate_epsilon, channels)
         if norm_before_gate:
-            _gate(like, scanned, gate, channels)
-        apply_linear(like, scanned, out_weight, out_bias, target, width, channels)
-        if residual:
-            add_rows(like, source, target, target, width)
-        if not norm_first and kind != NO_NORM:
-            apply_norm(like, target, kind, epsilon, norm_weight, norm_bias, target, width)
+            apply_gate(like, scanned, gate, channels)
+        project_out(like, scanned, source, norm, flags, weights, target, width, channels)
 
 
 @kernel
 def _blocks_step(
-    like,
-    item,
-    weights,
-    final_weight,
-    final_bias,
-    norm,
-    flags,
-    gated,
-    limit,
-    sizes,
-    batch,
-    pasts,
-    memories,
-    new_pasts,
-    new_memories,
-    hidden,
-    new_hidden,
-    scratch,
+    like, item, weights, final, norm, flags, gated, limit, sizes, batch, memories, hidden, new_hidden, scratch
 ):
-    """One position of a batch through Mamba-2 blocks without MLP.
+    """One position of a batch through Mamba-2 blocks without MLP; see `CompiledBlocks`.
 
     Args:
-        item: Size of a number in bytes.
-        weights: Array of addresses, one row per block: the tensors of `SSDBlockWeights`; 0 for `None`.
-        final_weight, final_bias: Of the norm after the last block, if norms are first.
-        norm: Kind of all norms, and the number they add to the variance.
-        flags: Whether norms are before the mixers instead of after the sums, and whether inputs are added to outputs.
         gated: What the gated norm adds to the mean square, and whether the gate follows it.
         limit: Least and greatest step size.
         sizes: S, D, H, G, N, K, and the number of entries of the skip.
-        batch: B.
-        pasts, new_pasts: States of the convolutions before (read) and after (written),
-            `(number of blocks, B, K - 1, M)`.
-        memories, new_memories: States of the scans, `(number of blocks, B, H, P, N)`.
-        hidden: `(B, S)`.
-        new_hidden: Written: the output of each block, `(number of blocks, B, S)`, the last after the final norm.
         scratch: `S + 2 D + 2 M + H` numbers.
     """
+    pasts, states_before, new_pasts, new_states = memories
     width, channels, _, groups, states, taps, _ = sizes
     past_bytes = batch * (taps - 1) * (channels + 2 * groups * states) * item
-    memory_bytes = batch * channels * states * item
+    state_bytes = batch * channels * states * item
     source, target = hidden, new_hidden
     for i in range(len(weights)):
-        a, b = i * past_bytes, i * memory_bytes
-        memory = pasts + a, memories + b, new_pasts + a, new_memories + b
-        _block_step(like, item, batch, source, target, memory, scratch, weights[i], norm, flags, gated, limit, sizes)
+        a, b = i * past_bytes, i * state_bytes
+        memory = pasts + a, states_before + b, new_pasts + a, new_states + b
+        _block_step(like, item, weights[i], norm, flags, gated, limit, sizes, batch, memory, source, target, scratch)
         source, target = target, target + batch * width * item
-    kind, epsilon = norm
-    if flags[0] and kind != NO_NORM:
-        for row in range(batch):
-            at = source + row * width * item
-            apply_norm(like, at, kind, epsilon, final_weight, final_bias, at, width)
+    apply_final_norm(like, item, source, norm, flags, final, batch, width)
 
 
 class SSDBlocksStep(CompiledBlocks):
-    """See `find_ssd_blocks_step`."""
-
-    run = staticmethod(_blocks_step)
+    """See `find_step`."""
 
     def __init__(
-        self,
-        weights: Sequence[SSDBlockWeights],
-        options: SSDBlockOptions,
-        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
+        self, weights: Sequence[SSDBlockWeights], options: SSDBlockOptions, final_norm: FinalNorm = NO_FINAL_NORM
     ):
-        addresses = self.keep(*weights, final_norm)
-        w = weights[0]
-        like = ZERO[w.A_log.dtype]
-        kind: Any = type(like)
+        w, shapes = weights[0], ssd_block_shapes(weights[0], options)
+        kind: Any = type(ZERO[w.A_log.dtype])
         (width, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
-        states = (mixed - channels) // (2 * options.groups)
-        check_ssd_block_weights(weights)
-        self.count, self.shapes = len(weights), (width, (taps - 1, mixed), (heads, channels // heads, states))
-        self.scratch_size = width + 2 * channels + 2 * mixed + heads
-        self.arguments = (
-            *(like, w.A_log.element_size()),
-            *(np.array(addresses[:-2]).reshape(len(weights), -1), *addresses[-2:]),
-            (NORMS.index(options.norm), options.epsilon),
-            (options.norm_first, options.residual),
-            (options.gate_epsilon, options.norm_before_gate),
-            tuple(kind(number) for number in options.dt_limit),
-            (width, channels, heads, options.groups, states, taps, len(w.skip)),
-        )
+        gated, limit = (options.gate_epsilon, options.norm_before_gate), tuple(map(kind, options.dt_limit))
+        sizes = width, channels, heads, options.groups, shapes.state[2], taps, len(w.skip)
+        scratch_size = width + 2 * channels + 2 * mixed + heads
+        super().__init__(_blocks_step, weights, options, final_norm, shapes, scratch_size, (gated, limit, sizes))
 
 
 def supports_ssd_step(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor) -> bool:

@@ -14,31 +14,26 @@ beginning of a chunk and their gradients are rounded to it, which errs by some 0
 (1 % is tested); float16 overflows beyond 65504. Everything else is float32.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
-from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
+from hf_ssm.ops.context import NAMESPACE
+from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
+from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
+from hf_ssm.ops.ssd.arguments import SSD_TENSORS
 from hf_ssm.ops.ssd.chunked import chunked_ssd
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
 from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
-from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Tiling, chunk_size_of
+from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Heads, Skip, Tiling, chunk_size_of
 
 __all__ = ["ssd_triton", "supports_ssd"]
 
 
-_AXES = ("batch", "row", "head")
-
-
-def _skip(D: Tensor | None) -> dict[str, Any]:
-    if D is None:
-        return {"D": None, "skip_head": 0, "skip_channel": 0}
-    return {"D": D, "skip_head": D.stride(0), "skip_channel": D.stride(1) if D.dim() == 2 else 0}
+_SCHEMAS = scan_schemas(SSD_TENSORS, "int chunk")
 
 
 def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tensor:
@@ -76,7 +71,8 @@ def _states(
     recurrence = {"first": first, "last": last, "saved": saved, "through": through}
     chunk_states.launch(
         (heads * tiling.blocks, 1 if tiling.carries else chunks, batch),
-        **with_strides(_AXES, source=source, weights=weights),
+        source=Heads.of(source),
+        weights=Heads.of(weights),
         **(recurrence if tiling.carries else dict.fromkeys(recurrence)),
         decays=decays,
         states=states,
@@ -101,19 +97,8 @@ def _states(
     return states, last, through
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton", mutates_args=())
-def _operator(
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    starts: Tensor | None,
-    chunk: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op(f"{NAMESPACE}::ssd_triton", mutates_args=(), schema=_SCHEMAS[0])
+def _operator(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     """The output, the last state and, with `keep`, the states before the chunks for the backward."""
     x, B, C = (dense_rows(t) for t in (x, B, C))
     tiling = Tiling.of(x, B, chunk)
@@ -122,8 +107,7 @@ def _operator(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_scan.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C),
-        **_skip(D),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(D)},
         decays=decays,
         states=states,
         y=y,
@@ -141,21 +125,8 @@ def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     return y, last, d.new_empty(kept if keep else (0,))
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton_backward", mutates_args=())
-def _operator_backward(
-    grad_y: Tensor,
-    grad_last: Tensor | None,
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    starts: Tensor | None,
-    states: Tensor,
-    chunk: int,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+@torch.library.custom_op(f"{NAMESPACE}::ssd_triton_backward", mutates_args=(), schema=_SCHEMAS[1])
+def _operator_backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, states, chunk, wanted):
     """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
     grad_y, x, B, C = (dense_rows(t) for t in (grad_y, x, B, C))
     tiling = Tiling.of(x, B, chunk)
@@ -192,8 +163,7 @@ def _operator_backward(
     )
     grad_D = skip_sums.sum((0, 1))
     grad_D = grad_D.sum(1) if D is not None and D.dim() == 1 else grad_D
-    found = grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first
-    return [grad if want else grad.new_empty(0) for grad, want in zip(found, wanted, strict=True)]
+    return wanted_gradients((grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first), wanted, x)
 
 
 def _grad_inputs(
@@ -214,8 +184,7 @@ def _grad_inputs(
     skip_sums = decays.new_empty((0, *shape[1:]) if D is None else shape)
     grad_inputs.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
-        **_skip(D),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(D), "grad": Heads.of(grad_y)},
         decays=decays,
         grads=grads,
         grad_x=grad_x,
@@ -236,7 +205,7 @@ def _grad_products(
     paths = decays.new_empty(tiling.batch, tiling.heads, tiles, tiling.padded)
     grad_products.launch(
         (tiling.groups * parts * tiles * tiles, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, x=x, B=B, C=C, grad=grad_y),
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "grad": Heads.of(grad_y)},
         decays=decays,
         products=products,
         paths=paths,
@@ -262,7 +231,9 @@ def _grad_weights(
     sums = torch.empty(shape, dtype=other.dtype if parts == 1 else torch.float32, device=other.device)
     grad_weights.launch(
         (tiling.groups * parts * tiling.tiles * tiling.blocks, tiling.chunks, tiling.batch),
-        **with_strides(_AXES, source=source, other=other, own=own),
+        source=Heads.of(source),
+        own=None if own is None else Heads.of(own),
+        other=Heads.of(other),
         states=states,
         decays=decays,
         products=products,
@@ -276,53 +247,24 @@ def _grad_weights(
 
 
 @_operator_backward.register_fake
-def _(grad_y, grad_last, x, d, A, B, C, D, starts, states, chunk, wanted):
+def _(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, states, chunk, wanted):
     first = d.new_empty(x.shape[0], *x.shape[2:], B.shape[3])
     like = (x, d, A, B, C, d.new_empty(x.shape[2:]) if D is None else D, first)
     return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, chunk, keep = inputs
-    ctx.set_materialize_grads(False)
-    if keep:
-        ctx.save_for_backward(*tensors, output[2])
-        ctx.chunk = chunk
+def _plain_ssd(*arguments: Any) -> tuple[Tensor, Tensor]:
+    y, last = chunked_ssd(*arguments)
+    return y.to(arguments[0].dtype), last
 
 
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_last: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tensors, initial_state, starts, states = ctx.saved_tensors
-    if torch.is_grad_enabled():
-
-        def plain(*given: Tensor | None) -> tuple[Tensor, Tensor]:
-            every: Any = (*given, starts, ctx.chunk)
-            y, last = chunked_ssd(*every)
-            return y.to(tensors[0].dtype), last
-
-        grads = differentiable_gradients(plain, [*tensors, initial_state], [grad_y, grad_last])
-        return *grads, None, None, None
-    wanted = ctx.needs_input_grad[:7]
-    grad_y = torch.zeros_like(tensors[0]) if grad_y is None else grad_y
-    found = _operator_backward(grad_y, grad_last, *tensors, starts, states, ctx.chunk, wanted)
-    return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None, None, None
+register_gradients(_operator, _operator_backward, _plain_ssd, 7)
 
 
-_operator.register_autograd(_gradients, setup_context=_save)
-
-
-def supports_ssd(
-    x: Tensor,
-    d: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor | None,
-    starts: Tensor | None,
-    chunk_size: int | None,
-) -> bool:
+def supports_ssd(x: Tensor, *others: Any) -> bool:
     """Not double precision, for which GPUs have no fast products, and not heads of more than 128 channels."""
-    return x.shape[3] <= MAX_CHANNELS and runs_kernels(x, d, A, B, C, D, state)
+    *tensors, _, _ = others
+    return x.shape[3] <= MAX_CHANNELS and runs_kernels(x, *tensors)
 
 
 def ssd_triton(
@@ -339,6 +281,5 @@ def ssd_triton(
     """The output in the dtype of x, and the last state in float32; for the arguments see `loop_ssd`."""
     dtype = x.dtype if x.dtype == B.dtype == C.dtype else torch.float32
     given = (x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    y, last, _ = _operator(*given, starts, chunk_size_of(given[0], B, chunk_size), keep)
+    y, last, _ = _operator(*given, starts, chunk_size_of(given[0], B, chunk_size), keeps_states(given))
     return y, last

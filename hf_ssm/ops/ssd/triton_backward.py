@@ -19,6 +19,7 @@ from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import dot
 from hf_ssm.ops.ssd.triton_tiles import (
     FLOOR,
+    at_head,
     decay_after,
     decay_matrix,
     decay_to_end,
@@ -30,55 +31,16 @@ from hf_ssm.ops.ssd.triton_tiles import (
 __all__ = ["grad_inputs", "grad_products", "grad_steps", "grad_weights"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_STRIDES = (
-    "x_batch x_row x_head B_batch B_row B_head C_batch C_row C_head grad_batch grad_row grad_head "
-    "length heads of_group channels width padded CHUNK ROWS COLUMNS WIDE PRECISION"
-)
 
 
 @kernel(
     configs=[config(), config(num_warps=8)],
-    key=("channels", "width", "CHUNK"),
-    examples=examples(f"x B C D grad decays grads grad_x direct outgoing skip_sums skip_head skip_channel {_STRIDES}"),
+    key=("shape", "TILES"),
+    examples=examples("x B C D grad decays grads grad_x direct outgoing skip_sums sizes shape TILES"),
 )
 @triton.jit
 def grad_inputs(
-    x,
-    B,
-    C,
-    D,
-    grad,
-    decays,
-    grads,
-    grad_x,
-    direct,
-    outgoing,
-    skip_sums,
-    x_batch,
-    x_row,
-    x_head,
-    B_batch,
-    B_row,
-    B_head,
-    C_batch,
-    C_row,
-    C_head,
-    grad_batch,
-    grad_row,
-    grad_head,
-    skip_head,
-    skip_channel,
-    length,
-    heads,
-    of_group,
-    channels,
-    width,
-    padded,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, B, C, D, grad, decays, grads, grad_x, direct, outgoing, skip_sums, sizes, shape, TILES: tl.constexpr
 ):
     """Write the gradients of a tile of x, and what they tell about d.
 
@@ -92,41 +54,41 @@ def grad_inputs(
         outgoing: The part of `d_j x_j · v_j` through the state after the chunk `(B, H, K T)`.
         skip_sums: `Σ_j grad_j x_j` of a tile `(B, K J, H, P)`, written where D is given.
     """
-    tiles: tl.constexpr = CHUNK // ROWS
+    length, heads, of_group, padded = sizes
+    channels, width = shape
+    tiles: tl.constexpr = TILES.CHUNK // TILES.ROWS
     h, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     k, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    begin = (k * CHUNK).to(tl.int64)
-    rest = tl.minimum(length - k * CHUNK, CHUNK)
-    j, p = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    x += row * x_batch + begin * x_row + h * x_head
-    B += row * B_batch + begin * B_row + (h // of_group) * B_head
-    C += row * C_batch + begin * C_row + (h // of_group) * C_head
-    grad += row * grad_batch + begin * grad_row + h * grad_head
+    begin = (k * TILES.CHUNK).to(tl.int64)
+    rest = tl.minimum(length - k * TILES.CHUNK, TILES.CHUNK)
+    j, p = tile * TILES.ROWS + tl.arange(0, TILES.ROWS), tl.arange(0, TILES.WIDE)
+    xs, slopes = at_head(x, row, begin, h), at_head(grad, row, begin, h)
+    Bs, Cs = at_head(B, row, begin, h // of_group), at_head(C, row, begin, h // of_group)
     place = (row * heads + h) * padded + begin
     decays += (row * heads + h) * 3 * padded + begin
     grads += ((row * tl.num_programs(1) + k) * heads + h) * channels * width
-    total = tl.zeros([ROWS, WIDE], tl.float32)
-    for first in range(0, width, COLUMNS):
-        n = first + tl.arange(0, COLUMNS)
-        b = load_tile(B, j, n, rest, width, B_row)
+    total = tl.full((TILES.ROWS, TILES.WIDE), 0.0, tl.float32)
+    for first in range(0, width, TILES.COLUMNS):
+        n = first + tl.arange(0, TILES.COLUMNS)
+        b = load_tile(Bs, j, n, rest, width, B.row)
         after = load_tile(grads, p, n, channels, width, width)
-        total += dot(b, tl.trans(after.to(b.dtype)), PRECISION)
-    total *= decay_to_end(decays, padded, j, CHUNK)[:, None]
+        total += dot(b, tl.trans(after.to(b.dtype)), TILES.PRECISION)
+    total *= decay_to_end(decays, padded, j, TILES.CHUNK)[:, None]
     step = tl.load(decays + 2 * padded + j)
-    given = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
+    given = load_tile(xs, j, p, rest, channels, x.row).to(tl.float32)
     tl.store(outgoing + place + j, step * tl.sum(given * total, 1))
-    for first in range(tile * ROWS, rest, ROWS):
-        i = first + tl.arange(0, ROWS)
-        mixed = products_of_rows(B, C, j, i, rest, width, B_row, C_row, COLUMNS, PRECISION)
+    for first in range(tile * TILES.ROWS, rest, TILES.ROWS):
+        i = first + tl.arange(0, TILES.ROWS)
+        mixed = products_of_rows(Bs, Cs, j, i, rest, width, B.row, C.row, TILES.COLUMNS, TILES.PRECISION)
         mixed *= decay_matrix(decays, padded, i, j, TRANSPOSED=True)
-        slope = load_tile(grad, i, p, rest, channels, grad_row)
-        total += dot(mixed.to(slope.dtype), slope, PRECISION)
-    given = load_tile(x, j, p, rest, channels, x_row).to(tl.float32)
+        slope = load_tile(slopes, i, p, rest, channels, grad.row)
+        total += dot(mixed.to(slope.dtype), slope, TILES.PRECISION)
+    given = load_tile(xs, j, p, rest, channels, x.row).to(tl.float32)
     tl.store(direct + place + j, tl.sum(given * total, 1))
     total *= step[:, None]
     if D is not None:
-        slope = load_tile(grad, j, p, rest, channels, grad_row).to(tl.float32)
-        skip = tl.load(D + h * skip_head + p * skip_channel, mask=p < channels, other=0.0)
+        slope = load_tile(slopes, j, p, rest, channels, grad.row).to(tl.float32)
+        skip = tl.load(D.data + h * D.head + p * D.channel, mask=p < channels, other=0.0)
         total += skip[None, :] * slope
         sums = skip_sums + (((row * tl.num_programs(1) + k) * tiles + tile) * heads + h) * channels + p
         tl.store(sums, tl.sum(slope * given, 0), mask=p < channels)
@@ -137,43 +99,11 @@ def grad_inputs(
 
 @kernel(
     configs=[config(num_warps=8, num_stages=1)],
-    key=("channels", "width", "CHUNK"),
-    examples=examples(f"x B C grad decays products paths parts {_STRIDES}"),
+    key=("shape", "TILES"),
+    examples=examples("x B C grad decays products paths sizes shape parts TILES"),
 )
 @triton.jit
-def grad_products(
-    x,
-    B,
-    C,
-    grad,
-    decays,
-    products,
-    paths,
-    x_batch,
-    x_row,
-    x_head,
-    B_batch,
-    B_row,
-    B_head,
-    C_batch,
-    C_row,
-    C_head,
-    grad_batch,
-    grad_row,
-    grad_head,
-    length,
-    heads,
-    of_group,
-    parts,
-    channels,
-    width,
-    padded,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def grad_products(x, B, C, grad, decays, products, paths, sizes, shape, parts, TILES: tl.constexpr):
     """Write the gradients of the products `C_i · B_j` of two tiles, and the sums of rows and columns of `W`.
 
     Args:
@@ -181,29 +111,33 @@ def grad_products(
         paths: `(B, H, J, K T)`. For a position of a tile and another tile of the chunk: the sum of the row over an
             earlier one, minus the sum of the column over a later one; in the tile itself the difference of both.
     """
-    tiles: tl.constexpr = CHUNK // ROWS
+    length, heads, of_group, padded = sizes
+    channels, width = shape
+    tiles: tl.constexpr = TILES.CHUNK // TILES.ROWS
     number, tile = tl.program_id(0) // (tiles * tiles), tl.program_id(0) % (tiles * tiles)
     later, earlier = tile // tiles, tile % tiles
     if later < earlier:
         return
     g, part = number // parts, number % parts
     k, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    begin = (k * CHUNK).to(tl.int64)
-    rest = tl.minimum(length - k * CHUNK, CHUNK)
-    i, j, p = later * ROWS + tl.arange(0, ROWS), earlier * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    x += row * x_batch + begin * x_row
-    B += row * B_batch + begin * B_row + g * B_head
-    C += row * C_batch + begin * C_row + g * C_head
-    grad += row * grad_batch + begin * grad_row
-    weights = products_of_rows(C, B, i, j, rest, width, C_row, B_row, COLUMNS, PRECISION)
+    begin = (k * TILES.CHUNK).to(tl.int64)
+    rest = tl.minimum(length - k * TILES.CHUNK, TILES.CHUNK)
+    i, j, p = (
+        later * TILES.ROWS + tl.arange(0, TILES.ROWS),
+        earlier * TILES.ROWS + tl.arange(0, TILES.ROWS),
+        tl.arange(0, TILES.WIDE),
+    )
+    xs, slopes = x.data + (row * x.batch + begin * x.row), grad.data + (row * grad.batch + begin * grad.row)
+    Bs, Cs = at_head(B, row, begin, g), at_head(C, row, begin, g)
+    weights = products_of_rows(Cs, Bs, i, j, rest, width, C.row, B.row, TILES.COLUMNS, TILES.PRECISION)
     weights = tl.where(i[:, None] > j[None, :], weights, 0.0)
-    total = tl.zeros([ROWS, ROWS], tl.float32)
+    total = tl.full((TILES.ROWS, TILES.ROWS), 0.0, tl.float32)
     of_part = tl.cdiv(of_group, parts)
     for h in range(g * of_group + part * of_part, g * of_group + tl.minimum((part + 1) * of_part, of_group)):
         sums = decays + (row * heads + h) * 3 * padded + begin
-        slope = load_tile(grad + h * grad_head, i, p, rest, channels, grad_row)
-        given = load_tile(x + h * x_head, j, p, rest, channels, x_row)
-        pairs = dot(slope, tl.trans(given), PRECISION)
+        slope = load_tile(slopes + h * grad.head, i, p, rest, channels, grad.row)
+        given = load_tile(xs + h * x.head, j, p, rest, channels, x.row)
+        pairs = dot(slope, tl.trans(given), TILES.PRECISION)
         pairs *= decay_matrix(sums, padded, i, j) * tl.load(sums + 2 * padded + j)[None, :]
         total += pairs
         pairs *= weights
@@ -214,18 +148,18 @@ def grad_products(
         else:
             tl.store(to + earlier * padded + i, rows)
             tl.store(to + later * padded + j, -columns)
-    to = products + (((row * tl.num_programs(1) + k) * (heads // of_group) + g) * parts + part) * CHUNK * CHUNK
-    tl.store(to + i[:, None] * CHUNK + j[None, :], total)
+    to = (
+        products
+        + (((row * tl.num_programs(1) + k) * (heads // of_group) + g) * parts + part) * TILES.CHUNK * TILES.CHUNK
+    )
+    tl.store(to + i[:, None] * TILES.CHUNK + j[None, :], total)
 
 
 @kernel(
     configs=[config(), config(num_warps=8)],
-    key=("channels", "width", "CHUNK", "OF_C"),
+    key=("shape", "TILES", "OF_C"),
     examples=examples(
-        "source other states decays products incoming result source_batch source_row source_head own other_batch "
-        "other_row other_head own_batch own_row own_head length heads of_group parts channels width padded CHUNK ROWS "
-        "COLUMNS WIDE PRECISION OF_C",
-        OF_C=True,
+        "source own other states decays products incoming result sizes shape parts TILES OF_C", OF_C=True
     ),
 )
 @triton.jit
@@ -238,27 +172,10 @@ def grad_weights(
     products,
     incoming,
     result,
-    source_batch,
-    source_row,
-    source_head,
-    own_batch,
-    own_row,
-    own_head,
-    other_batch,
-    other_row,
-    other_head,
-    length,
-    heads,
-    of_group,
+    sizes,
+    shape,
     parts,
-    channels,
-    width,
-    padded,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
     OF_C: tl.constexpr,
 ):
     """Write the gradients of a tile and block of C, `Σ_h p_i grad_i S + Σ_{j<=i} grad_ij B_j`, or of B.
@@ -274,48 +191,50 @@ def grad_weights(
         incoming: Of `C_i · p_i grad_i S` the sums over a block `(B, H, number of blocks, K T)`; for B absent.
         result: Sums over the heads of a part of a group `(parts, B, L, G, N)`.
     """
-    tiles: tl.constexpr = CHUNK // ROWS
-    blocks = tl.cdiv(width, COLUMNS)
+    length, heads, of_group, padded = sizes
+    channels, width = shape
+    tiles: tl.constexpr = TILES.CHUNK // TILES.ROWS
+    blocks = tl.cdiv(width, TILES.COLUMNS)
     block, number = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     tile, number = number % tiles, number // tiles
     g, part = number // parts, number % parts
     k, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    begin = (k * CHUNK).to(tl.int64)
-    rest = tl.minimum(length - k * CHUNK, CHUNK)
-    n, p = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDE)
-    i = tile * ROWS + tl.arange(0, ROWS)
+    begin = (k * TILES.CHUNK).to(tl.int64)
+    rest = tl.minimum(length - k * TILES.CHUNK, TILES.CHUNK)
+    n, p = block * TILES.COLUMNS + tl.arange(0, TILES.COLUMNS), tl.arange(0, TILES.WIDE)
+    i = tile * TILES.ROWS + tl.arange(0, TILES.ROWS)
     groups = heads // of_group
-    source += row * source_batch + begin * source_row
-    other += row * other_batch + begin * other_row + g * other_head
+    inputs = source.data + (row * source.batch + begin * source.row)
+    others = at_head(other, row, begin, g)
     states += (row * tl.num_programs(1) + k) * heads * channels * width
-    products += (((row * tl.num_programs(1) + k) * groups + g) * parts + part) * CHUNK * CHUNK
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    products += (((row * tl.num_programs(1) + k) * groups + g) * parts + part) * TILES.CHUNK * TILES.CHUNK
+    total = tl.full((TILES.ROWS, TILES.COLUMNS), 0.0, tl.float32)
     of_part = tl.cdiv(of_group, parts)
     for h in range(g * of_group + part * of_part, g * of_group + tl.minimum((part + 1) * of_part, of_group)):
         sums = decays + (row * heads + h) * 3 * padded + begin
-        given = load_tile(source + h * source_head, i, p, rest, channels, source_row)
+        given = load_tile(inputs + h * source.head, i, p, rest, channels, source.row)
         state = load_tile(states + h * channels * width, p, n, channels, width, width)
-        reached = dot(given, state.to(given.dtype), PRECISION)
+        reached = dot(given, state.to(given.dtype), TILES.PRECISION)
         if OF_C:
             reached *= decay_after(sums, padded, i)[:, None]
-            weight = load_tile(own + row * own_batch + begin * own_row + g * own_head, i, n, rest, width, own_row)
+            weight = load_tile(own.data + row * own.batch + begin * own.row + g * own.head, i, n, rest, width, own.row)
             to = incoming + ((row * heads + h) * blocks + block) * padded + begin
             tl.store(to + i, tl.sum(reached * weight.to(tl.float32), 1))
         else:
-            reached *= (decay_to_end(sums, padded, i, CHUNK) * tl.load(sums + 2 * padded + i))[:, None]
+            reached *= (decay_to_end(sums, padded, i, TILES.CHUNK) * tl.load(sums + 2 * padded + i))[:, None]
         total += reached
     if OF_C:
-        for first in range(0, (tile + 1) * ROWS, ROWS):
-            j = first + tl.arange(0, ROWS)
-            weight = load_tile(other, j, n, rest, width, other_row)
-            slopes = tl.load(products + i[:, None] * CHUNK + j[None, :])
-            total += dot(slopes.to(weight.dtype), weight, PRECISION)
+        for first in range(0, (tile + 1) * TILES.ROWS, TILES.ROWS):
+            j = first + tl.arange(0, TILES.ROWS)
+            weight = load_tile(others, j, n, rest, width, other.row)
+            slopes = tl.load(products + i[:, None] * TILES.CHUNK + j[None, :])
+            total += dot(slopes.to(weight.dtype), weight, TILES.PRECISION)
     else:
-        for first in range(tile * ROWS, rest, ROWS):
-            j = first + tl.arange(0, ROWS)
-            weight = load_tile(other, j, n, rest, width, other_row)
-            slopes = tl.load(products + j[:, None] * CHUNK + i[None, :])
-            total += dot(tl.trans(slopes.to(weight.dtype)), weight, PRECISION)
+        for first in range(tile * TILES.ROWS, rest, TILES.ROWS):
+            j = first + tl.arange(0, TILES.ROWS)
+            weight = load_tile(others, j, n, rest, width, other.row)
+            slopes = tl.load(products + j[:, None] * TILES.CHUNK + i[None, :])
+            total += dot(tl.trans(slopes.to(weight.dtype)), weight, TILES.PRECISION)
     result += ((part * tl.num_programs(2) + row) * length + begin) * groups * width + g * width
     keep = (i < rest)[:, None] & (n < width)[None, :]
     tl.store(result + i[:, None] * (groups * width) + n[None, :], total.to(result.dtype.element_ty), mask=keep)

@@ -18,12 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hf_ssm.ops.context import is_plain_call
+from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
 from hf_ssm.ops.gpu.decoding import BlocksOnGPU, dense, held, in_projection, supports_blocks
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import exp, silu, softplus
 from hf_ssm.ops.gpu.projection import Projection
 from hf_ssm.ops.ssd.arguments import SSDTensors
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, check_ssd_block_weights
+from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, ssd_block_shapes
 
 __all__ = [
     "TritonSSDBlocksStep",
@@ -249,20 +250,13 @@ class _Block:
 
 
 class TritonSSDBlocksStep(BlocksOnGPU):
-    """See `find_ssd_blocks_step`."""
+    """See `find_step`."""
 
     def __init__(
-        self,
-        weights: Sequence[SSDBlockWeights],
-        options: SSDBlockOptions,
-        final_norm: tuple[Tensor | None, Tensor | None] = (None, None),
+        self, weights: Sequence[SSDBlockWeights], options: SSDBlockOptions, final_norm: FinalNorm = NO_FINAL_NORM
     ):
-        check_ssd_block_weights(weights)
-        w = weights[0]
-        (width, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
-        groups = options.groups
-        sizes = heads, channels // heads, groups, (mixed - channels) // (2 * groups)
-        shapes = width, (taps - 1, mixed), (*sizes[:2], sizes[3])
-        blocks = [_Block(block, options, sizes) for block in weights]
-        scratch = channels + mixed + heads, channels
+        shapes = ssd_block_shapes(weights[0], options)
+        heads, size, states = shapes.state
+        blocks = [_Block(block, options, (heads, size, options.groups, states)) for block in weights]
+        scratch = heads * size + len(weights[0].conv_weight) + heads, heads * size
         super().__init__(blocks, weights, options, final_norm, shapes, scratch)

@@ -10,6 +10,7 @@ from hf_ssm.ops.gpu.kernels import config, kernel
 from hf_ssm.ops.gpu.language import dot
 from hf_ssm.ops.ssd.triton_tiles import (
     FLOOR,
+    at_head,
     decay_after,
     decay_matrix,
     decay_to_end,
@@ -59,11 +60,9 @@ def decay_sums(d, A, starts, decays, length, heads, padded, CHUNK: tl.constexpr,
 
 @kernel(
     configs=[config(num_warps=8, num_stages=1)],
-    key=("channels", "width", "CHUNK", "REVERSED", "CARRY"),
+    key=("shape", "TILES", "REVERSED", "CARRY"),
     examples=examples(
-        "source weights decays states first last saved through source_batch source_row source_head weights_batch "
-        "weights_row weights_head length heads of_group chunks channels width padded CHUNK ROWS COLUMNS WIDE PRECISION "
-        "REVERSED CARRY",
+        "source weights decays states first last saved through sizes shape chunks TILES REVERSED CARRY",
         REVERSED=True,
         CARRY=True,
     ),
@@ -78,24 +77,10 @@ def chunk_states(
     last,
     saved,
     through,
-    source_batch,
-    source_row,
-    source_head,
-    weights_batch,
-    weights_row,
-    weights_head,
-    length,
-    heads,
-    of_group,
+    sizes,
+    shape,
     chunks,
-    channels,
-    width,
-    padded,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
     REVERSED: tl.constexpr,
     CARRY: tl.constexpr,
 ):
@@ -108,17 +93,18 @@ def chunk_states(
         weights: B, or with `REVERSED` C, `(B, L, G, N)` with strides.
         first: As in `pass_states`, like `last`, `saved` and `through`; without `CARRY` all are absent.
     """
-    blocks = tl.cdiv(width, COLUMNS)
+    length, heads, of_group, padded = sizes
+    channels, width = shape
+    blocks = tl.cdiv(width, TILES.COLUMNS)
     h, block, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(2).to(tl.int64)
-    n, p = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDE)
+    n, p = block * TILES.COLUMNS + tl.arange(0, TILES.COLUMNS), tl.arange(0, TILES.WIDE)
     k = tl.program_id(1)
     if REVERSED:
         k = chunks - 1 - k
-    ahead: tl.constexpr = -CHUNK if REVERSED else CHUNK
-    begin = (k * CHUNK).to(tl.int64)
-    rest = length - k * CHUNK
-    source += row * source_batch + begin * source_row + h * source_head
-    weights += row * weights_batch + begin * weights_row + (h // of_group) * weights_head
+    ahead: tl.constexpr = -TILES.CHUNK if REVERSED else TILES.CHUNK
+    begin = (k * TILES.CHUNK).to(tl.int64)
+    rest = length - k * TILES.CHUNK
+    inputs, factors = at_head(source, row, begin, h), at_head(weights, row, begin, h // of_group)
     decays += (row * heads + h) * 3 * padded + begin
     size = channels * width
     here = p[:, None] * width + n[None, :]
@@ -127,31 +113,31 @@ def chunk_states(
     if saved is not None:
         sums = through + ((row * heads + h) * chunks + k) * blocks + block
     keep = (p < channels)[:, None] & (n < width)[None, :]
-    carry = tl.zeros([WIDE, COLUMNS], tl.float32)
+    carry = tl.full((TILES.WIDE, TILES.COLUMNS), 0.0, tl.float32)
     if first is not None:
         carry = tl.load(first + (row * heads + h) * size + here, mask=keep, other=0.0)
     for _ in range(chunks if CARRY else 1):
-        total = tl.zeros([WIDE, COLUMNS], tl.float32)
-        for start in range(0, tl.minimum(rest, CHUNK), ROWS):
-            t = start + tl.arange(0, ROWS)
+        total = tl.full((TILES.WIDE, TILES.COLUMNS), 0.0, tl.float32)
+        for start in range(0, tl.minimum(rest, TILES.CHUNK), TILES.ROWS):
+            t = start + tl.arange(0, TILES.ROWS)
             if REVERSED:
                 scale = decay_after(decays, padded, t)
             else:
-                scale = decay_to_end(decays, padded, t, CHUNK) * tl.load(decays + 2 * padded + t)
-            given = load_tile(source, t, p, tl.minimum(rest, CHUNK), channels, source_row)
+                scale = decay_to_end(decays, padded, t, TILES.CHUNK) * tl.load(decays + 2 * padded + t)
+            given = load_tile(inputs, t, p, tl.minimum(rest, TILES.CHUNK), channels, source.row)
             scaled = (given.to(tl.float32) * scale[:, None]).to(given.dtype)
-            weight = load_tile(weights, t, n, tl.minimum(rest, CHUNK), width, weights_row)
-            total += dot(tl.trans(scaled), weight, PRECISION)
+            weight = load_tile(factors, t, n, tl.minimum(rest, TILES.CHUNK), width, weights.row)
+            total += dot(tl.trans(scaled), weight, TILES.PRECISION)
         if CARRY:
-            decay = tl.exp2(tl.load(decays + CHUNK - 1) + tl.load(decays + padded + CHUNK - 1))
+            decay = tl.exp2(tl.load(decays + TILES.CHUNK - 1) + tl.load(decays + padded + TILES.CHUNK - 1))
             tl.store(states + place + here, carry, mask=keep)
             if saved is not None:
                 before = tl.load(saved + place + here, mask=keep, other=0.0)
                 tl.store(sums, decay * tl.sum(carry * before))
                 sums += -blocks if REVERSED else blocks
             carry = decay * carry + total
-            source += ahead * source_row
-            weights += ahead * weights_row
+            inputs += ahead * source.row
+            factors += ahead * weights.row
             decays += ahead
             rest -= ahead
             place += -(heads * size) if REVERSED else heads * size
@@ -229,44 +215,11 @@ def pass_states(
 
 @kernel(
     configs=[config(), config(num_warps=8)],
-    key=("channels", "width", "CHUNK"),
-    examples=examples(
-        "x B C D decays states y x_batch x_row x_head B_batch B_row B_head C_batch C_row C_head skip_head skip_channel "
-        "length heads of_group channels width padded CHUNK ROWS COLUMNS WIDE PRECISION"
-    ),
+    key=("shape", "TILES"),
+    examples=examples("x B C D decays states y sizes shape TILES"),
 )
 @triton.jit
-def chunk_scan(
-    x,
-    B,
-    C,
-    D,
-    decays,
-    states,
-    y,
-    x_batch,
-    x_row,
-    x_head,
-    B_batch,
-    B_row,
-    B_head,
-    C_batch,
-    C_row,
-    C_head,
-    skip_head,
-    skip_channel,
-    length,
-    heads,
-    of_group,
-    channels,
-    width,
-    padded,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def chunk_scan(x, B, C, D, decays, states, y, sizes, shape, TILES: tl.constexpr):
     """Write `y_i = p_i S C_i + Σ_{j<=i} l_ij (C_i · B_j) d_j x_j + D x_i` `(B, L, H, P)`, a tile of positions i.
 
     Args:
@@ -274,33 +227,34 @@ def chunk_scan(
         D: With strides, or absent.
         states: Those before the chunks.
     """
-    tiles: tl.constexpr = CHUNK // ROWS
+    length, heads, of_group, padded = sizes
+    channels, width = shape
+    tiles: tl.constexpr = TILES.CHUNK // TILES.ROWS
     h, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     k, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    begin = (k * CHUNK).to(tl.int64)
-    rest = length - k * CHUNK
-    i, p = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
-    x += row * x_batch + begin * x_row + h * x_head
-    B += row * B_batch + begin * B_row + (h // of_group) * B_head
-    C += row * C_batch + begin * C_row + (h // of_group) * C_head
+    begin = (k * TILES.CHUNK).to(tl.int64)
+    rest = length - k * TILES.CHUNK
+    i, p = tile * TILES.ROWS + tl.arange(0, TILES.ROWS), tl.arange(0, TILES.WIDE)
+    xs = at_head(x, row, begin, h)
+    Bs, Cs = at_head(B, row, begin, h // of_group), at_head(C, row, begin, h // of_group)
     decays += (row * heads + h) * 3 * padded + begin
     states += ((row * tl.num_programs(1) + k) * heads + h) * channels * width
-    total = tl.zeros([ROWS, WIDE], tl.float32)
-    for first in range(0, width, COLUMNS):
-        n = first + tl.arange(0, COLUMNS)
-        c = load_tile(C, i, n, rest, width, C_row)
+    total = tl.full((TILES.ROWS, TILES.WIDE), 0.0, tl.float32)
+    for first in range(0, width, TILES.COLUMNS):
+        n = first + tl.arange(0, TILES.COLUMNS)
+        c = load_tile(Cs, i, n, rest, width, C.row)
         state = load_tile(states, p, n, channels, width, width)
-        total += dot(c, tl.trans(state.to(c.dtype)), PRECISION)
+        total += dot(c, tl.trans(state.to(c.dtype)), TILES.PRECISION)
     total *= decay_after(decays, padded, i)[:, None]
-    for first in range(0, (tile + 1) * ROWS, ROWS):
-        j = first + tl.arange(0, ROWS)
-        mixed = products_of_rows(C, B, i, j, rest, width, C_row, B_row, COLUMNS, PRECISION)
+    for first in range(0, (tile + 1) * TILES.ROWS, TILES.ROWS):
+        j = first + tl.arange(0, TILES.ROWS)
+        mixed = products_of_rows(Cs, Bs, i, j, rest, width, C.row, B.row, TILES.COLUMNS, TILES.PRECISION)
         mixed *= decay_matrix(decays, padded, i, j) * tl.load(decays + 2 * padded + j)[None, :]
-        given = load_tile(x, j, p, rest, channels, x_row)
-        total += dot(mixed.to(given.dtype), given, PRECISION)
+        given = load_tile(xs, j, p, rest, channels, x.row)
+        total += dot(mixed.to(given.dtype), given, TILES.PRECISION)
     if D is not None:
-        skip = tl.load(D + h * skip_head + p * skip_channel, mask=p < channels, other=0.0)
-        total += skip[None, :] * load_tile(x, i, p, rest, channels, x_row).to(tl.float32)
+        skip = tl.load(D.data + h * D.head + p * D.channel, mask=p < channels, other=0.0)
+        total += skip[None, :] * load_tile(xs, i, p, rest, channels, x.row).to(tl.float32)
     y += ((row * length + begin) * heads + h) * channels
     keep = (i < rest)[:, None] & (p < channels)[None, :]
     tl.store(y + i[:, None] * (heads * channels) + p[None, :], total.to(y.dtype.element_ty), mask=keep)

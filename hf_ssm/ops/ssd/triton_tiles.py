@@ -24,7 +24,10 @@ from hf_ssm.ops.gpu.language import dot
 __all__ = [
     "FLOOR",
     "MAX_CHANNELS",
+    "Heads",
+    "Skip",
     "Tiling",
+    "at_head",
     "chunk_size_of",
     "decay_after",
     "decay_matrix",
@@ -50,6 +53,41 @@ def _power_of_two(least: int, most: int, number: int) -> int:
     while size < min(number, most):
         size *= 2
     return size
+
+
+class Tiles(NamedTuple):
+    """Constants of the kernels; `PRECISION` is that of products."""
+
+    CHUNK: int
+    ROWS: int
+    COLUMNS: int
+    WIDE: int
+    PRECISION: str
+
+
+class Heads(NamedTuple):
+    """A tensor `(B, L, H, ...)` or `(B, L, G, ...)`, whose last axis is dense, and its strides."""
+
+    data: Any
+    batch: Any
+    row: Any
+    head: Any
+
+    @classmethod
+    def of(cls, t: Tensor) -> "Heads":
+        return cls(t, *t.stride()[:3])
+
+
+class Skip(NamedTuple):
+    """D and its strides."""
+
+    data: Any
+    head: Any
+    channel: Any
+
+    @classmethod
+    def of(cls, D: Tensor | None) -> "Skip | None":
+        return None if D is None else cls(D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
 
 
 class Tiling(NamedTuple):
@@ -118,17 +156,9 @@ class Tiling(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Arguments that most kernels take."""
         return {
-            "length": self.length,
-            "heads": self.heads,
-            "of_group": self.heads // self.groups,
-            "channels": self.channels,
-            "width": self.states,
-            "padded": self.padded,
-            "CHUNK": self.chunk,
-            "ROWS": self.rows,
-            "COLUMNS": self.columns,
-            "WIDE": self.wide,
-            "PRECISION": product_precision(),
+            "sizes": (self.length, self.heads, self.heads // self.groups, self.padded),
+            "shape": (self.channels, self.states),
+            "TILES": Tiles(self.chunk, self.rows, self.columns, self.wide, product_precision()),
         }
 
 
@@ -142,26 +172,31 @@ def chunk_size_of(x: Tensor, B: Tensor, wanted: int | None) -> int:
     return _power_of_two(_MIN_CHUNK, _MAX_CHUNK, min(x.shape[1], default if wanted is None else wanted))
 
 
-_DATA = ["x", "B", "C", "grad", "source", "weights", "own", "other", "y", "grad_x"]
-_COUNTS = ["length", "heads", "of_group", "groups", "skip_head", "parts", "chunks"]
-_MULTIPLES = ["channels", "width", "padded", "size"]
+_HEADS = ("x", "B", "C", "grad", "source", "weights", "own", "other")
 
 
 def examples(names: str, **constants: object) -> dict[str, dict[str, object]]:
     """Types of the arguments `names` for a usual Mamba-2 model, with the tiles that `triton.py` chooses for it."""
-    strides = [f"{name}_{axis}" for name in _DATA for axis in ("batch", "row", "head")]
     made = {}
     for dtype, chunk, rows, columns in (("bf16", 128, 64, 64), ("fp32", 64, 32, 32)):
         types = {
-            **dict.fromkeys(_DATA, f"*{dtype}"),
-            **dict.fromkeys(_COUNTS, "i32"),
-            **dict.fromkeys((*_MULTIPLES, *strides), "i32:16"),
-            **{"skip_channel": 0, "CHUNK": chunk, "ROWS": rows, "COLUMNS": columns, "WIDE": 64, "PRECISION": "ieee"},
-            "starts": "*i8",
+            **dict.fromkeys(_HEADS, Heads(f"*{dtype}", "i32:16", "i32:16", "i32:16")),
+            **dict.fromkeys(("y", "grad_x"), f"*{dtype}"),
+            **dict.fromkeys(("length", "heads", "parts", "chunks"), "i32"),
+            **dict.fromkeys(("padded", "size"), "i32:16"),
+            **{"D": Skip("*fp32", "i32", 0), "starts": "*i8", "CHUNK": chunk, "ROWS": rows},
+            **{"sizes": ("i32", "i32", "i32", "i32:16"), "shape": ("i32:16", "i32:16")},
+            "TILES": Tiles(chunk, rows, columns, 64, "ieee"),
             **constants,
         }
         made[dtype] = {name: types.get(name, "*fp32") for name in names.split()}
     return made
+
+
+@triton.jit
+def at_head(heads, row, position, head):
+    """Where a position of a head begins."""
+    return heads.data + (row * heads.batch + position * heads.row + head * heads.head)
 
 
 @triton.jit

@@ -24,6 +24,11 @@ class _RowStream:
 
     rows: Tensor
 
+    @property
+    def history(self) -> Tensor:
+        """What a variant adds to the memory, as `StreamingConvolution.history`."""
+        return self.rows
+
     def select(self, index: Tensor) -> None:
         """As `StreamingConvolution.select`."""
         self.rows = self.rows.index_select(0, index)
@@ -61,8 +66,8 @@ class DifferenceStream(_RowStream):
         """As `StreamingConvolution.extend`."""
         dtype = torch.promote_types(u.dtype, self._kernel.dtype)
         first = 0 if self._inputs is None else self._inputs.shape[1]
-        own = u[:1].to(dtype)
-        self._inputs = own if self._inputs is None else torch.cat([self._inputs, own], dim=1)
+        unchanged = u[:1].to(dtype)
+        self._inputs = unchanged if self._inputs is None else torch.cat([self._inputs, unchanged], dim=1)
         self._read_differences(u.to(dtype), first)
         stop = first + u.shape[1]
         output = long_conv(self._inputs, self._kernel[:, :stop])[:, first:]
@@ -74,8 +79,8 @@ class DifferenceStream(_RowStream):
         at = self.places.unsqueeze(1) + torch.arange(self._reach, device=u.device) - first
         inside = ((at >= 0) & (at < u.shape[1])).unsqueeze(-1)
         at = at.clamp(0, u.shape[1] - 1)
-        own = u.gather(1, at.unsqueeze(-1).expand(-1, -1, u.shape[2]))
-        self.rows = torch.where(inside, own - u[0][at], self.rows)
+        changed = u.gather(1, at.unsqueeze(-1).expand(-1, -1, u.shape[2]))
+        self.rows = torch.where(inside, changed - u[0][at], self.rows)
 
     def _with_differences(self, output: Tensor, kernel: Tensor) -> Tensor:
         """Outputs `(V, L, D)` from those of the first row `(1, L, D)`; the kernel `(S, D)` ends with the piece."""

@@ -83,26 +83,23 @@ class Evaluator:
         """The value of one variant, `(R,)`."""
         return self._values(masked.unsqueeze(0)).item()
 
-    def after(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
+    def values_if_masked(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
         """The values with each one of the candidates masked too, `(V,)`, float64, on the CPU."""
-        parts = []
-        for chunk in _chunks(candidates, self._rows_per_batch(self.length)):
-            rows = masked.repeat(len(chunk), 1)
-            rows[torch.arange(len(chunk)), torch.tensor(chunk)] = True
-            parts.append(self._values(rows))
-        return torch.cat(parts)
+        return torch.cat([self._values(rows) for rows in self._variants(masked, candidates)])
 
     def along(self, masked: Tensor, order: Sequence[int]) -> Tensor:
         """The values while the positions of `order` are masked one after the other, `(V,)`, float64, on the CPU."""
-        parts = []
-        for chunk in _chunks(order, self._rows_per_batch(self.length)):
-            places = torch.tensor(chunk, device=masked.device)
-            rows = masked.repeat(len(chunk), 1)
-            # Row k has the first k + 1 places masked.
-            rows[:, places] |= torch.ones(len(chunk), len(chunk), dtype=torch.bool, device=masked.device).tril()
-            parts.append(self._values(rows))
-            masked = rows[-1]
-        return torch.cat(parts)
+        return torch.cat([self._values(rows) for rows in self._variants(masked, order, cumulative=True)])
+
+    def _variants(self, masked: Tensor, positions: Sequence[int], cumulative: bool = False) -> Iterator[Tensor]:
+        """Batches `(B, R)` of variants with each one of the positions masked, or with each one and all before it."""
+        for places in torch.tensor(positions, device=masked.device).split(self.rows_per_batch(self.length)):
+            order = torch.arange(len(places), device=masked.device)
+            is_masked = order <= order.unsqueeze(1) if cumulative else order == order.unsqueeze(1)
+            rows = masked.repeat(len(places), 1)
+            rows[:, places] |= is_masked
+            yield rows
+            masked = rows[-1] if cumulative else masked
 
     def scores(self, masked: Tensor) -> Tensor:
         """First-order change of the log-probability when each one of the tokens is masked, `(R,)`, float64."""
@@ -169,11 +166,7 @@ class Evaluator:
         # With `logits_to_keep`, the model returns that position only.
         return logits[:, 0 if logits.shape[1] == 1 else self.target.read_at]
 
-    def rows_per_batch(self) -> int:
-        """Number of whole variants in a batch."""
-        return self._rows_per_batch(self.length)
-
-    def _rows_per_batch(self, length: int) -> int:
+    def rows_per_batch(self, length: int) -> int:
         """Number of variants of that length in a batch."""
         if _needs_single_rows(self.model):
             return 1
@@ -184,21 +177,16 @@ class Evaluator:
         return max(1, rows)
 
 
-def _chunks(positions: Sequence[int], size: int) -> Iterator[list[int]]:
-    for first in range(0, len(positions), size):
-        yield list(positions[first : first + size])
-
-
 def _options(model: Any, read_at: int | None) -> dict[str, Any]:
     """Arguments of `model.forward` that avoid unneeded work; "attention_mask" marks that one is to be passed."""
-    known = inspect.signature(model.forward).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
-    options: dict[str, Any] = {"return_dict": True} if takes_any or "return_dict" in known else {}
-    if "use_cache" in known:
+    accepted = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    options: dict[str, Any] = {"return_dict": True} if takes_any or "return_dict" in accepted else {}
+    if "use_cache" in accepted:
         options["use_cache"] = False
-    if read_at is not None and "logits_to_keep" in known:
+    if read_at is not None and "logits_to_keep" in accepted:
         options["logits_to_keep"] = torch.tensor([read_at])
-    if not isinstance(model, SSMPreTrainedModel) and "attention_mask" in known:
+    if not isinstance(model, SSMPreTrainedModel) and "attention_mask" in accepted:
         # Without one, some models of transformers infer a mask from the ids, or warn.
         options["attention_mask"] = True
     return options

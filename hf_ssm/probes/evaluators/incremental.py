@@ -5,7 +5,6 @@ hidden size.
 """
 
 import copy
-import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -83,13 +82,13 @@ class IncrementalEvaluator(Evaluator):
     def bytes_per_variant(self) -> int:
         """Memory for the states of one variant at one border, in bytes."""
         cache = self._new_cache()
-        self._run(self.hidden, torch.full((2,), self.length, device=self.device), 0, cache)
-        one, two = (len(pickle.dumps(cache.rows(torch.arange(count, device=self.device)))) for count in (1, 2))
-        return two - one
+        self._run(self.hidden, torch.full((1,), self.length, device=self.device), 0, cache)
+        tensors = cache.named_tensors().items()
+        return sum(tensor.nbytes for name, tensor in tensors if name.startswith("layers."))
 
-    def after(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
+    def values_if_masked(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
         if len(candidates) < _FEWEST_PER_BLOCK * len(self._borders):
-            return super().after(masked, candidates)
+            return super().values_if_masked(masked, candidates)
         places = sorted(candidates)
         start = self._last_valid_border(masked, places)
         self._current = masked.clone()
@@ -98,8 +97,7 @@ class IncrementalEvaluator(Evaluator):
                 self._checkpoints[end], last = self._read_block(places, masked, border, end)
         total = self._checkpoints.pop(self.length).total
         self.evaluations += len(places)
-        found = self._values_of(total, last)[-len(places) :]
-        values = dict(zip(places, found.tolist(), strict=True))
+        values = dict(zip(places, self._values_of(total, last)[-len(places) :].tolist(), strict=True))
         return torch.tensor([values[place] for place in candidates], dtype=torch.float64)
 
     def _last_valid_border(self, masked: Tensor, places: list[int]) -> int:
@@ -109,8 +107,8 @@ class IncrementalEvaluator(Evaluator):
         first = int(changed[0]) if len(changed) else self.length
         valid = (
             border
-            for border, known in self._checkpoints.items()
-            if border <= first and set(known.places).issuperset(place for place in places if place < border)
+            for border, stored in self._checkpoints.items()
+            if border <= first and set(stored.places).issuperset(place for place in places if place < border)
         )
         return max(valid, default=0)
 
@@ -128,15 +126,15 @@ class IncrementalEvaluator(Evaluator):
         first = int(end == self.length and not repeated)
         caches: list[SSMCache] = []
         totals, lasts = [], []
-        size = max(1, self._rows_per_batch(end - border) - repeated)
-        for part in torch.arange(first, len(at), device=self.device).split(size):
+        size = max(1, self.rows_per_batch(end - border) - repeated)
+        for rows in torch.arange(first, len(at), device=self.device).split(size):
             skipped = repeated if caches else 0
-            part = F.pad(part, (skipped, 0))
-            cache = self._new_cache() if before is None else _selected(before.cache, index[part])
-            hidden = self._run(masked[:end], at[part], border, cache)
+            rows = F.pad(rows, (skipped, 0))
+            cache = self._new_cache() if before is None else _selected(before.cache, index[rows])
+            hidden = self._run(masked[:end], at[rows], border, cache)
             # Half precision is too coarse for sums.
             sums = hidden.sum(dim=1, dtype=torch.promote_types(hidden.dtype, torch.float32))
-            sums = sums if before is None else before.total[index[part]] + sums
+            sums = sums if before is None else before.total[index[rows]] + sums
             caches.append(cache)
             totals.append(sums[skipped:])
             lasts.append(hidden[skipped:, -1])
@@ -194,7 +192,7 @@ def _is_supported(model: Any, sequence: ProbedSequence) -> bool:
     """Whether the target follows from the outputs at the last position, or from their mean."""
     if not isinstance(model, SSMPreTrainedModel) or model.config.reads_both_strands(training=False):
         return False
-    if not all(part.is_causal for part in model.modules() if isinstance(part, SequenceOperator)):
+    if not all(module.is_causal for module in model.modules() if isinstance(module, SequenceOperator)):
         return False
     head = head_of(model)
     if head == "causal":
@@ -209,7 +207,7 @@ def _pooling(model: Any) -> str:
 
 def _long_convolution(mixer: nn.Module) -> Any:
     """The operator of a mixer with a single long convolution of one group, `None` for other mixers."""
-    operators = [part for part in mixer.modules() if isinstance(part, SequenceOperator)]
+    operators = [module for module in mixer.modules() if isinstance(module, SequenceOperator)]
     if len(operators) != 1 or operators[0].groups != 1:
         return None
     # Only long convolutions have kernels that do not depend on the input; `LayerState.streams` overrides them.
@@ -218,7 +216,7 @@ def _long_convolution(mixer: nn.Module) -> Any:
 
 def _receptive_field(mixer: nn.Module) -> int:
     """Number of positions at which one token changes the input of the operator: those of the short convolutions."""
-    return 1 + sum(part.kernel_size[0] - 1 for part in mixer.modules() if isinstance(part, nn.Conv1d))
+    return 1 + sum(module.kernel_size[0] - 1 for module in mixer.modules() if isinstance(module, nn.Conv1d))
 
 
 def _selected(cache: SSMCache, rows: Tensor) -> SSMCache:
@@ -236,10 +234,10 @@ def _joined(caches: Sequence[SSMCache], repeated: int) -> SSMCache:
         return caches[0]
     joined = copy.copy(caches[0])
     rows = [torch.arange(repeated if number else 0, cache.batch_size) for number, cache in enumerate(caches)]
-    parts = [cache.rows(own) for cache, own in zip(caches, rows, strict=True)]
-    layers: list[Any] = [SSMCacheLayer() for _ in parts[0]]
+    kept = [cache.rows(numbers) for cache, numbers in zip(caches, rows, strict=True)]
+    layers: list[Any] = [SSMCacheLayer() for _ in kept[0]]
     joined.layers = layers
-    for index, layer in enumerate(joined.states):
-        layer.assemble([states[index] for states in parts])
+    for layer, states in zip(joined.states, zip(*kept, strict=True), strict=True):
+        layer.assemble(states)
     joined.tokens_seen = torch.full((sum(map(len, rows)),), joined.get_seq_length())
     return joined

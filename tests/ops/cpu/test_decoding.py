@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
+from decoding_references import blocks_step_reference
+
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan_step
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 from hf_ssm.ops.selective_scan.numba_decoding import BlocksStep
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="triton is not installed")
 
 from costs.decoding import blocks_cost, ssd_blocks_cost, ssd_step_cost, step_cost
+from decoding_references import blocks_step_reference, ssd_blocks_step_reference
 from proofs import TOLERANCE, assert_counted, assert_near, assert_parity, counted
 
 import hf_ssm.models.selective.modeling_selective as selective
@@ -21,14 +22,13 @@ from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.gpu import projection
 from hf_ssm.ops.gpu.projection import _normalize, _project
 from hf_ssm.ops.selective_scan import selective_scan_step
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, blocks_step_reference, find_blocks_step
+from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, find_blocks_step
 from hf_ssm.ops.selective_scan.triton_decoding import _update as scan_update
 from hf_ssm.ops.ssd import ssd_step
 from hf_ssm.ops.ssd.decoding import (
     SSDBlockOptions,
     SSDBlockWeights,
     find_ssd_blocks_step,
-    ssd_blocks_step_reference,
 )
 from hf_ssm.ops.ssd.triton_decoding import _update as ssd_update
 

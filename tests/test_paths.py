@@ -1,0 +1,56 @@
+"""The paths through the code in CONTRIBUTING.md: each definition is there, and calls what the path says."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import hf_ssm.modules.long_convolution
+from hf_ssm.modules.long_convolution import long_conv
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTION = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Paths through the code")[1].split("\n## ")[0]
+PATHS = {
+    title: re.findall(r"^- `([^`]+)`: `([^`]+)`(?:[^`\n]* `([^`]+)`)?", steps, re.MULTILINE)
+    for title, steps in re.findall(r"^\*\*(.+?)\*\*.*\n((?:- .*\n)+)", SECTION, re.MULTILINE)
+}
+
+
+def definition(file: str, name: str) -> str:
+    """The source of a class, function or method."""
+    source = (ROOT / "hf_ssm" / file).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    for part in name.split("."):
+        node = next((node for node in body if getattr(node, "name", None) == part), None)
+        assert node is not None, f"{file} does not define {name}"
+        body = node.body
+    return ast.get_source_segment(source, node)
+
+
+def test_there_are_seven_paths():
+    assert len(PATHS) == 7 and all(len(steps) >= 4 for steps in PATHS.values())
+
+
+@pytest.mark.parametrize("title", PATHS)
+def test_each_definition_calls_the_next(title):
+    for file, name, called in PATHS[title]:
+        assert re.search(rf"(?<!\w){re.escape(called)}\b", definition(file, name)), f"{file}: {name}: {called}"
+
+
+def test_a_convolution_is_five_files_below_the_head(make_model, make_batch, monkeypatch):
+    files: list[str] = []
+
+    def recorded(*args):
+        import traceback
+
+        stack = [Path(frame.filename) for frame in traceback.extract_stack()]
+        files.extend(path.relative_to(ROOT / "hf_ssm").as_posix() for path in stack if ROOT / "hf_ssm" in path.parents)
+        return long_conv(*args)
+
+    monkeypatch.setattr(hf_ssm.modules.long_convolution, "long_conv", recorded)
+    make_model("Hyena", "ForCausalLM", num_hidden_layers=1).train()(**make_batch("ForCausalLM"))
+    steps = [file for file, _, _ in PATHS["`input_ids` to the convolution"]]
+    # `Rows.map` calls the convolution of whole rows, or of each bucket of packed documents.
+    assert list(dict.fromkeys(file for file in files if file != "modules/rows.py")) == steps
+    assert len(steps) <= 5
