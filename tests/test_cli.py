@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import hf_ssm
 from hf_ssm import cli, plotting
+from hf_ssm.checkpoint import bundle
 from hf_ssm.cli import demo
 from hf_ssm.cli import train as train_command
 from hf_ssm.hub.reload import prove_export
-from hf_ssm.models.bundle import bundle
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.folder import _LOCK_NAME, locked
 from hf_ssm.training.rescale import rescale_init_
@@ -72,7 +72,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_output_is_in_hub_layout(finished):
     files = {path.name for path in finished.iterdir()}
-    assert {name for name in files if name.endswith(".py")} == set(bundle(hf_ssm.HyenaConfig))
+    assert {name for name in files if name.endswith(".py")} == set(bundle(hf_ssm.HyenaConfig()))
     assert {name for name in files if not name.endswith(".py")} == {
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
         *("train_config.yaml", "data_fingerprint.json", "training_log.json", "training_log.png"),

@@ -12,10 +12,10 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.utils import filter_repo_objects
 
+from hf_ssm.checkpoint import HEADER
 from hf_ssm.hub.client import redact, retry
 from hf_ssm.hub.eval_results import is_eval_result
 from hf_ssm.hub.scanning import header_size, printable, scan
-from hf_ssm.models.bundle import HEADER
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights", "stage"]
 

@@ -16,6 +16,7 @@ from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import AutoTokenizer
 
+from hf_ssm.checkpoint import write_code
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
 from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, redact, retry, user_errors
@@ -232,6 +233,7 @@ def check_model(folder: Path) -> tuple[Family, list[Problem]]:
 def _prove(staged: Path, family: Family) -> None:
     """Write the code of the model into a folder without code, and prove that others can load it."""
     config: Any = family.config_class.from_pretrained(staged)
+    write_code(config, staged)
     config.save_pretrained(staged)
     model_class = named_class(family, config)
     if model_class is None:

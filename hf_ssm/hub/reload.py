@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ssm.checkpoint import write_code
 from hf_ssm.hub.clean_process import token_ids, training_step
 from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.context import plain_operations
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.isolation import run_python
 
@@ -36,8 +38,8 @@ def prove_export(
     """Compare a model in memory with its saved copy in a new process that cannot import hf_ssm.
 
     The process gets a copy of weights, configuration and tokenizer, and code bundled from the installed package. It
-    computes the logits before and after saving the model again, one training step (both on the CPU by torch without
-    compiled kernels) and the ids of `tokenizer`, and imports all classes of `auto_map`.
+    computes the logits before and after saving the model again, one training step (both on the CPU by plain operations
+    of torch) and the ids of `tokenizer`, and imports all classes of `auto_map`.
 
     Args:
         folder: Folder with model and tokenizer.
@@ -57,10 +59,12 @@ def prove_export(
             if path.suffix in _DATA and path.is_file():
                 shutil.copyfile(path, saved / path.name)
         # Writes the code, and `auto_map` in place of what the file may contain.
-        AutoConfig.from_pretrained(saved, trust_remote_code=False).save_pretrained(saved)
+        config: Any = AutoConfig.from_pretrained(saved, trust_remote_code=False)
+        write_code(config, saved)
+        config.save_pretrained(saved)
         logits = _logits(model, inputs)
         labels = _labels(model.config, auto_class, inputs, logits)
-        with use_backend("torch"), torch.random.fork_rng(devices=[]):
+        with use_backend("torch"), plain_operations(), torch.random.fork_rng(devices=[]):
             trained = training_step(type(model).from_pretrained(saved), inputs, labels)
         expected = {"first.logits": logits, "second.logits": logits}
         expected |= {f"trained.{name}": value for name, value in trained.items()}
@@ -115,7 +119,7 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_backend("torch"), evaluating(model):
+    with use_backend("torch"), plain_operations(), evaluating(model):
         return model(**inputs, return_dict=False)[0]
 
 

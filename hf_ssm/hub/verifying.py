@@ -18,12 +18,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
+from hf_ssm.checkpoint import HEADER, auto_map, bundle
 from hf_ssm.hub.client import retry, user_errors
 from hf_ssm.hub.eval_results import eval_result_problems
 from hf_ssm.hub.scanning import Problem, oversized, scan
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
-from hf_ssm.models.bundle import HEADER, auto_map, bundle
 from hf_ssm.models.registry import FAMILIES, Family
 from hf_ssm.utils.checks import check_path
 
@@ -265,8 +265,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Problem]:
     """Compare Python files with those that the package writes; a header proves nothing."""
-    config_class: Any = None if family is None else family.config_class
-    expected = {} if family is None else bundle(config_class)
+    expected = {} if family is None else bundle(_read_config(files, family))
     # Some file systems ignore the case of names.
     for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
         code = expected.get(path.name, "").encode()
@@ -305,6 +304,15 @@ def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif f"{module}.py" not in elsewhere and f"{module}.py" not in files:
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
+
+
+def _read_config(files: Mapping[str, Path], family: Family) -> Any:
+    """The configuration of a folder, of which other checks report what is wrong with it; then that of new models."""
+    config_class: Any = family.config_class
+    try:
+        return config_class.from_pretrained(files[_CONFIG].parent)
+    except (KeyError, OSError, TypeError, ValueError):
+        return config_class()
 
 
 def _is_older_code(files: Mapping[str, Path], reference: str, current: Set[str]) -> bool:

@@ -7,7 +7,6 @@ output at a pixel depends on.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +22,11 @@ from hf_ssm.modules.operator import (
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.lti.discretize import bilinear, zoh
-from hf_ssm.ops.lti.exported import exported_system
+from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
@@ -121,28 +119,12 @@ class ConvS5(SequenceOperator):
 
     def state_space(self) -> tuple[Tensor, Tensor, Tensor]:
         """The discrete model as real pairs: Ā `(S, 2)`, B̄ `(S, D, k, k, 2)` and C `(D, S, k, k, 2)`."""
-        if is_exporting():
-            discrete, gain = self._exported_discrete()
-        else:
-            a = torch.complex(-self.log_A_real.exp(), self.A_imag)
-            discretize = zoh if self.discretization == "zoh" else bilinear
-            pair = discretize(a, torch.ones_like(a), self.log_dt.exp())
-            discrete, gain = (torch.view_as_real(part) for part in pair)
+        eigenvalues = -self.log_A_real.exp(), self.A_imag
+        discrete, gain = discretize_pairs(*eigenvalues, self.log_dt.exp(), self.discretization)
         real, imag = (part.view(-1, 1, 1, 1) for part in gain.unbind(-1))
         b_real, b_imag = self.B.unbind(-1)
         b = torch.stack([real * b_real - imag * b_imag, real * b_imag + imag * b_real], dim=-1)
         return discrete, b, self.C
-
-    def _exported_discrete(self) -> tuple[Tensor, Tensor]:
-        """Ā and B̄ / B, `(S, 2)` each, in real arithmetic."""
-        one = torch.stack([torch.ones_like(self.A_imag), torch.zeros_like(self.A_imag)], dim=-1).unsqueeze(1)
-        # Each state is a system of one state.
-        system = exported_system(
-            a_real=-self.log_A_real.exp().unsqueeze(-1), a_imag=self.A_imag.unsqueeze(-1), b=one, c=one, p=None,
-            dt=self.log_dt.exp(), discretization=self.discretization, skip=None, dtype=self.B.dtype,
-        )  # fmt: skip
-        a: Any = system.a_bar
-        return torch.cat([a.real, a.imag], dim=-1).to(self.B.dtype), system.b_bar.to(self.B.dtype)
 
     def forward(self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         """The model over all frames.
@@ -161,7 +143,7 @@ class ConvS5(SequenceOperator):
                 # An observer that rescales changes C, which is read below.
                 self.observe(rows, precise.permute(0, 2, 3, 1, 4).flatten(0, 2))
             filtered = self._filtered(precise, state)
-            before = None if state is None else state.get("scan", is_complex=not is_exporting())
+            before = None if state is None else state.get("scan")
             outputs, after = conv_ssm(filtered, *self.state_space(), self.D, before)
             if state is not None:
                 state.put("scan", after)

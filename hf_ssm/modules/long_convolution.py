@@ -15,10 +15,9 @@ from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting, no_autocast
-from hf_ssm.ops.long_conv import long_conv
+from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.long_conv import add_feed_through_, long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.lti.recurrence import Recurrence
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
 
@@ -57,7 +56,7 @@ class LongConvolution(SequenceOperator):
         return [*super().fp32_parameters(), "filter"]
 
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        self.filter(factor, channels, method="scale_")
+        self.filter(lambda filter: filter.scale_(factor, channels))
 
     @property
     def is_causal(self) -> bool:
@@ -79,7 +78,7 @@ class LongConvolution(SequenceOperator):
 
     def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies do not depend on the step size: all channels share the taps.
-        return 1.0 if self.sobolev_frequency == "normalized" else self.filter(like.dtype, method="time_step")
+        return 1.0 if self.sobolev_frequency == "normalized" else self.time_step(like.dtype)
 
     def kernels(self, length: int) -> Tensor:
         """The whole kernel: that of the filter, the feed-through at lag 0, and the causal Sobolev filter.
@@ -90,14 +89,8 @@ class LongConvolution(SequenceOperator):
         with materialized(self), no_autocast(next(self.parameters()).device):
             dtype = torch.float64 if self._needs_float64 else torch.float32
             step = self._time_step(torch.empty(0, dtype=dtype))
-            kernel = self.filter(length, dtype)
-            if self.D is not None and is_exporting():
-                at_lag_0 = (torch.arange(length, device=kernel.device) == 0).to(kernel.dtype)
-                ahead = kernel[0] + self.D.to(kernel.dtype).unsqueeze(-1) * at_lag_0
-                kernel = torch.stack([ahead, *(kernel[direction] for direction in range(1, self.directions))])
-            elif self.D is not None:
-                # In place, to avoid a copy of a long kernel.
-                kernel[0, :, 0] += self.D.to(kernel.dtype)
+            kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
+            kernel = kernel if self.D is None else add_feed_through_(kernel, self.D)
             order = self._order(kernel)
             if order is None or self.sobolev_mode != "causal":
                 return kernel
@@ -160,7 +153,7 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(R, F)`, complex128; infinite where the Sobolev weight is.
         """
-        response = self.filter(omega, rows, method="response")
+        response: Tensor = self.filter(lambda filter: filter.response(omega, rows))
         channels = rows % self.channels
         if self.D is not None:
             ahead = (rows < self.channels).to(torch.float64)
@@ -170,7 +163,7 @@ class LongConvolution(SequenceOperator):
         order = self.initial_order if self.sobolev_order is None else self.sobolev_order[channels]
         step: Tensor | float = 1.0
         if self.sobolev_frequency != "normalized":
-            step = self.filter(torch.float64, method="time_step")
+            step = self.time_step(torch.float64)
             step = step[channels] if isinstance(step, Tensor) else step
         causal = self.sobolev_mode == "causal"
         weight = sobolev_response(omega, order, self.sobolev_frequency, step, causal=causal)
@@ -179,7 +172,8 @@ class LongConvolution(SequenceOperator):
         return torch.where(infinite, weight, response * torch.where(infinite, 0.0, weight))
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
-        return self.filter(dtype, method="time_step")
+        step: Tensor | float = self.filter(lambda filter: filter.time_step(dtype))
+        return step
 
     @property
     def has_graded_response(self) -> bool:
@@ -190,12 +184,12 @@ class LongConvolution(SequenceOperator):
         return self._support
 
     def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        found = self.filter(rows, method="response_features")
-        if found is None or not self.has_sobolev_filter or self.sobolev_frequency == "normalized":
-            return found
+        features: tuple[Tensor, Tensor] | None = self.filter(lambda filter: filter.response_features(rows))
+        if features is None or not self.has_sobolev_filter or self.sobolev_frequency == "normalized":
+            return features
         # (1 + |s|)^β has a knee at |s| = 1.
-        steps = torch.as_tensor(self.filter(torch.float64, method="time_step"))[rows % self.channels].unsqueeze(-1)
-        return torch.cat([found[0], torch.zeros_like(steps)], -1), torch.cat([found[1], steps], -1)
+        steps = torch.as_tensor(self.time_step(torch.float64))[rows % self.channels].unsqueeze(-1)
+        return torch.cat([features[0], torch.zeros_like(steps)], -1), torch.cat([features[1], steps], -1)
 
     def forward_with_state(self, inputs: Tensor, state: LayerState, *, group: int = 0) -> Tensor:
         """Continue the causal convolution of the sequences that `state` remembers.
@@ -222,41 +216,15 @@ class LongConvolution(SequenceOperator):
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
-            if is_exporting():
-                return self._continue_exported(inputs, state, group)
             # With gradients, a stored recurrence would belong to the graph of an earlier call.
-            recurrence: Recurrence | None = None if torch.is_grad_enabled() else state.constants.get(name)
+            recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
-                recurrence = self.filter(slice(group, None, self.groups), self.D, method="recurrence")
+                channels = slice(group, None, self.groups)
+                recurrence = self.filter(lambda filter: filter.recurrence(channels, self.D))
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
-            before = state.get(name, is_complex=recurrence.b_bar.is_complex())
-            before = None if before is None else before.to(recurrence.b_bar.dtype)
-            if before is None and inputs.shape[1] > 1:
-                # A prompt is read by the convolution, so that logits do not depend on whether there is a cache.
-                state.tensors[name] = recurrence.advance(inputs)
-                return long_conv(inputs, self._taps(group, inputs.shape[1]))
-            if inputs.shape[1] > 1:
-                output, state.tensors[name] = recurrence.scan(inputs, before)
-                return output
-            before = recurrence.initial_state(inputs.shape[0]) if before is None else before
-            single, state.tensors[name] = recurrence.step(inputs[:, 0], before)
-            return single.unsqueeze(1)
-
-    def _continue_exported(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
-        name, system = f"long_conv_{group}", self.filter.exported_system(0, slice(group, None, self.groups), self.D)
-        before = state.get(name)
-        if before is None:
-            state.put(name, system.advance(inputs))
-            return long_conv(inputs, self._taps(group, inputs.shape[1]))
-        if type(inputs.shape[1]) is not int or inputs.shape[1] != 1:
-            raise ValueError(
-                "An exported program that continues from a cache of state space filters reads one token: give "
-                "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
-            )
-        output, after = system.step(inputs[:, 0], before)
-        state.put(name, after)
-        return output.unsqueeze(1)
+            output, state.tensors[name] = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
+            return output
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self.kernels(length)[0, group :: self.groups]

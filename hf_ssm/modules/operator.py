@@ -13,8 +13,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Reading, Rows, zero_padding
-from hf_ssm.ops.blocks import first_positions
-from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
@@ -280,12 +278,8 @@ class SequenceOperator(nn.Module):
         step = self._time_step(inputs)
         order = order[channels] if order.dim() else order
         step = step[channels] if isinstance(step, Tensor) else step
-        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step)
-        if is_exporting():
-            # A slice would compare the length with that of the grid.
-            taps = first_positions(nn.functional.pad(taps, (0, inputs.shape[1])), -1, inputs.shape[1] + 1)
-        else:
-            taps = taps[..., : rows.longest(inputs) + 1]
+        count = rows.longest(inputs) + 1
+        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step, count)
         taps = taps.to(inputs).expand(inputs.shape[-1], -1)
         return zero_padding(rows.map(lambda batch, _: long_conv(batch, taps[:, :-1], taps[:, 1:]), inputs), rows.mask)
 

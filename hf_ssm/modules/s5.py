@@ -6,6 +6,7 @@ Legend: `B` batch, `L` length, `D` channels, `P` states (`state_size`), `S` = P 
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, 
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting, no_autocast
-from hf_ssm.ops.linear_scan import linear_scan, scan_parts_by_levels
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.mimo_ssm import mimo_ssm
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
 
@@ -170,57 +171,42 @@ class S5StateSpace(FilteredInput):
             time_deltas = torch.where(mask, time_deltas, 1.0)
         rows = Rows(mask)
         filtered = self.filter_input(inputs, rows)
-        output = self._read_out(self._states(filtered, time_deltas), 0)
+        output = self._scan(filtered, time_deltas)[0]
         if self.directions == 2:
             behind = filtered
             if self.has_sobolev_filter and self.sobolev_mode == "causal":
                 behind = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
             if time_deltas is not None:
                 time_deltas = nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]
-            output = output + self._read_out(self._states(behind, time_deltas, reverse=True), 1)
+            output = output + self._scan(behind, time_deltas, 1)[0]
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
 
     def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
         """The output for the next positions of the sequences that `state` remembers."""
         filtered = self.filter_input(inputs, rows, state)
-        exporting = is_exporting()
-        before = state.get("scan", is_complex=not exporting)
-        if before is not None:
-            before = before.to(filtered.dtype if exporting else filtered.dtype.to_complex())
-        states = self._states(filtered, time_deltas, before)
-        last = states[:, -1]
-        state.put("scan", last if exporting else torch.view_as_complex(last.unflatten(-1, (-1, 2)).contiguous()))
-        if state.last_position_only:
-            states, filtered = states[:, -1:], filtered[:, -1:]
-        output = self._read_out(states, 0)
+        output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
+        state.put("scan", after)
+        filtered = filtered[:, -1:] if state.last_position_only else filtered
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
 
-    def _states(
-        self, inputs: Tensor, time_deltas: Tensor | None, before: Tensor | None = None, *, reverse: bool = False
-    ) -> Tensor:
-        """All states as real numbers, `(B, L, 2 S)`.
-
-        The order is that of `_read_out`: real and imaginary parts alternate, or in an exported program, which has no
-        complex numbers, all real parts come first; there `before` is real likewise.
-        """
-        if is_exporting():
-            return self._exported_states(inputs, time_deltas, before, reverse)
-        a_bar, factor = self._discrete(time_deltas, inputs.dtype)
-        weights = self._complex("B", inputs.dtype)
-        if time_deltas is None:
-            weights = weights * factor.unsqueeze(-1)
-        driven = inputs @ torch.view_as_real(weights).transpose(1, 2).flatten(0, 1).T
-        driven = torch.view_as_complex(driven.unflatten(-1, (-1, 2)))
-        driven = driven if time_deltas is None else driven * factor
-        states = linear_scan(a_bar, driven, before, reverse=reverse)
-        return torch.view_as_real(states).flatten(-2)
-
-    def _read_out(self, states: Tensor, direction: int) -> Tensor:
-        """`2 Re C x`, `(B, L, D)`, of what `_states` returns."""
-        real, imag = (2 * self.C[direction].to(states.dtype)).unbind(-1)
-        if is_exporting():
-            return states @ torch.cat([real, -imag], dim=-1).T
-        return states @ torch.stack([real, -imag], dim=-1).flatten(-2).T
+    def _scan(
+        self,
+        inputs: Tensor,
+        time_deltas: Tensor | None,
+        direction: int = 0,
+        before: Tensor | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The output of one direction, `(B, L, D)` or `(B, 1, D)`, without feed-through, and the last state."""
+        dtype = inputs.dtype
+        step = self.log_dt.to(dtype).exp()
+        if time_deltas is not None:
+            step = step * time_deltas.to(dtype).unsqueeze(-1)
+        a = -self.log_A_real.to(dtype).exp(), self.A_imag.to(dtype)
+        matrices = self.B.to(dtype), self.C[direction].to(dtype)
+        scan = partial(mimo_ssm, reverse=direction == 1, last_only=last_only)
+        return scan(inputs, a, *matrices, step, self.discretization, before)
 
     def _complex(self, name: str, dtype: torch.dtype) -> Tensor:
         """A parameter that is stored as real pairs."""
@@ -230,34 +216,6 @@ class S5StateSpace(FilteredInput):
     def eigenvalues(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The diagonal of the continuous A, `(S,)`, complex."""
         return torch.complex(-self.log_A_real.to(dtype).exp(), self.A_imag.to(dtype))
-
-    def _discrete(self, time_deltas: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Ā, and what B is multiplied by to be B̄, `(S,)`; with `time_deltas` at each position, `(B, L, S)`."""
-        step = self.log_dt.to(dtype).exp()
-        if time_deltas is not None:
-            step = step * time_deltas.to(dtype).unsqueeze(-1)
-        a = self.eigenvalues(dtype)
-        rule = zoh if self.discretization == "zoh" else bilinear
-        return rule(a, torch.ones_like(a), step)
-
-    def _exported_states(
-        self, inputs: Tensor, time_deltas: Tensor | None, before: Tensor | None, reverse: bool
-    ) -> Tensor:
-        """`_states` by operations on real numbers."""
-        dtype = inputs.dtype
-        step = self.log_dt.to(dtype).exp()
-        if time_deltas is not None:
-            step = step * time_deltas.to(dtype).unsqueeze(-1)
-        a, factor = _real_discretization(
-            -self.log_A_real.to(dtype).exp(), self.A_imag.to(dtype), step, self.discretization
-        )
-        b_real, b_imag = (part.T for part in self.B.to(dtype).unbind(-1))
-        real, imag = inputs @ b_real, inputs @ b_imag
-        driven = real * factor[0] - imag * factor[1], real * factor[1] + imag * factor[0]
-        lines = tuple(part.unsqueeze(2) for part in driven)
-        decay = tuple(part.unsqueeze(2) if part.dim() == 3 else part.view(1, 1, 1, -1) for part in a)
-        state = None if before is None else tuple(part.unsqueeze(1) for part in before.chunk(2, dim=-1))
-        return torch.cat([part.squeeze(2) for part in scan_parts_by_levels(decay, lines, state, reverse)], dim=-1)
 
     # Convolutional form, τ and reports
 
@@ -270,7 +228,9 @@ class S5StateSpace(FilteredInput):
             dtype: Precision, at least that of the parameters.
         """
         dtype = torch.promote_types(dtype, self.C.dtype)
-        a_bar, factor = self._discrete(None, dtype)
+        a = self.eigenvalues(dtype)
+        rule = zoh if self.discretization == "zoh" else bilinear
+        a_bar, factor = rule(a, torch.ones_like(a), self.log_dt.to(dtype).exp())
         taps = None
         if length is not None and self.has_sobolev_filter and self.sobolev_mode == "causal":
             taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)
@@ -379,29 +339,3 @@ class S5StateSpace(FilteredInput):
             knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
             features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
         return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
-
-
-def _real_discretization(
-    a_real: Tensor, a_imag: Tensor, step: Tensor, rule: str
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Ā, and what B is multiplied by to be B̄, as real and imaginary parts, without complex numbers."""
-    real, imag = a_real * step, a_imag * step
-    if rule == "zoh":
-        size = torch.exp(real)
-        a_bar = size * torch.cos(imag), size * torch.sin(imag)
-        # (exp(a Δ) - 1) / a without cancellation for a small step.
-        minus_one = torch.expm1(real) * torch.cos(imag) - 2 * torch.sin(imag / 2).square()
-        square = a_real.square() + a_imag.square()
-        factor = (
-            (minus_one * a_real + a_bar[1] * a_imag) / square,
-            (a_bar[1] * a_real - minus_one * a_imag) / square,
-        )
-        return a_bar, factor
-    # 1 / (1 - a Δ / 2), times Δ, and times 1 + a Δ / 2.
-    square = (1 - real / 2).square() + (imag / 2).square()
-    inverse = (1 - real / 2) / square, imag / 2 / square
-    a_bar = (
-        (1 + real / 2) * inverse[0] - imag / 2 * inverse[1],
-        (1 + real / 2) * inverse[1] + imag / 2 * inverse[0],
-    )
-    return a_bar, (step * inverse[0], step * inverse[1])

@@ -19,9 +19,9 @@ from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, 
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import has_readable_values, is_exporting, no_autocast
+from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_step
+from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_extend
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
@@ -221,11 +221,8 @@ class SelectiveScan(FilteredScan):
                 # `ops/selective_scan/reference.py` has the loop over positions that this computes.
                 return rows.map(partial(self._scan, A), scanned, step, B, C, gate)
             before = state.get("scan", is_complex=A.is_complex())
-            if inputs.shape[1] == 1 and before is not None and not is_exporting():
-                output, after = self._step(scanned, step, A, B, C, before, gate)
-            else:
-                rest = self.D, gate, self.dt_bias, self.dt_bias is not None
-                output, after = selective_scan(scanned, step, A, B, C, *rest, before, True)
+            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
+            output, after = selective_scan_extend(scanned, step, A, B, C, *rest, before)
             state.put("scan", after)
             return output
 
@@ -235,17 +232,6 @@ class SelectiveScan(FilteredScan):
         """The scan of whole rows, or of one bucket of documents."""
         y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
         return y
-
-    def _step(
-        self, u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, gate: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The scan of a single position, `(B, 1, D)`."""
-        gate = None if gate is None else gate[:, 0]
-        output, state = selective_scan_step(
-            *(u[:, 0], step[:, 0], A, B[:, 0], C[:, 0], state),
-            *(self.D, gate, self.dt_bias, self.dt_bias is not None),
-        )
-        return output.unsqueeze(1), state
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.

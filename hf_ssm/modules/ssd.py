@@ -16,9 +16,9 @@ from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import FilteredScan
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_step
+from hf_ssm.ops.ssd import ssd_extend, ssd_matrix, ssd_scan
 
 __all__ = ["SSDScan", "rotation", "ssd_kernel"]
 
@@ -190,12 +190,7 @@ class SSDScan(FilteredScan):
                 before = _turned(before, first.cos(), first.sin(), self.head_dim)
         if not is_continued:
             return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), x
-        if x.shape[1] == 1 and before is not None and not is_exporting():
-            y, after = ssd_step(x[:, 0], step[:, 0], A, B[:, 0], C[:, 0], before, D, **steps)
-            y = y.unsqueeze(1)
-        else:
-            states: dict[str, Any] = {"initial_state": before, "return_last_state": True}
-            y, after = ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **states, **steps)
+        y, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
         if cosine is not None and sine is not None:
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
         return y, after

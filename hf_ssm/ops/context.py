@@ -122,6 +122,6 @@ def differentiable_gradients(
     results = results if isinstance(results, tuple) else (results,)
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     wanted = [t for t in views if t is not None and t.requires_grad]
-    outputs, given = [r for r, _ in pairs], [g for _, g in pairs]
-    found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in views]
+    outputs, cotangents = [r for r, _ in pairs], [g for _, g in pairs]
+    computed = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True))
+    return [next(computed) if t is not None and t.requires_grad else None for t in views]

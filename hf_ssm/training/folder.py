@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from transformers.utils import logging
 
-from hf_ssm.models.bundle import HEADER
+from hf_ssm.checkpoint import HEADER
 from hf_ssm.utils.files import delete_temporary, lock_file, unlock_file, write_text_atomically
 
 logger = logging.get_logger(__name__)

@@ -177,7 +177,7 @@ def test_variation_of_an_implicit_filter_is_that_of_its_taps(make_model):
     model = make_model("Hyena", "Model", num_hidden_layers=1, hyena_order=3, bidirectional=True, sobolev_order=0.5)
     module = model.double().layers[0].mixer.long_conv
     responses = frequency_responses(model, num_frequencies=9)
-    taps = module.filter(64, torch.float64).detach().numpy()
+    taps = module.filter.kernel(64, torch.float64).detach().numpy()
     weight = lambda omega: (1 + (1 - np.exp(-1j * omega)) / (2 * math.pi)) ** 0.5  # noqa: E731
     for response in responses:
         own = taps[int(response.direction == "backward"), response.group :: 2]

@@ -55,7 +55,7 @@ def test_the_output_is_the_convolution_with_kernel_and_skip() -> None:
     module = build(directions=2)
     inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
     output = module(inputs)
-    kernel = module.filter(LENGTH)
+    kernel = module.filter.kernel(LENGTH)
     expected = long_conv_reference(inputs, kernel[0], kernel[1]) + module.D * inputs
     torch.testing.assert_close(output, expected)
     assert torch.equal(module(inputs, kernels=module.kernels(LENGTH)), output)
@@ -67,7 +67,7 @@ def test_tau_is_that_of_the_kernel_with_the_skip(with_tau) -> None:
     mask = torch.ones(5, LENGTH, dtype=torch.bool)
     mask[0, 4:] = mask[1, :3] = False
     inputs = inputs * mask.unsqueeze(-1)
-    kernel = module.filter(LENGTH)[0].clone()
+    kernel = module.filter.kernel(LENGTH)[0].clone()
     kernel[:, 0] += module.D
     _, found = with_tau(module, inputs, mask=mask)
     torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
@@ -76,9 +76,9 @@ def test_tau_is_that_of_the_kernel_with_the_skip(with_tau) -> None:
 def test_tau_of_a_two_sided_convolution_is_the_mean_of_its_directions(with_tau) -> None:
     module = build(directions=2)
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
-    forward = module.filter(LENGTH)[0].clone()
+    forward = module.filter.kernel(LENGTH)[0].clone()
     forward[:, 0] += module.D
-    backward = torch.nn.functional.pad(module.filter(LENGTH)[1], (1, 0))[:, :LENGTH]
+    backward = torch.nn.functional.pad(module.filter.kernel(LENGTH)[1], (1, 0))[:, :LENGTH]
     expected = torch.cat([tau_reference(forward, inputs), tau_reference(backward, inputs.flip(1))]).mean()
     _, found = with_tau(module, inputs)
     torch.testing.assert_close(found, expected)
@@ -138,7 +138,7 @@ def test_rescaling_refuses_a_tau_it_cannot_divide_by(value: float) -> None:
 def test_the_skip_is_added_to_the_first_tap_of_the_forward_direction(gradient: bool) -> None:
     module = build(directions=2)
     with torch.set_grad_enabled(gradient):
-        kernels, bare = module.kernels(LENGTH), module.filter(LENGTH)
+        kernels, bare = module.kernels(LENGTH), module.filter.kernel(LENGTH)
     assert kernels.requires_grad == gradient
     expected = bare.detach().clone()
     expected[0, :, 0] += module.D.detach()
@@ -232,7 +232,7 @@ def test_the_kernel_that_looks_ahead_meets_its_inputs_from_the_next_one_on() -> 
     by_hand = torch.einsum("dl,bld->bd", kernel, inputs[:, 1:])
     with torch.no_grad():
         whole = module(inputs)
-        only_now = (module.filter(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
+        only_now = (module.filter.kernel(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
     torch.testing.assert_close(by_hand, whole[:, 0] - only_now)
 
 

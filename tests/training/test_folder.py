@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from hf_ssm import S4Config
+from hf_ssm.checkpoint import HEADER, bundle
 from hf_ssm.hub.committing import folder_files
-from hf_ssm.models.bundle import HEADER, bundle
 from hf_ssm.training import folder
 from hf_ssm.utils.files import TEMPORARY_PREFIX, staged_files, write_text_atomically
 
@@ -118,7 +118,7 @@ def test_clearing_deletes_the_run_whatever_its_checkpoints_hold_and_nothing_else
     log = "runs/Nov22_host/events.out.tfevents.1.host.2.0"
     for name in ("model.safetensors", "README.md", "data.csv", "model.py", log, "runs/mine.txt"):
         (tmp_path / name).write_text("x")
-    for name, source in bundle(S4Config).items():
+    for name, source in bundle(S4Config()).items():
         (tmp_path / name).write_text(source)
     (tmp_path / "truncated.py").write_text(HEADER[:5])
     (tmp_path / f"{TEMPORARY_PREFIX}abcdefgh").mkdir()

@@ -1,7 +1,5 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-import importlib
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,8 +19,7 @@ from hf_ssm.models.base.field_checks import (
     check_sobolev,
     warn_of_changed_filter,
 )
-from hf_ssm.models.base.loading import converter_for
-from hf_ssm.models.base.weights import FETCHING
+from hf_ssm.models.base.loading import foreign_config
 from hf_ssm.models.views.strands import check_strands, complements
 from hf_ssm.utils.hints import closest_name
 
@@ -290,20 +287,18 @@ class SSMConfig(PreTrainedConfig):
         """
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         try:
-            found, rest = super().get_config_dict(*args, **kwargs)
-            kind = found.get("model_type")
+            content, rest = super().get_config_dict(*args, **kwargs)
+            kind = content.get("model_type")
         except (AttributeError, RecursionError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
-            converter = converter_for(cls, found)
-            if converter is not None:
-                fetching = {name: kwargs[name] for name in FETCHING if name in kwargs}
-                return converter.read_config(source, found, **fetching), rest
+            if (converted := foreign_config(cls, source, content, kwargs)) is not None:
+                return converted, rest
             raise ValueError(
                 f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
                 f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
             )
-        return found, rest
+        return content, rest
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -338,22 +333,6 @@ class SSMConfig(PreTrainedConfig):
         # transformers assigns keyword arguments after construction.
         config.check()
         return loaded
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save the configuration together with the code that loads the model without hf_ssm.
-
-        Args:
-            save_directory: Folder; created if missing.
-            push_to_hub: Also push the folder's new files to the Hub.
-            kwargs: `repo_id` (default: the name of the folder) and further arguments of `push_to_hub`.
-        """
-        # transformers itself copies the code of classes that were loaded from a checkpoint.
-        if not self.is_remote_code() and not os.path.isfile(save_directory):
-            importlib.import_module("hf_ssm.models.bundle").write_code(self, save_directory)
-        super().save_pretrained(save_directory)
-        if push_to_hub:
-            # With `push_to_hub` above, transformers would upload what was written after the code.
-            self.push_to_hub(kwargs.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **kwargs)
 
     def check_products(self) -> None:
         """Raise `ValueError` for large weights of layers that multiply their input with itself, without norms."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
@@ -49,7 +48,7 @@ class LabelHead(SSMPreTrainedModel):
     parameter_quantity = "head"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
-    backbone_class: ClassVar[type[SSMModel]]
+    backbone_class: ClassVar[type[Any]]
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)

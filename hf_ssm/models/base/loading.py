@@ -46,7 +46,7 @@ def converters_of(config_class: type) -> list[Any]:
     package = config_class.__module__.rpartition(".")[0]
     folders = getattr(sys.modules.get(package), "__path__", ())
     names = sorted(module.name for module in pkgutil.iter_modules(folders) if module.name.startswith("convert_"))
-    return [found for name in names for found in importlib.import_module(f"{package}.{name}").CONVERTERS]
+    return [each for name in names for each in importlib.import_module(f"{package}.{name}").CONVERTERS]
 
 
 def converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
@@ -57,12 +57,28 @@ def converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
         config: Content of the `config.json` of a checkpoint.
     """
     model_type = config.get("model_type")
-    for found in converters_of(config_class):
-        if isinstance(model_type, str) and found.model_type == model_type:
-            return found
-        if model_type is None and getattr(found, "reads_untyped", False) and found.recognises(config, ()):
-            return found
+    for converter in converters_of(config_class):
+        if isinstance(model_type, str) and converter.model_type == model_type:
+            return converter
+        if model_type is None and getattr(converter, "reads_untyped", False) and converter.recognises(config, ()):
+            return converter
     return None
+
+
+def foreign_config(
+    config_class: type, source: Any, content: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The configuration of a checkpoint of another library, as arguments of the family's; `None` for other formats.
+
+    Args:
+        config_class: The configuration of the family.
+        source: Folder or Hub id.
+        content: Content of its `config.json`.
+        arguments: Keyword arguments of `from_pretrained`.
+    """
+    converter = converter_for(config_class, content)
+    fetching = {name: arguments[name] for name in FETCHING if name in arguments}
+    return None if converter is None else converter.read_config(source, content, **fetching)
 
 
 def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
@@ -81,11 +97,11 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
         return None
     fetching = {name: arguments[name] for name in FETCHING if name in arguments}
     try:
-        found, _ = PreTrainedConfig.get_config_dict(source, **fetching)
+        content, _ = PreTrainedConfig.get_config_dict(source, **fetching)
     except (AttributeError, OSError, RecursionError, TypeError, ValueError):
         return None  # Reported when the configuration is loaded.
-    converter = converter_for(config_class, found)
-    return None if converter is None else converter.loading_arguments(source, found, fetching, arguments)
+    converter = converter_for(config_class, content)
+    return None if converter is None else converter.loading_arguments(source, content, fetching, arguments)
 
 
 def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
@@ -105,4 +121,11 @@ def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
         )
 
 
-__all__ = ["check_some_loaded", "converter_for", "converters_of", "foreign_arguments", "one_line_errors"]
+__all__ = [
+    "check_some_loaded",
+    "converter_for",
+    "converters_of",
+    "foreign_arguments",
+    "foreign_config",
+    "one_line_errors",
+]

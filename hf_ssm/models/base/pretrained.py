@@ -1,5 +1,7 @@
 """The base of all model classes: initialisation, precision and loading of weights."""
 
+import importlib
+import os
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -17,6 +19,10 @@ from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 
+_PUSH_ARGUMENTS = (
+    *("repo_id", "commit_message", "commit_description", "private"),
+    *("revision", "create_pr", "tags", "token"),
+)
 _NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
 
 
@@ -109,6 +115,19 @@ class SSMPreTrainedModel(PreTrainedModel):
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
+        """As in transformers, together with the code that loads the model without hf_ssm."""
+        # transformers itself copies the code of classes that were loaded from a checkpoint.
+        writes_code = is_main_process and not self.is_remote_code() and not os.path.isfile(save_directory)
+        if writes_code and not getattr(self, "_hf_peft_config_loaded", False):
+            importlib.import_module("hf_ssm.checkpoint").write_code(self.config, save_directory)
+        # transformers would upload what is written after the code.
+        is_pushed = kwargs.pop("push_to_hub", False) and is_main_process
+        pushed = {name: kwargs.pop(name) for name in _PUSH_ARGUMENTS if is_pushed and name in kwargs}
+        super().save_pretrained(save_directory, is_main_process, **kwargs)
+        if is_pushed:
+            self.push_to_hub(pushed.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **pushed)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers, with an error that names the cause if the Hub cannot be reached."""

@@ -13,7 +13,6 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import PACKING_ARGUMENTS, SSMHeadOutput
@@ -52,7 +51,7 @@ class _TokenHead(SSMPreTrainedModel):
     parameter_quantity = "head"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
-    backbone_class: ClassVar[type[SSMModel]]
+    backbone_class: ClassVar[type[Any]]
 
     def __init__(self, config: SSMConfig):
         self.expect(config)

@@ -1,5 +1,7 @@
 """Generators of long convolution kernels: state space (S4D, S4), implicit (Hyena) and sinusoid filters."""
 
+from functools import partial
+
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.filters.implicit import ImplicitFilter
 from hf_ssm.modules.filters.sinusoid import SinusoidFilter
@@ -15,34 +17,60 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
         config: A `HyenaConfig` or `S4Config`.
         kind: `"implicit"`, `"sinusoid"`, `"s4d"` or `"s4"`.
         channels: Number of kernels per direction.
+
+    Raises:
+        ValueError: The code of a checkpoint, which has the filter of its configuration only, lacks this one.
     """
-    directions = 2 if config.bidirectional else 1
-    frequencies = {"frequency_scale": config.frequency_scale, "frequency_shift": config.frequency_shift}
-    if kind == "implicit":
-        return ImplicitFilter(
-            channels,
-            directions,
-            longest=config.max_position_embeddings,
-            embedding_size=config.filter_emb_dim,
-            width=config.filter_order,
-            num_inner_layers=config.num_inner_mlps,
-            activation_frequency=config.filter_activation_frequency,
-            train_frequency=config.filter_train_frequency,
-            window_shift=config.filter_window_shift,
-            positions=config.filter_positions,
-            **frequencies,
-        )
-    if kind == "sinusoid":
-        window = {"window": config.sinusoid_window, "inclusive": config.sinusoid_inclusive}
-        return SinusoidFilter(channels, directions, **window, **frequencies)
+    if kind not in FILTERS:
+        raise ValueError(f"this code has the filter {next(iter(FILTERS))!r} only, not {kind!r}: pip install hf_ssm.")
+    return FILTERS[kind](
+        channels,
+        2 if config.bidirectional else 1,
+        config,
+        frequency_scale=config.frequency_scale,
+        frequency_shift=config.frequency_shift,
+    )
+
+
+def _implicit(channels: int, directions: int, config, **frequencies: float) -> LongFilter:
+    return ImplicitFilter(
+        channels,
+        directions,
+        longest=config.max_position_embeddings,
+        embedding_size=config.filter_emb_dim,
+        width=config.filter_order,
+        num_inner_layers=config.num_inner_mlps,
+        activation_frequency=config.filter_activation_frequency,
+        train_frequency=config.filter_train_frequency,
+        window_shift=config.filter_window_shift,
+        positions=config.filter_positions,
+        **frequencies,
+    )
+
+
+def _sinusoid(channels: int, directions: int, config, **frequencies: float) -> LongFilter:
+    window = {"window": config.sinusoid_window, "inclusive": config.sinusoid_inclusive}
+    return SinusoidFilter(channels, directions, **window, **frequencies)
+
+
+def _state_space(channels: int, directions: int, config, *, low_rank: bool = False, **frequencies: float) -> LongFilter:
     return StateSpaceFilter(
         channels,
         directions,
         state_size=config.state_size,
-        low_rank=kind == "s4",
+        low_rank=low_rank,
         init=config.init,
         discretization=config.discretization,
         time_step_range=(config.time_step_min, config.time_step_max),
         n_ssm=config.n_ssm,
         **frequencies,
     )
+
+
+FILTERS = {
+    "implicit": _implicit,
+    "sinusoid": _sinusoid,
+    "s4d": _state_space,
+    "s4": partial(_state_space, low_rank=True),
+}
+"""Functions that build filters; a checkpoint has the one of its configuration."""

@@ -5,6 +5,7 @@ stored conjugate pairs, `F` frequencies. Kernels have the shape `(K, C, L)`; the
 look ahead, the nearest first. Every kernel is linear in the parameters that `scale_` multiplies.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +26,14 @@ class LongFilter(nn.Module):
         self.channels = channels
         self.directions = directions
 
-    def forward(self, *arguments: Any, method: str = "kernel") -> Any:
-        """The kernel, or the result of another method that reads parameters.
+    def forward(self, function: Callable[["LongFilter"], Any]) -> Any:
+        """Call a function of the filter, and return its result.
 
-        Other modules call the filter in this way only. Wrappers (adapters of PEFT on parameters, offloaded weights)
-        have no such methods, and give the parameters their values for the time of `forward`.
-
-        Args:
-            *arguments: Those of the method.
-            method: Its name.
+        Other modules read a filter in this way only, as in `self.filter(lambda filter: filter.kernel(length))`:
+        wrappers (adapters of PEFT on parameters, offloaded weights) give the parameters their values for the time of
+        `forward`, and have no other methods of the filter.
         """
-        return getattr(self, method)(*arguments)
+        return function(self)
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The kernel `(K, C, length)`, computed in `dtype`, or in the precision of the parameters if that is higher.
@@ -87,35 +85,18 @@ class LongFilter(nn.Module):
         """Whether `recurrence` exists: the kernel is that of a state space model of finite size."""
         return False
 
-    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
-        """The causal convolution of some channels as a linear recurrence.
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence | ExportedSystem:
+        """The causal convolution of some channels as a linear recurrence, where `has_recurrence`.
 
         Args:
             channels: Which channels.
             skip: Feed-through of all channels, `(C,)`, or `None`.
         """
-        raise TypeError(f"{type(self).__name__} has no recurrence")
-
-    def exported_system(
-        self,
-        direction: int = 0,
-        channels: slice = slice(None),
-        skip: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> ExportedSystem:
-        """The model of some channels in the form that exported programs compute with, where there is a recurrence.
-
-        Args:
-            direction: Which of the directions.
-            channels: Which channels.
-            skip: Feed-through of all channels, `(C,)`, or `None`.
-            dtype: Precision of the results, or that of the parameters if it is higher.
-        """
-        raise TypeError(f"{type(self).__name__} has no recurrence")
+        raise NotImplementedError
 
     @property
     def num_taps(self) -> int | None:
-        """Greatest length of the kernel that `forward` computes; `None` where there is no limit."""
+        """Greatest length of the kernel; `None` where there is no limit."""
         return None
 
     @property

@@ -6,7 +6,6 @@ nearest first.
 """
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,13 +13,9 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_response
 
 __all__ = ["SinusoidFilter"]
-
-# Larger kernels are computed in pieces of this many taps, to bound the memory of intermediate results.
-_TAPS = 1 << 22
 
 
 class SinusoidFilter(LongFilter):
@@ -70,15 +65,7 @@ class SinusoidFilter(LongFilter):
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
-        taps = partial(sinusoid_kernel, window=self.window, length=length, inclusive=self.inclusive)
-        if is_exporting() or torch.is_grad_enabled() or len(c1) * length <= _TAPS:
-            kernel = taps(c1, c2, a1, a2)
-        else:
-            kernel = c1.new_empty(len(c1), length)
-            size = max(1, _TAPS // length)
-            parts = (slice(start, start + size) for start in range(0, len(c1), size))
-            for part in parts:
-                kernel[part] = taps(c1[part], c2[part], a1[part], a2[part])
+        kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length, inclusive=self.inclusive)
         return kernel.unflatten(0, (self.directions, self.channels))
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -6,8 +6,8 @@ each pixel (one of each conjugate pair), `k` odd size of a spatial kernel.
 - `reference.py`: the recurrence frame by frame.
 
 Exported programs have no complex numbers. Complex parameters are therefore real pairs in a last dimension of size 2,
-and while a program is exported, states are real, with the real parts before the imaginary parts along the last
-dimension.
+and while a program is exported, the last state is real, with the real parts before the imaginary parts along the last
+dimension. An initial state may have either form.
 
 Source: Smith, De Mello, Kautz, Linderman & Byeon 2023 (ConvS5), eqs. (5) and (6), and Section 3.2.
 """
@@ -15,9 +15,9 @@ Source: Smith, De Mello, Kautz, Linderman & Byeon 2023 (ConvS5), eqs. (5) and (6
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.conv_ssm.reference import conv_ssm_reference, convolve_frames
-from hf_ssm.ops.linear_scan import linear_scan, scan_parts_by_levels
+from hf_ssm.ops.linear_scan import as_complex, linear_scan, scan_parts_by_levels
 
 __all__ = ["conv_ssm", "conv_ssm_reference", "convolve_frames"]
 
@@ -35,31 +35,34 @@ def conv_ssm(
         b: Discrete input kernels, real pairs `(S, D, k, k, 2)`.
         c: Output kernels, real pairs `(E, S, k, k, 2)`.
         d: Feed-through kernels `(E, D, k, k)`.
-        initial_state: State before the first frame, `(B, h, w, S)`, complex (exported: real, `(B, h, w, 2 S)`); default
-            zero.
+        initial_state: State before the first frame, `(B, h, w, S)`, or real, `(B, h, w, 2 S)`; default zero.
 
     Returns:
-        Outputs `(B, T, h, w, E)`, and the state after the last frame, of the form of the initial state.
+        Outputs `(B, T, h, w, E)`, and the state after the last frame, `(B, h, w, S)` (exported: real).
     """
     driven = convolve_frames(inputs, torch.cat(b.unbind(-1)))
-    states = (_exported_states if is_exporting() else _states)(a, driven, initial_state)
-    parts = states if is_exporting() else torch.cat([states.real, states.imag], dim=-1)
-    outputs = 2 * convolve_frames(parts, torch.cat([c[..., 0], -c[..., 1]], dim=1))
+    states, last = _FRAME_STATES(a, driven, initial_state)
+    outputs = 2 * convolve_frames(states, torch.cat([c[..., 0], -c[..., 1]], dim=1))
     if d is not None:
         outputs = outputs + convolve_frames(inputs, d)
-    return outputs, states[:, -1]
+    return outputs, last
 
 
-def _states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> Tensor:
-    """All states `(B, T, h, w, S)`, complex, given b ∗ u, `(B, T, h, w, 2 S)`, with the real parts first."""
+def _frame_states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All states `(B, T, h, w, 2 S)`, the real parts first, from b ∗ u in this form, and the last `(B, h, w, S)`."""
     real, imag = driven.chunk(2, dim=-1)
     inputs = torch.complex(real.contiguous(), imag.contiguous())
-    return linear_scan(torch.view_as_complex(a.contiguous()), inputs, initial_state)
+    before = None if initial_state is None else as_complex(initial_state)
+    states = linear_scan(torch.view_as_complex(a.contiguous()), inputs, before)
+    return torch.cat([states.real, states.imag], dim=-1), states[:, -1]
 
 
-def _exported_states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> Tensor:
-    """As `_states`, with real numbers only: `(B, T, h, w, 2 S)`."""
+def _exported_frame_states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
     real, imag = a.view(1, 1, 1, -1, 2).unbind(-1)
     before = None if initial_state is None else initial_state.flatten(1, 2).chunk(2, dim=-1)
-    found = scan_parts_by_levels((real, imag), driven.flatten(2, 3).chunk(2, dim=-1), before, False)
-    return torch.cat(found, dim=-1).unflatten(2, driven.shape[2:4])
+    parts = scan_parts_by_levels((real, imag), driven.flatten(2, 3).chunk(2, dim=-1), before, False)
+    states = torch.cat(parts, dim=-1).unflatten(2, driven.shape[2:4])
+    return states, states[:, -1]
+
+
+_FRAME_STATES = Operation(export=_exported_frame_states, torch=_frame_states)

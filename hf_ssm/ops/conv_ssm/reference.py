@@ -39,11 +39,11 @@ def conv_ssm_reference(
         total = frame.new_zeros(*frame.shape[:3], kernel.shape[0])
         for row in range(kernel.shape[-2]):
             for column in range(kernel.shape[-1]):
-                part = padded[:, row : row + height, column : column + width]
-                total = total + part @ kernel[:, :, row, column].mT
+                window = padded[:, row : row + height, column : column + width]
+                total = total + window @ kernel[:, :, row, column].mT
         return total
 
-    a, b, c = (torch.view_as_complex(part.contiguous()) for part in (a, b, c))
+    a, b, c = (torch.view_as_complex(pair.contiguous()) for pair in (a, b, c))
     state = inputs.new_zeros(*inputs[:, 0].shape[:3], a.shape[0], dtype=a.dtype)
     state = state if initial_state is None else initial_state
     outputs = []

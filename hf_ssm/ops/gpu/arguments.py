@@ -6,12 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_ssm.ops.cpu.arguments import dense_rows
+
 __all__ = ["as_bytes", "dense_rows", "with_strides"]
-
-
-def dense_rows(t: Tensor) -> Tensor:
-    """The tensor itself if its last axis is dense in memory, else a copy."""
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
 def as_bytes(flags: Tensor | None) -> Tensor | None:

@@ -141,13 +141,13 @@ def runs_kernels(*tensors: Tensor | None, dtypes: Sequence[torch.dtype] = _DTYPE
     They need an NVIDIA GPU from compute capability 8.0 on or an AMD GPU, dtypes among `dtypes` (by default single and
     half precision), and no transform of `torch.func`. Integer and bool tensors of any kind are accepted.
     """
-    given = [t for t in tensors if t is not None]
-    for t in given:
+    present = [t for t in tensors if t is not None]
+    for t in present:
         if (t.is_floating_point() or t.is_complex()) and t.dtype not in dtypes:
             return False
-    if in_function_transform() or not given:
+    if in_function_transform() or not present:
         return False
-    return INTERPRETED or _is_supported(given[0].device.index)
+    return INTERPRETED or _is_supported(present[0].device.index)
 
 
 # torch.compile runs the function while it traces.

@@ -25,7 +25,7 @@ from hf_ssm.ops.linear_scan.levels import scan_by_levels, scan_parts_by_levels
 from hf_ssm.ops.linear_scan.parallel import parallel_scan
 from hf_ssm.ops.linear_scan.reference import loop_scan
 
-__all__ = ["linear_scan", "linear_scan_reference", "scan_parts_by_levels"]
+__all__ = ["as_complex", "linear_scan", "linear_scan_reference", "scan_parts_by_levels"]
 
 _LINEAR_SCAN = Operation(
     export=scan_by_levels,
@@ -64,6 +64,11 @@ def linear_scan_reference(
 ) -> Tensor:
     """`linear_scan` as a loop over positions; same arguments."""
     return _canonical_scan(loop_scan, a, b, initial_state, reverse)
+
+
+def as_complex(state: Tensor) -> Tensor:
+    """A state as complex numbers, of which the last dimension may hold the real parts before the imaginary parts."""
+    return state if state.is_complex() else torch.complex(*state.chunk(2, dim=-1))
 
 
 def _canonical_scan(scan: Callable[..., Tensor], a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tensor:

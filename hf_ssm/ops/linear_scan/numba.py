@@ -136,7 +136,7 @@ def _run(
     grad = b.new_zeros((batch, sums, *a.shape[2:]) if before is not None else (0,))
 
     def task(number: int) -> None:
-        n, part = divmod(number, len(tiles))
+        n, tile = divmod(number, len(tiles))
         at = n * length * stride + begin * stride
         run(
             like,
@@ -146,10 +146,10 @@ def _run(
             b.data_ptr() + width * at,
             0 if state is None else state.data_ptr() + width * n * stride,
             x.data_ptr() + width * at,
-            0 if before is None else grad[n, part if sums > 1 else 0].data_ptr(),
+            0 if before is None else grad[n, tile if sums > 1 else 0].data_ptr(),
             0 if before is None else before.data_ptr() + width * at,
             sizes,
-            *tiles[part],
+            *tiles[tile],
         )
 
     run_tasks(task, batch * len(tiles))

@@ -9,6 +9,7 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.
 """
 
+import torch
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation
@@ -16,7 +17,7 @@ from hf_ssm.ops.long_conv.dft import long_conv_dft
 from hf_ssm.ops.long_conv.fft import long_conv_fft, next_fast_len
 from hf_ssm.ops.long_conv.reference import check_long_conv, long_conv_reference
 
-__all__ = ["long_conv", "long_conv_reference", "next_fast_len"]
+__all__ = ["add_feed_through_", "long_conv", "long_conv_reference", "next_fast_len"]
 
 _LONG_CONV = Operation(
     export=long_conv_dft,
@@ -49,3 +50,25 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
     check_long_conv(u, kernel, backward_kernel)
     y: Tensor = _LONG_CONV(u, kernel, backward_kernel)
     return y
+
+
+def add_feed_through_(kernel: Tensor, skip: Tensor) -> Tensor:
+    """Add a feed-through `(D,)` to the taps of lag 0 of the first direction of `kernel` `(K, D, L)`, and return it.
+
+    In place, to avoid a copy of a long kernel; not while a program is exported.
+    """
+    result: Tensor = _ADD_FEED_THROUGH(kernel, skip.to(kernel.dtype))
+    return result
+
+
+def _add_at_lag_0_(kernel: Tensor, skip: Tensor) -> Tensor:
+    kernel[0, :, 0] += skip
+    return kernel
+
+
+def _exported_sum(kernel: Tensor, skip: Tensor) -> Tensor:
+    at_lag_0 = (torch.arange(kernel.shape[-1], device=kernel.device) == 0).to(kernel.dtype)
+    return torch.stack([kernel[0] + skip.unsqueeze(-1) * at_lag_0, *kernel.unbind()[1:]])
+
+
+_ADD_FEED_THROUGH = Operation(export=_exported_sum, torch=_add_at_lag_0_)

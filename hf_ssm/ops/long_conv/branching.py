@@ -27,12 +27,12 @@ class BranchedConvolution:
     def __init__(self, stream: StreamingConvolution, rows: Tensor):
         self._stream, self._rows = stream, rows
         # Inputs of the branches, (R, L, D), if they have read any.
-        self._own: Tensor | None = None
+        self._inputs: Tensor | None = None
 
     @property
     def length(self) -> int:
         """Number of inputs seen."""
-        return self._stream.length + (0 if self._own is None else self._own.shape[1])
+        return self._stream.length + (0 if self._inputs is None else self._inputs.shape[1])
 
     def extend(self, u: Tensor, taps: Taps) -> Tensor:
         """As `StreamingConvolution.extend`: the outputs `(R, L, D)` at the positions of the piece `u`."""
@@ -40,9 +40,9 @@ class BranchedConvolution:
         assert history is not None
         kernel = self._stream.first_taps(self.length + u.shape[1], taps, u)
         dtype = torch.promote_types(u.dtype, kernel.dtype)
-        before = 0 if self._own is None else self._own.shape[1]
-        self._own = u.to(dtype) if self._own is None else torch.cat([self._own, u.to(dtype)], dim=1)
-        count = self._own.shape[1]
+        before = 0 if self._inputs is None else self._inputs.shape[1]
+        self._inputs = u.to(dtype) if self._inputs is None else torch.cat([self._inputs, u.to(dtype)], dim=1)
+        count = self._inputs.shape[1]
         shared = long_conv(F.pad(history.to(dtype), (0, 0, 0, count)), kernel)[:, -u.shape[1] :]
-        own = long_conv(self._own, kernel[:, :count])[:, before:]
-        return (shared[self._rows] + own).to(u.dtype)
+        separate = long_conv(self._inputs, kernel[:, :count])[:, before:]
+        return (shared[self._rows] + separate).to(u.dtype)

@@ -94,8 +94,8 @@ def _write_transposed(samples: Tensor, out: Tensor) -> None:
     """`out.copy_(samples.mT)` with a cast."""
     # Rows are often a large power of two apart, and a cache of eight ways holds eight such lines.
     together = 8 if samples.device.type == "cpu" and samples.stride(1) >= 1024 else samples.shape[1]
-    for part in slices(out.shape[2], together):
-        out[..., part] = samples.mT[..., part]
+    for columns in slices(out.shape[2], together):
+        out[..., columns] = samples.mT[..., columns]
 
 
 _TRANSPOSED = Compiled("hf_ssm.ops.long_conv.numba", "transpose", "can_transpose")
@@ -117,7 +117,7 @@ class _ConvBlocks:
 
     def for_each_part(self, task: Callable[[slice, "_Transforms"], None]) -> None:
         """Call `task` with each slice of channels, and the transforms of its blocks."""
-        _for_each_slice(self.width, self.channels, self.device, lambda part: task(part, _Transforms(self)))
+        _for_each_slice(self.width, self.channels, self.device, lambda channels: task(channels, _Transforms(self)))
 
     def over_rows(self) -> Iterator[slice]:
         return slices(self.batch, self.rows)
@@ -158,13 +158,13 @@ def _for_each_slice(count: int, size: int, device: torch.device, task: Callable[
             task(part)
 
 
-def _transform_taps(taps: Tensor, back: Tensor | None, part: slice, n_fft: int) -> Tensor:
+def _transform_taps(taps: Tensor, back: Tensor | None, channels: slice, n_fft: int) -> Tensor:
     """Spectra `(d, F)` of the taps of some channels; lag -m is at n_fft - m, with a gap between both sides."""
     if back is None:
-        return torch.fft.rfft(taps[part], n=n_fft)
-    padded = taps[part].new_zeros(part.stop - part.start, n_fft)
-    padded[:, : taps.shape[1]] = taps[part]
-    padded[:, n_fft - back.shape[1] :] = back[part].flip(-1)
+        return torch.fft.rfft(taps[channels], n=n_fft)
+    padded = taps[channels].new_zeros(channels.stop - channels.start, n_fft)
+    padded[:, : taps.shape[1]] = taps[channels]
+    padded[:, n_fft - back.shape[1] :] = back[channels].flip(-1)
     return torch.fft.rfft(padded)
 
 
@@ -177,8 +177,8 @@ def _kernel_spectrum(taps: Tensor, back: Tensor | None, length: int) -> Tensor |
     n_fft = fft_length(*sizes)
     spectrum = taps.new_empty(taps.shape[0], n_fft // 2 + 1, dtype=taps.dtype.to_complex())
 
-    def transform(part: slice) -> None:
-        spectrum[part] = _transform_taps(taps, back, part, n_fft)
+    def transform(channels: slice) -> None:
+        spectrum[channels] = _transform_taps(taps, back, channels, n_fft)
 
     _for_each_slice(taps.shape[0], max(_FEWEST_CHANNELS, _MOST_SAMPLES // n_fft), taps.device, transform)
     return spectrum
@@ -244,10 +244,10 @@ def _convolve(u: Tensor, taps: Tensor, back: Tensor | None, spectrum: Tensor | N
             return y.copy_(_convolve_directly(u.to(taps.dtype), taps, back))
         blocks = _ConvBlocks(u, taps.dtype, fft_length(*sizes))
 
-        def convolve(part: slice, transforms: _Transforms) -> None:
-            weights = _transform_taps(taps, back, part, blocks.n_fft) if spectrum is None else spectrum[part]
+        def convolve(channels: slice, transforms: _Transforms) -> None:
+            weights = _transform_taps(taps, back, channels, blocks.n_fft) if spectrum is None else spectrum[channels]
             for rows in blocks.over_rows():
-                transforms.invert(transforms.transform(u[rows, :, part]).mul_(weights), y[rows, :, part])
+                transforms.invert(transforms.transform(u[rows, :, channels]).mul_(weights), y[rows, :, channels])
 
         blocks.for_each_part(convolve)
     return y
@@ -282,25 +282,25 @@ def _convolve_backward(
             return results
         blocks = _ConvBlocks(grad, dtype, fft_length(*sizes))
 
-        def differentiate(part: slice, transforms: _Transforms) -> None:
+        def differentiate(channels: slice, transforms: _Transforms) -> None:
             weights = total = None
             if spectrum is not None:
-                weights = spectrum[part].conj().resolve_conj()
+                weights = spectrum[channels].conj().resolve_conj()
             elif taps is not None:
-                weights = _transform_taps(taps, back, part, blocks.n_fft).conj_physical_()
+                weights = _transform_taps(taps, back, channels, blocks.n_fft).conj_physical_()
             for rows in blocks.over_rows():
-                grads = transforms.transform(grad[rows, :, part])
+                grads = transforms.transform(grad[rows, :, channels])
                 if u is not None:
-                    products = transforms.transform(u[rows, :, part]).conj_physical_().mul_(grads)
+                    products = transforms.transform(u[rows, :, channels]).conj_physical_().mul_(grads)
                     # A single row, the common case of long sequences, needs no sum.
                     added = products[0] if len(products) == 1 else products.sum(0)
                     total = added if total is None else total.add_(added)
                 if weights is not None:
-                    transforms.invert(grads.mul_(weights), grad_u[rows, :, part])
+                    transforms.invert(grads.mul_(weights), grad_u[rows, :, channels])
             if total is not None:
                 by_lag = torch.fft.irfft(total, n=blocks.n_fft)
-                grad_taps[part] = by_lag[:, :count]
-                grad_back[part] = by_lag[:, blocks.n_fft - back_count :].flip(-1)
+                grad_taps[channels] = by_lag[:, :count]
+                grad_back[channels] = by_lag[:, blocks.n_fft - back_count :].flip(-1)
 
         blocks.for_each_part(differentiate)
     return results

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.long_conv import long_conv, next_fast_len
 
 __all__ = ["StreamingConvolution"]
@@ -91,11 +91,9 @@ class StreamingConvolution:
             ValueError: Shapes do not fit, the chunk is empty, or there are more positions than `longest`.
         """
         self._check_chunk(u)
-        if not is_exporting():
-            self._widen(u.dtype)
         before = self.length
         try:
-            outputs = self._extend(u, taps)
+            outputs: torch.Tensor = _EXTEND(self, u, taps)
         except BaseException:
             # Undo the chunk; the history beyond its length is scratch memory.
             self.length, self._pending = before, None
@@ -103,8 +101,7 @@ class StreamingConvolution:
         return outputs.to(u.dtype)
 
     def _extend(self, u: torch.Tensor, taps: Taps) -> torch.Tensor:
-        if is_exporting():
-            return self._extend_exported(u, taps)
+        self._widen(u.dtype)
         length = u.shape[1]
         if torch.is_grad_enabled() and self._wants_gradient(u, taps):
             return self._extend_with_graph(u, taps)
@@ -175,9 +172,9 @@ class StreamingConvolution:
         joined.length = max(stream.length for stream in streams)
         padded = [F.pad(h.to(joined._dtype), (0, 0, joined.length - h.shape[1], 0)) for h in histories]
         joined._history = torch.cat(padded)
-        known = max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1])
-        if known._dtype == joined._dtype:
-            joined._taps, joined._near, joined._spectra = known._taps, known._near, known._spectra
+        source = max(streams, key=lambda stream: 0 if stream._taps is None else stream._taps.shape[1])
+        if source._dtype == joined._dtype:
+            joined._taps, joined._near, joined._spectra = source._taps, source._near, source._spectra
         return joined
 
     def __copy__(self) -> "StreamingConvolution":
@@ -359,6 +356,9 @@ class StreamingConvolution:
         n_fft = next_fast_len(max(count, self.length + count - 1 - first))
         spectrum = torch.fft.rfft(u, n=n_fft) * torch.fft.rfft(kernel, n=n_fft)
         return torch.fft.irfft(spectrum, n=n_fft)[..., first:count].transpose(1, 2)
+
+
+_EXTEND = Operation(export=StreamingConvolution._extend_exported, torch=StreamingConvolution._extend)
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:

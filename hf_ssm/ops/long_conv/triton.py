@@ -10,12 +10,13 @@ Blocks of channels and rows of the batch follow one another, so that rows and sp
 `MOST_SAMPLES_ON_A_GPU` numbers. The backward keeps the inputs and the taps and transforms both again.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, no_autocast
+from hf_ssm.ops.context import NAMESPACE, no_autocast
 from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.long_conv.fft import MOST_SAMPLES_ON_A_GPU, convolve_plainly, slices
@@ -23,6 +24,7 @@ from hf_ssm.ops.long_conv.reference import usable_taps
 from hf_ssm.ops.long_conv.triton_layout import crop_, padded_rows
 from hf_ssm.ops.long_conv.triton_spectra import Transforms
 from hf_ssm.ops.long_conv.triton_toeplitz import Blocks, takes_blocks
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
 __all__ = ["long_conv_triton", "supports_long_conv"]
 
@@ -51,9 +53,18 @@ def _count(taps: Tensor | None) -> int:
     return 0 if taps is None else taps.shape[1]
 
 
-@torch.library.custom_op(f"{NAMESPACE}::long_conv_triton", mutates_args=())
-def _convolve(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
-    y = u.new_empty(u.shape)
+class _Convolution(NamedTuple):
+    u: Tensor
+    taps: Tensor
+    back: Tensor | None
+
+
+def _empty_output(args: _Convolution) -> Tensor:
+    return args.u.new_empty(args.u.shape)
+
+
+def _run_convolution(args: _Convolution) -> Tensor:
+    (u, taps, back), y = args, _empty_output(args)
     batch, length, channels = u.shape
     way: Any = _way(length, taps.shape[1], _count(back), u.dtype)
     u = dense_rows(u)
@@ -67,17 +78,10 @@ def _convolve(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
     return y
 
 
-@_convolve.register_fake
-def _(u: Tensor, taps: Tensor, back: Tensor | None) -> Tensor:
-    return u.new_empty(u.shape)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::long_conv_triton_backward", mutates_args=())
-def _convolve_backward(
-    grad: Tensor, u: Tensor, taps: Tensor, back: Tensor | None, needs_u: bool, needs_taps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the inputs, and of the taps of both sides; empty where not needed."""
-    results = _empty_gradients(grad, u, taps, back, needs_u, needs_taps)
+def _run_backward(grad: Tensor, args: _Convolution, wanted: Sequence[bool]) -> list[Tensor]:
+    """Gradients of the inputs, and of the taps of both sides."""
+    (u, taps, back), needs_u, needs_taps = args, wanted[0], any(wanted[1:])
+    results = empty_gradients(args, (needs_u, needs_taps, needs_taps and back is not None))
     grad_u, grad_taps, grad_back = results
     batch, length, channels = u.shape
     way: Any = _way(length, taps.shape[1], _count(back), u.dtype)
@@ -98,35 +102,22 @@ def _convolve_backward(
                 grad_taps[part], by_back = way.gradients(total)
                 if back is not None:
                     grad_back[part] = by_back
+    if not batch:
+        # An empty batch adds nothing to the gradients of the taps.
+        grad_taps.zero_()
+        grad_back.zero_()
     return results
 
 
-@_convolve_backward.register_fake
-def _empty_gradients(
-    grad: Tensor, u: Tensor, taps: Tensor, back: Tensor | None, needs_u: bool, needs_taps: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    # An empty batch adds nothing to the gradients of the taps.
-    make = taps.new_zeros if u.shape[0] == 0 else taps.new_empty
-    grad_back = make(back.shape if needs_taps and back is not None else (0,))
-    return u.new_empty(u.shape if needs_u else (0,)), make(taps.shape if needs_taps else (0,)), grad_back
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return None, None, None
-    if torch.is_grad_enabled():
-        return tuple(differentiable_gradients(convolve_plainly, ctx.saved_tensors, [grad]))
-    needs_u, needs_taps, needs_back = ctx.needs_input_grad
-    grads = _convolve_backward(grad, *ctx.saved_tensors, needs_u, needs_taps or needs_back)
-    return tuple(g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=True))
-
-
-_convolve.register_autograd(_gradients, setup_context=_save)
+_convolve, _ = differentiable_operator(
+    f"{NAMESPACE}::long_conv_triton",
+    tensors=_Convolution,
+    options="",
+    forward=_run_convolution,
+    fake=_empty_output,
+    backward=_run_backward,
+    plain=lambda args: convolve_plainly(*args),
+)
 
 
 def supports_long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> bool:

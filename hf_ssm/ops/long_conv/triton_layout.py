@@ -49,9 +49,9 @@ def _pad(
     first = tl.program_id(0) * BLOCK_L
     t = tl.arange(0, BLOCK_L)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    known = (first + t < length)[:, None] & (d < channels)[None, :]
+    valid = (first + t < length)[:, None] & (d < channels)[None, :]
     start = tl.program_id(2).to(tl.int64) * u_batch + first.to(tl.int64) * u_row
-    value = tl.load(u + start + t[:, None] * u_row + d[None, :], mask=known, other=0.0).to(tl.float32)
+    value = tl.load(u + start + t[:, None] * u_row + d[None, :], mask=valid, other=0.0).to(tl.float32)
     rows += tl.program_id(2).to(tl.int64) * channels * points + first
     keep = (d < channels)[:, None] & (first + t < points)[None, :]
     place = rows + d.to(tl.int64)[:, None] * points + t[None, :]

@@ -8,16 +8,27 @@ products over the rows. Channels are processed in blocks whose tables fit the pr
 kept for the backward, since the tables are cheaper to compute than to load.
 """
 
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from hf_ssm.ops.backends import Compiled, Operation
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
+from hf_ssm.ops.context import NAMESPACE, in_function_transform, no_autocast
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
-__all__ = ["block_bytes", "exponential_sums", "multiply_into", "plain_exponential_sums", "split_length", "to_rows"]
+__all__ = [
+    "SumInputs",
+    "block_bytes",
+    "empty_sums",
+    "exponential_sums",
+    "multiply_into",
+    "plain_exponential_sums",
+    "plain_sums",
+    "split_length",
+    "to_rows",
+]
 
 _CPU_BLOCK, _GPU_BLOCK = 2**22, 2**28
 
@@ -74,7 +85,8 @@ def _exponential_sums_torch(
 ) -> torch.Tensor:
     if in_function_transform():
         return plain_exponential_sums(log_base, weights, length, dtype)
-    return _exponential_sums(log_base, weights, length, dtype == torch.float64)
+    kernel: torch.Tensor = _exponential_sums(log_base, weights, length, dtype == torch.float64)
+    return kernel
 
 
 _EXPONENTIAL_SUMS = Operation(
@@ -135,10 +147,22 @@ def _rounded(z: torch.Tensor, double: bool) -> torch.Tensor:
     return z.to(torch.complex128 if double else torch.complex64)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums", mutates_args=())
-def _exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int, double: bool) -> torch.Tensor:
+class SumInputs(NamedTuple):
+    """The tensors of `exponential_sums`, complex128."""
+
+    log_base: torch.Tensor
+    weights: torch.Tensor
+
+
+def empty_sums(args: SumInputs, length: int, double: bool = False) -> torch.Tensor:
+    """Memory for the taps `(D, L)`."""
+    return args.log_base.new_empty(args.log_base.shape[0], length, dtype=torch.float64 if double else torch.float32)
+
+
+def _run_sums(args: SumInputs, length: int, double: bool) -> torch.Tensor:
+    log_base, weights = args
     rows, columns = split_length(length)
-    kernel = _empty_exponential_sums(log_base, weights, length, double)
+    kernel = empty_sums(args, length, double)
     # The conjugate on the left turns the interleaved real product into Re w Re e - Im w Im e.
     mirrored_weights = weights.conj().resolve_conj()
     fine, coarse = _ladders(log_base, length)
@@ -151,19 +175,12 @@ def _exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int
     return kernel
 
 
-@_exponential_sums.register_fake
-def _empty_exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int, double: bool) -> torch.Tensor:
-    return log_base.new_empty(log_base.shape[0], length, dtype=torch.float64 if double else torch.float32)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_backward", mutates_args=())
-def _exponential_sums_backward(
-    grad: torch.Tensor, log_base: torch.Tensor, weights: torch.Tensor, with_base: bool
+def _run_sums_backward(
+    grad: torch.Tensor, args: SumInputs, length: int, double: bool, wanted: Sequence[bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `log_base` (empty unless `with_base`) and `weights`."""
-    length, double = grad.shape[1], grad.dtype == torch.float64
+    (log_base, weights), with_base = args, wanted[0]
     rows, columns = split_length(length)
-    grad_base, grad_weights = _empty_exponential_gradients(grad, log_base, weights, with_base)
+    grad_base, grad_weights = empty_gradients(args, (with_base, True))
     fine, coarse = _ladders(log_base, length)
     column = torch.arange(columns, dtype=grad.dtype, device=grad.device).unsqueeze(-1)
     row = columns * torch.arange(rows, dtype=grad.dtype, device=grad.device).unsqueeze(-1)
@@ -183,24 +200,17 @@ def _exponential_sums_backward(
     return grad_base.conj_physical_(), grad_weights.conj_physical_()
 
 
-@_exponential_sums_backward.register_fake
-def _empty_exponential_gradients(
-    grad: torch.Tensor, log_base: torch.Tensor, weights: torch.Tensor, with_base: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(log_base) if with_base else log_base.new_empty(0), torch.empty_like(weights)
+def plain_sums(args: SumInputs, length: int, double: bool = False) -> torch.Tensor:
+    """`plain_exponential_sums` with the arguments of the operator."""
+    return plain_exponential_sums(*args, length, torch.float64 if double else torch.float32)
 
 
-def _save_exponential_sums(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _differentiate_exponential_sums(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    wanted = ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        plain = partial(plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
-        return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
-    grad_base, grad_weights = _exponential_sums_backward(grad, *ctx.saved_tensors, wanted[0])
-    return grad_base if wanted[0] else None, grad_weights if wanted[1] else None, None, None
-
-
-_exponential_sums.register_autograd(_differentiate_exponential_sums, setup_context=_save_exponential_sums)
+_exponential_sums, _exponential_sums_backward = differentiable_operator(
+    f"{NAMESPACE}::exponential_sums",
+    tensors=SumInputs,
+    options="int length, bool double",
+    forward=_run_sums,
+    fake=empty_sums,
+    backward=_run_sums_backward,
+    plain=plain_sums,
+)

@@ -9,6 +9,7 @@ not have, nor a number of operations that depends on the length. With `l = 64 i 
 these depends on the parameters only, so that a runtime which folds constants computes it once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
+from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.discretize import check_discretization
 
 __all__ = ["ExportedSystem", "exported_system"]
@@ -145,6 +147,19 @@ class ExportedSystem:
     skip: Tensor | None
     dtype: torch.dtype
 
+    def extend(self, u: Tensor, state: Tensor | None, taps: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """As `Recurrence.extend`; a chunk that continues a sequence has a single position."""
+        length: Any = u.shape[1]
+        if state is None:
+            return long_conv(u, taps(length)), self.advance(u)
+        if type(length) is not int or length != 1:
+            raise ValueError(
+                "An exported program that continues from a cache of state space filters reads one token: give "
+                "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
+            )
+        y, after = self.step(u[:, 0], state)
+        return y.unsqueeze(1), after
+
     def kernel(self, length: int) -> Tensor:
         """`C A_bar^l B_bar` for `l < length`, without the feed-through, `(D, length)`."""
         left, stride = _doubled(self.c, self.a_bar.transposed(), _SYSTEM_BLOCK)
@@ -261,11 +276,11 @@ def _complex_product(x: _Rotations, y: _Rotations) -> _Rotations:
 def _dense_zoh(a: Tensor, b: Tensor, step: Tensor) -> tuple[_Dense, Tensor]:
     """By the exponential of `[[A, B], [0, 0]] dt`: ONNX has neither matrix exponentials nor linear systems."""
     block = F.pad(torch.cat([a, b.unsqueeze(-1)], dim=-1), (0, 0, 0, 1)) * step.unsqueeze(-1)
-    part = block / 2**_SQUARINGS
+    scaled = block / 2**_SQUARINGS
     identity = torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
-    total = identity + part / _TERMS
+    total = identity + scaled / _TERMS
     for k in range(_TERMS - 1, 0, -1):
-        total = identity + part / k @ total
+        total = identity + scaled / k @ total
     for _ in range(_SQUARINGS):
         total = total @ total
     return _Dense(total[:, :-1, :-1]), total[:, :-1, -1]

@@ -10,23 +10,27 @@ The backward reverses these steps with recomputed powers. Channels are processed
 processor's cache.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
+from hf_ssm.ops.context import NAMESPACE, in_function_transform, no_autocast
 from hf_ssm.ops.lti.exponential_sums import block_bytes, multiply_into, split_length, to_rows
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
 __all__ = [
     "START_COLUMNS",
+    "KrylovInputs",
     "Start",
     "bilinear_start",
     "dense_kernel",
     "dense_start",
+    "empty_taps",
     "krylov_products",
     "plain_krylov_products",
+    "plain_taps",
 ]
 
 # Number of powers for the rows: sixteen rows by doubling, then eight at a time by the last power. More doublings need
@@ -119,7 +123,8 @@ def krylov_products(start: Start, c: torch.Tensor, length: int, dtype: torch.dty
     """
     if in_function_transform():
         return plain_krylov_products(*start, c, length=length, dtype=dtype)
-    return _krylov_products(*start, c, length, dtype == torch.float64)
+    kernel: torch.Tensor = _krylov_products(*start, c, length, dtype == torch.float64)
+    return kernel
 
 
 def plain_krylov_products(
@@ -243,23 +248,37 @@ def _unsquare(powers: list[torch.Tensor], gradients: list[torch.Tensor]) -> torc
     if not gradients:
         return torch.zeros_like(powers[0])
     total = gradients[-1]
-    for power, own in zip(powers[-2::-1], gradients[-2::-1], strict=True):
-        total = torch.baddbmm(own, total, power.mT).baddbmm_(power.mT, total)
+    for power, direct in zip(powers[-2::-1], gradients[-2::-1], strict=True):
+        total = torch.baddbmm(direct, total, power.mT).baddbmm_(power.mT, total)
     return total
 
 
-@torch.library.custom_op(f"{NAMESPACE}::krylov_products", mutates_args=())
-def _krylov_products(
-    delta: torch.Tensor,
-    outer: torch.Tensor,
-    inner: torch.Tensor,
-    columns: torch.Tensor,
-    c: torch.Tensor,
-    length: int,
-    double: bool,
-) -> torch.Tensor:
-    start = Start(delta, outer, inner, columns)
-    kernel = _empty_krylov_kernel(*start, c, length, double)
+class KrylovInputs(NamedTuple):
+    """The tensors of `krylov_products`: those of a `Start`, and the output vectors."""
+
+    delta: torch.Tensor
+    outer: torch.Tensor
+    inner: torch.Tensor
+    columns: torch.Tensor
+    c: torch.Tensor
+
+    @property
+    def start(self) -> Start:
+        return Start(*self[:4])
+
+
+def empty_taps(args: KrylovInputs, length: int, double: bool = False) -> torch.Tensor:
+    """Memory for the taps `(D, L)`."""
+    return args.c.new_empty(args.c.shape[0], length, dtype=torch.float64 if double else torch.float32)
+
+
+def plain_taps(args: KrylovInputs, length: int, double: bool = False) -> torch.Tensor:
+    """`plain_krylov_products` with the arguments of the operator."""
+    return plain_krylov_products(*args, length=length, dtype=torch.float64 if double else torch.float32)
+
+
+def _run_products(args: KrylovInputs, length: int, double: bool) -> torch.Tensor:
+    start, c, kernel = args.start, args.c, empty_taps(args, length, double)
     with no_autocast(c.device):
         blocks, room = _dense_channel_blocks(start, length)
         for block in blocks:
@@ -268,44 +287,22 @@ def _krylov_products(
     return kernel
 
 
-@_krylov_products.register_fake
-def _empty_krylov_kernel(
-    delta: torch.Tensor,
-    outer: torch.Tensor,
-    inner: torch.Tensor,
-    columns: torch.Tensor,
-    c: torch.Tensor,
-    length: int,
-    double: bool,
-) -> torch.Tensor:
-    return c.new_empty(c.shape[0], length, dtype=torch.float64 if double else torch.float32)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::krylov_products_backward", mutates_args=())
-def _krylov_products_backward(
-    grad: torch.Tensor,
-    delta: torch.Tensor,
-    outer: torch.Tensor,
-    inner: torch.Tensor,
-    columns: torch.Tensor,
-    c: torch.Tensor,
-    wanted: list[bool],
+def _run_products_backward(
+    grad: torch.Tensor, args: KrylovInputs, length: int, double: bool, wanted: Sequence[bool]
 ) -> list[torch.Tensor]:
-    """Gradients of the tensors of a start and of `c`; empty where not wanted."""
-    start, length = Start(delta, outer, inner, columns), grad.shape[1]
-    gradients = _empty_krylov_gradients(grad, delta, outer, inner, columns, c, wanted)
+    start, c, gradients = args.start, args.c, empty_gradients(args, wanted)
     with no_autocast(grad.device):
         blocks, room = _dense_channel_blocks(start, length)
         for block in blocks:
             values = _block_backward(grad[block], _start_of_channels(start, block), c[block], room, wanted)
             for gradient, value, want in zip(gradients, values, wanted, strict=True):
-                if want:
+                if want and value is not None:
                     gradient[block] = value
     return gradients
 
 
 def _block_backward(
-    grad: torch.Tensor, start: Start, c: torch.Tensor, room: torch.Tensor, wanted: list[bool]
+    grad: torch.Tensor, start: Start, c: torch.Tensor, room: torch.Tensor, wanted: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     length, first, with_power = grad.shape[1], start.columns.shape[1], any(wanted[:3])
     rows, columns, levels, row_levels = _split_krylov(length, first)
@@ -327,31 +324,12 @@ def _block_backward(
     return torch.complex(real, imag), grad_outer, grad_inner, grad_columns[:, :first], grad_rows[:, 0]
 
 
-@_krylov_products_backward.register_fake
-def _empty_krylov_gradients(
-    grad: torch.Tensor,
-    delta: torch.Tensor,
-    outer: torch.Tensor,
-    inner: torch.Tensor,
-    columns: torch.Tensor,
-    c: torch.Tensor,
-    wanted: list[bool],
-) -> list[torch.Tensor]:
-    tensors = (delta, outer, inner, columns, c)
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(tensors, wanted, strict=True)]
-
-
-def _save_krylov(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-
-
-def _differentiate_krylov(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        plain = partial(plain_krylov_products, length=grad.shape[1], dtype=grad.dtype)
-        return (*differentiable_gradients(plain, ctx.saved_tensors, [grad]), None, None)
-    wanted = list(ctx.needs_input_grad[:5])
-    gradients = _krylov_products_backward(grad, *ctx.saved_tensors, wanted)
-    return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None
-
-
-_krylov_products.register_autograd(_differentiate_krylov, setup_context=_save_krylov)
+_krylov_products, _krylov_products_backward = differentiable_operator(
+    f"{NAMESPACE}::krylov_products",
+    tensors=KrylovInputs,
+    options="int length, bool double",
+    forward=_run_products,
+    fake=empty_taps,
+    backward=_run_products_backward,
+    plain=plain_taps,
+)

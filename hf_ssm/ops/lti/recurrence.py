@@ -7,6 +7,7 @@ The model is `x[t] = A_bar x[t-1] + B_bar u[t]`, `y[t] = C x[t] + skip u[t]`: a 
 position, and the kernel is `C A_bar^l B_bar`, as in `diagonal.py` and `dplr.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from hf_ssm.ops.linear_scan import as_complex
+from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import check_system, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_real
@@ -83,6 +86,31 @@ class Recurrence:
         state = self._update(inputs.unsqueeze(-1), state)
         y = torch.linalg.vecdot(self._to_real(state), self.c)
         return (y if self.skip is None else torch.addcmul(y, self.skip, inputs)).to(u.dtype), state
+
+    def extend(
+        self, u: torch.Tensor, state: torch.Tensor | None, taps: Callable[[int], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs `(B, L, D)` of the next chunk, and the state after it.
+
+        The beginning of a sequence is convolved, so that the outputs do not depend on whether a state is kept.
+
+        Args:
+            u: The chunk, `(B, L, D)`.
+            state: The state before it, in any precision, or with the real parts before the imaginary parts of a complex
+                one; `None` at the beginning.
+            taps: Function that returns the first `n` taps of the whole kernel, `(D, n)`.
+        """
+        length = u.shape[1]
+        if state is None and length > 1:
+            after = self.advance(u)
+            return long_conv(u, taps(length)), after
+        if state is None:
+            state = self.initial_state(u.shape[0])
+        state = (as_complex(state) if self.b_bar.is_complex() else state).to(self.b_bar.dtype)
+        if length > 1:
+            return self.scan(u, state)
+        y, after = self.step(u[:, 0], state)
+        return y.unsqueeze(1), after
 
     def scan(self, u: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """A chunk of a sequence: by blocks of 64 positions, and by steps for the remainder.

@@ -9,9 +9,12 @@ import math
 
 import torch
 
-from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.backends import Operation
 
 __all__ = ["sinusoid_kernel", "sinusoid_response", "sinusoid_ssm"]
+
+# Larger kernels are computed in parts of this many taps, to bound the memory of intermediate results.
+_TAPS_AT_ONCE = 1 << 22
 
 
 def _check_window(window: int) -> None:
@@ -54,15 +57,41 @@ def sinusoid_kernel(
     _check_window(window)
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length!r}")
-    taps_in_window = window + inclusive
-    t = torch.arange(length if is_exporting() else min(taps_in_window, length), device=a1.device, dtype=a1.dtype)
+    kernel: torch.Tensor = _SINUSOID_KERNEL((c1, c2, a1, a2), window, length, window + inclusive)
+    return kernel
+
+
+def _sinusoids(parameters: tuple[torch.Tensor, ...], window: int, t: torch.Tensor) -> torch.Tensor:
+    """The formula at the lags `t` `(L,)`, also beyond the window."""
+    c1, c2, a1, a2 = (parameter.unsqueeze(-1) for parameter in parameters)
     phase = 2 * math.pi / window * t
-    taps = c1.unsqueeze(-1) * torch.cos(a1.unsqueeze(-1) * phase) + c2.unsqueeze(-1) * torch.sin(
-        a2.unsqueeze(-1) * phase
-    )
-    if is_exporting():
-        return taps * (t < taps_in_window)
-    return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+    return c1 * torch.cos(a1 * phase) + c2 * torch.sin(a2 * phase)
+
+
+def _exported_sinusoid_kernel(
+    parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int
+) -> torch.Tensor:
+    t = torch.arange(length, device=parameters[0].device, dtype=parameters[2].dtype)
+    return _sinusoids(parameters, window, t) * (t < support)
+
+
+def _sinusoid_kernel_torch(
+    parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int
+) -> torch.Tensor:
+    c1 = parameters[0]
+    t = torch.arange(min(support, length), device=c1.device, dtype=parameters[2].dtype)
+    if torch.is_grad_enabled() or len(c1) * length <= _TAPS_AT_ONCE:
+        taps = _sinusoids(parameters, window, t)
+        return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+    kernel = c1.new_zeros(len(c1), length)
+    size = max(1, _TAPS_AT_ONCE // length)
+    for start in range(0, len(c1), size):
+        some = tuple(parameter[start : start + size] for parameter in parameters)
+        kernel[start : start + size, : len(t)] = _sinusoids(some, window, t)
+    return kernel
+
+
+_SINUSOID_KERNEL = Operation(export=_exported_sinusoid_kernel, torch=_sinusoid_kernel_torch)
 
 
 def sinusoid_ssm(

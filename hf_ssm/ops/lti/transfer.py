@@ -203,9 +203,9 @@ def _dense_response(
     rows = []
     for channel, delay in enumerate(delays):
         values = []
-        for part in delay.split(at_once):
-            matrices = identity - a_bar[channel] * part[:, None, None]
-            states = torch.linalg.solve(matrices, b_bar[channel].expand(len(part), size).unsqueeze(-1)).squeeze(-1)
+        for nodes in delay.split(at_once):
+            matrices = identity - a_bar[channel] * nodes[:, None, None]
+            states = torch.linalg.solve(matrices, b_bar[channel].expand(len(nodes), size).unsqueeze(-1)).squeeze(-1)
             values.append(states @ c[channel])
         rows.append(torch.cat(values))
     return torch.stack(rows)
@@ -253,8 +253,8 @@ def taps_response_reference(omega: torch.Tensor, taps: torch.Tensor) -> torch.Te
     lags = torch.arange(taps.shape[-1], dtype=torch.float64, device=taps.device)
     at_once = max(1, _TEMPORARY_BYTES // (16 * taps.numel()))
     parts = []
-    for part in omega.to(torch.float64).split(at_once, dim=-1):
-        waves = torch.exp(_delay(part).unsqueeze(-1) * lags)
+    for nodes in omega.to(torch.float64).split(at_once, dim=-1):
+        waves = torch.exp(_delay(nodes).unsqueeze(-1) * lags)
         parts.append((waves @ taps.unsqueeze(-1)).squeeze(-1) if omega.dim() == 2 else taps @ waves.T)
     return torch.cat(parts, dim=-1)
 

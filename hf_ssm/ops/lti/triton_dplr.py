@@ -6,18 +6,17 @@ and 251. The start of one column saves more: the discretisation by the bilinear 
 operations forward and 104 backward, with sixteen columns 150 and 556.
 """
 
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
 from hf_ssm.ops.lti.diagonal import working_dtype
 from hf_ssm.ops.lti.dplr import dplr_start
-from hf_ssm.ops.lti.krylov import Start, plain_krylov_products
+from hf_ssm.ops.lti.krylov import KrylovInputs, Start, empty_taps, plain_taps
 from hf_ssm.ops.lti.triton_krylov import (
     MAX_STATES,
     channel_blocks,
@@ -27,69 +26,43 @@ from hf_ssm.ops.lti.triton_krylov import (
     plan_steps,
 )
 from hf_ssm.ops.lti.triton_krylov_backward import start_gradients
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
 __all__ = ["dplr_kernel_triton", "supports_dplr_kernel"]
 
 
-@torch.library.custom_op(f"{NAMESPACE}::krylov_products_triton", mutates_args=())
-def _operator(delta: Tensor, outer: Tensor, inner: Tensor, columns: Tensor, c: Tensor, length: int) -> Tensor:
-    start = Start(delta, outer, inner, columns)
-    taps = _empty_taps(*start, c, length)
-    plan = plan_steps(c.shape[1], columns.shape[1], length)
+def _run_products(args: KrylovInputs, length: int) -> Tensor:
+    start, c, taps = args.start, args.c, empty_taps(args, length)
+    plan = plan_steps(c.shape[1], start.columns.shape[1], length)
     for block in channel_blocks(len(c), plan, c.device, with_gradients=False):
-        part = Start(*(t[block] for t in start))
-        tables = compute_tables(compute_powers(part, plan), part.columns, c[block], plan)
+        block_start = Start(*(t[block] for t in start))
+        tables = compute_tables(compute_powers(block_start, plan), block_start.columns, c[block], plan)
         multiply_tables(tables, taps[block], plan)
     return taps
 
 
-@_operator.register_fake
-def _empty_taps(delta: Tensor, outer: Tensor, inner: Tensor, columns: Tensor, c: Tensor, length: int) -> Tensor:
-    return c.new_empty(c.shape[0], length, dtype=torch.float32)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::krylov_products_triton_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor, delta: Tensor, outer: Tensor, inner: Tensor, columns: Tensor, c: Tensor, wanted: list[bool]
-) -> list[Tensor]:
-    """Gradients of the tensors of a start and of `c`; empty where not wanted."""
-    start, gradients = (
-        Start(delta, outer, inner, columns),
-        _empty_gradients(grad, delta, outer, inner, columns, c, wanted),
-    )
+def _run_products_backward(grad: Tensor, args: KrylovInputs, length: int, wanted: Sequence[bool]) -> list[Tensor]:
+    start, c, gradients = args.start, args.c, empty_gradients(args, wanted)
     grad = dense_rows(grad)
-    plan = plan_steps(c.shape[1], columns.shape[1], grad.shape[1])
+    plan = plan_steps(c.shape[1], start.columns.shape[1], length)
     for block in channel_blocks(len(c), plan, c.device, with_gradients=True):
-        part = Start(*(t[block] for t in start))
-        values = start_gradients(grad[block], part, c[block], plan, any(wanted[:3]))
+        block_start = Start(*(t[block] for t in start))
+        values = start_gradients(grad[block], block_start, c[block], plan, any(wanted[:3]))
         for gradient, value, want in zip(gradients, values, wanted, strict=True):
             if want and value is not None:
                 gradient[block] = value
     return gradients
 
 
-@_operator_backward.register_fake
-def _empty_gradients(
-    grad: Tensor, delta: Tensor, outer: Tensor, inner: Tensor, columns: Tensor, c: Tensor, wanted: list[bool]
-) -> list[Tensor]:
-    tensors = (delta, outer, inner, columns, c)
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(tensors, wanted, strict=True)]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        plain = partial(plain_krylov_products, length=grad.shape[1], dtype=grad.dtype)
-        return *differentiable_gradients(plain, ctx.saved_tensors, [grad]), None
-    wanted = list(ctx.needs_input_grad[:5])
-    gradients = _operator_backward(grad, *ctx.saved_tensors, wanted)
-    return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+_operator, _operator_backward = differentiable_operator(
+    f"{NAMESPACE}::krylov_products_triton",
+    tensors=KrylovInputs,
+    options="int length",
+    forward=_run_products,
+    fake=empty_taps,
+    backward=_run_products_backward,
+    plain=plain_taps,
+)
 
 
 def supports_dplr_kernel(

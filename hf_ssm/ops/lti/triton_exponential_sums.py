@@ -18,19 +18,19 @@ gradient. A second kernel adds them in float64.
 """
 
 import math
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hf_ssm.ops.context import NAMESPACE, differentiable_gradients
+from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows
 from hf_ssm.ops.gpu.kernels import config, kernel, product_precision, runs_kernels
 from hf_ssm.ops.gpu.language import dot
-from hf_ssm.ops.lti.exponential_sums import plain_exponential_sums
+from hf_ssm.ops.lti.exponential_sums import SumInputs, empty_sums, plain_sums
+from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
 __all__ = ["exponential_sums_triton", "supports_exponential_sums", "tile_rows"]
 
@@ -51,8 +51,8 @@ def tile_rows(length: int) -> int:
 @triton.jit
 def _load_complex(z, h, pairs):
     """Real and imaginary parts of numbers `(BLOCK_H)`, float64, zero outside."""
-    known = h < pairs
-    return tl.load(z + 2 * h, mask=known, other=0.0), tl.load(z + 2 * h + 1, mask=known, other=0.0)
+    valid = h < pairs
+    return tl.load(z + 2 * h, mask=valid, other=0.0), tl.load(z + 2 * h + 1, mask=valid, other=0.0)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _exponential_sums_backward(
     sums += (tile.to(tl.int64) * channels + channel) * (4 if WITH_BASE else 2) * pairs
     for start in range(0, pairs, BLOCK_H):
         h = start + tl.arange(0, BLOCK_H)
-        known = h < pairs
+        valid = h < pairs
         rate, phase = _load_exponents(log_base, h, pairs)
         # Sums over the columns, and of those weighted by j.
         real = tl.zeros([ROWS, BLOCK_H], tl.float32)
@@ -204,14 +204,14 @@ def _exponential_sums_backward(
                 moment_real += dot(g, weight * right_real, PRECISION)
                 moment_imag += dot(g, weight * right_imag, PRECISION)
         left_real, left_imag = _exponentials(rate[None, :], phase[None, :], i[:, None])
-        tl.store(sums + h, tl.sum(left_real * real - left_imag * imag, 0), mask=known)
-        tl.store(sums + pairs + h, tl.sum(left_real * imag + left_imag * real, 0), mask=known)
+        tl.store(sums + h, tl.sum(left_real * real - left_imag * imag, 0), mask=valid)
+        tl.store(sums + pairs + h, tl.sum(left_real * imag + left_imag * real, 0), mask=valid)
         if WITH_BASE:
             before = i.to(tl.float32)[:, None]
             moment_real += before * real
             moment_imag += before * imag
-            tl.store(sums + 2 * pairs + h, tl.sum(left_real * moment_real - left_imag * moment_imag, 0), mask=known)
-            tl.store(sums + 3 * pairs + h, tl.sum(left_real * moment_imag + left_imag * moment_real, 0), mask=known)
+            tl.store(sums + 2 * pairs + h, tl.sum(left_real * moment_real - left_imag * moment_imag, 0), mask=valid)
+            tl.store(sums + 3 * pairs + h, tl.sum(left_real * moment_imag + left_imag * moment_real, 0), mask=valid)
 
 
 @triton.jit
@@ -220,9 +220,9 @@ def _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T: tl.constexpr):
     total = tl.zeros([h.shape[0]], tl.float64)
     for start in range(0, tiles, BLOCK_T):
         t = start + tl.arange(0, BLOCK_T)
-        known = (t < tiles)[:, None] & (h < pairs)[None, :]
-        part = tl.load(sums + t.to(tl.int64)[:, None] * stride + h[None, :], mask=known, other=0.0)
-        total += tl.sum(part.to(tl.float64), 0)
+        valid = (t < tiles)[:, None] & (h < pairs)[None, :]
+        tile_sums = tl.load(sums + t.to(tl.int64)[:, None] * stride + h[None, :], mask=valid, other=0.0)
+        total += tl.sum(tile_sums.to(tl.float64), 0)
     return total
 
 
@@ -251,21 +251,21 @@ def _gradients_of_sums(
     """Write the gradients `(D, H, 2)` from the sums over tiles; that of log_base may be absent. Programs: `(D, H)`."""
     channel = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    known = h < pairs
+    valid = h < pairs
     parts = 2 if grad_base is None else 4
     stride = channels * parts * pairs
     sums += channel * parts * pairs
     place = channel * 2 * pairs + 2 * h
     real = _add_tiles(sums, h, pairs, tiles, stride, BLOCK_T)
     imag = _add_tiles(sums + pairs, h, pairs, tiles, stride, BLOCK_T)
-    tl.store(grad_weights + place, real, mask=known)
-    tl.store(grad_weights + place + 1, -imag, mask=known)
+    tl.store(grad_weights + place, real, mask=valid)
+    tl.store(grad_weights + place + 1, -imag, mask=valid)
     if grad_base is not None:
         w_real, w_imag = _load_complex(weights + channel * 2 * pairs, h, pairs)
         real = _add_tiles(sums + 2 * pairs, h, pairs, tiles, stride, BLOCK_T)
         imag = _add_tiles(sums + 3 * pairs, h, pairs, tiles, stride, BLOCK_T)
-        tl.store(grad_base + place, w_real * real - w_imag * imag, mask=known)
-        tl.store(grad_base + place + 1, -(w_real * imag + w_imag * real), mask=known)
+        tl.store(grad_base + place, w_real * real - w_imag * imag, mask=valid)
+        tl.store(grad_base + place + 1, -(w_real * imag + w_imag * real), mask=valid)
 
 
 def _tiles(length: int) -> int:
@@ -277,14 +277,12 @@ def _parts(z: Tensor) -> Tensor:
     return torch.view_as_real(z.resolve_conj().contiguous())
 
 
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_triton", mutates_args=())
-def _operator(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
-    channels, pairs = log_base.shape
-    taps = _empty_taps(log_base, weights, length)
+def _run_sums(args: SumInputs, length: int) -> Tensor:
+    (channels, pairs), taps = args.log_base.shape, empty_sums(args, length)
     _exponential_sums.launch(
         (channels, _tiles(length)),
-        log_base=_parts(log_base),
-        weights=_parts(weights),
+        log_base=_parts(args.log_base),
+        weights=_parts(args.weights),
         taps=taps,
         length=length,
         pairs=pairs,
@@ -295,15 +293,9 @@ def _operator(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
     return taps
 
 
-@_operator.register_fake
-def _empty_taps(log_base: Tensor, weights: Tensor, length: int) -> Tensor:
-    return torch.empty(log_base.shape[0], length, dtype=torch.float32, device=log_base.device)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::exponential_sums_triton_backward", mutates_args=())
-def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_base: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of `log_base` (empty unless `with_base`) and `weights`."""
-    (channels, pairs), length = log_base.shape, grad.shape[1]
+def _run_sums_backward(grad: Tensor, args: SumInputs, length: int, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    (log_base, weights), with_base = args, wanted[0]
+    channels, pairs = log_base.shape
     grad = dense_rows(grad)
     tiles = _tiles(length)
     sums = torch.empty((tiles, channels, 4 if with_base else 2, pairs), dtype=torch.float32, device=grad.device)
@@ -321,7 +313,7 @@ def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_bas
         WITH_BASE=with_base,
         PRECISION=product_precision(),
     )
-    grad_base, grad_weights = _empty_gradients(grad, log_base, weights, with_base)
+    grad_base, grad_weights = empty_gradients(args, (with_base, True))
     _gradients_of_sums.launch(
         lambda meta: (channels, triton.cdiv(pairs, meta["BLOCK_H"])),
         sums=sums,
@@ -335,26 +327,15 @@ def _operator_backward(grad: Tensor, log_base: Tensor, weights: Tensor, with_bas
     return grad_base, grad_weights
 
 
-@_operator_backward.register_fake
-def _empty_gradients(grad: Tensor, log_base: Tensor, weights: Tensor, with_base: bool) -> tuple[Tensor, Tensor]:
-    shape = log_base.shape if with_base else (0,)
-    return log_base.new_empty(shape), weights.new_empty(weights.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        plain = partial(plain_exponential_sums, length=grad.shape[1], dtype=grad.dtype)
-        return *differentiable_gradients(plain, ctx.saved_tensors, [grad]), None
-    grad_base, grad_weights = _operator_backward(grad, *ctx.saved_tensors, wanted[0])
-    return grad_base if wanted[0] else None, grad_weights if wanted[1] else None, None
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
+_operator, _operator_backward = differentiable_operator(
+    f"{NAMESPACE}::exponential_sums_triton",
+    tensors=SumInputs,
+    options="int length",
+    forward=_run_sums,
+    fake=empty_sums,
+    backward=_run_sums_backward,
+    plain=plain_sums,
+)
 
 
 def supports_exponential_sums(log_base: Tensor, weights: Tensor, length: int, dtype: torch.dtype) -> bool:

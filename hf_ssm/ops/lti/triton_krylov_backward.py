@@ -90,15 +90,15 @@ def _table_gradients(
             tap = k[:, None] * stride + at[None, :]
             g = tl.trans(tl.load(grad + tap, mask=(at < stride)[None, :] & (tap < length), other=0.0))
         total += dot(g, load_rows(table, k, SIZE), PRECISION)
-    known = (at < (rows if OF_ROWS else columns))[:, None]
-    tl.store(target + at[:, None] * SIZE + tl.arange(0, SIZE)[None, :], total, mask=known)
+    valid = (at < (rows if OF_ROWS else columns))[:, None]
+    tl.store(target + at[:, None] * SIZE + tl.arange(0, SIZE)[None, :], total, mask=valid)
 
 
 @kernel(
     configs=[config(num_warps=8, num_stages=1)],
     examples={
         label: {
-            **dict.fromkeys(("powers", "own", "grad_first"), "*fp64"),
+            **dict.fromkeys(("powers", "grad_powers", "grad_first"), "*fp64"),
             **dict.fromkeys(("tables", "grad_tables"), "*fp32"),
             **dict.fromkeys(("first", "column_bits", "row_level", "row_bits", "total"), "i32"),
             **dict.fromkeys(("rows", "columns"), "i32:16"),
@@ -113,7 +113,7 @@ def _tables_backward(
     powers,
     tables,
     grad_tables,
-    own,
+    grad_powers,
     grad_first,
     rows,
     columns,
@@ -129,17 +129,17 @@ def _tables_backward(
 
     Args:
         grad_tables: Gradients of the tables; read, and overwritten by sums over the following blocks.
-        own: Written if WITH_POWERS, `(D, E, P, P)`: the gradients of the powers that a table is multiplied by; for
-            other powers nothing is written.
+        grad_powers: Written if WITH_POWERS, `(D, E, P, P)`: the gradients of the powers that a table is multiplied by;
+            for other powers nothing is written.
         grad_first: Written, `(D, 2, 16, P)`: the gradients of what the rows of the first block begin with.
     """
     channel = tl.program_id(0).to(tl.int64)
     of_columns, count, begin, end, lowest = program_steps(rows, columns, first, column_bits, row_level, row_bits)
     powers += channel * total * SIZE * SIZE
-    own += channel * total * SIZE * SIZE
-    part = (channel * (rows + columns) + tl.where(of_columns, rows, 0)) * SIZE
-    tables += part
-    grad_tables += part
+    grad_powers += channel * total * SIZE * SIZE
+    table_start = (channel * (rows + columns) + tl.where(of_columns, rows, 0)) * SIZE
+    tables += table_start
+    grad_tables += table_start
     j = tl.arange(0, BLOCK)
     at = j[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     carry = tl.load(grad_tables + (count - BLOCK) * SIZE + at).to(tl.float64)
@@ -158,7 +158,7 @@ def _tables_backward(
             for place in range(BLOCK, count, BLOCK):
                 value = load_rows(tables, place + j - BLOCK, SIZE).to(tl.float64)
                 grad += dot64(tl.trans(value), load_rows(grad_tables, place + j, SIZE).to(tl.float64))
-            tl.store(own + power_places(level, of_columns, SIZE), grad)
+            tl.store(grad_powers + power_places(level, of_columns, SIZE), grad)
     for step in range(1, end - begin + 1):
         bit = end - step
         has_digit = (((j >> bit) & 1) != 0)[:, None]
@@ -167,7 +167,7 @@ def _tables_backward(
             # What this digit multiplies: the row without it and the higher ones.
             value = load_rows(tables, j & ((1 << bit) - 1), SIZE).to(tl.float64)
             grad = dot64(tl.trans(value), tl.where(has_digit, carry, 0.0))
-            tl.store(own + power_places(level, of_columns, SIZE), grad)
+            tl.store(grad_powers + power_places(level, of_columns, SIZE), grad)
         moved = dot64(carry, tl.load(powers + power_places(level, of_columns == 0, SIZE)))
         carry = tl.where(has_digit, moved, carry)
     tl.store(grad_first + (channel * 2 + tl.program_id(1)) * BLOCK * SIZE + at, carry)
@@ -177,26 +177,26 @@ def _tables_backward(
     configs=[config(BLOCK_K=16, num_warps=8, num_stages=1)],
     examples={
         "fp64": {
-            **dict.fromkeys(("powers", "own"), "*fp64"),
+            **dict.fromkeys(("powers", "grad_powers"), "*fp64"),
             **dict.fromkeys(("low", "high", "total"), "i32"),
             "SIZE": 64,
         }
     },
 )
 @triton.jit
-def _squares_backward(powers, own, low, high, total, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Add to own `(D, E, P, P)`, the gradients of the powers, what comes from their squares. Programs: `(D)`.
+def _squares_backward(powers, grad_powers, low, high, total, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Add to grad_powers `(D, E, P, P)`, the gradients of the powers, what comes from their squares. Programs: `(D)`.
 
     Those of the powers from `low` to `high - 1` are written, not added to.
     """
     first = tl.program_id(0).to(tl.int64) * total * SIZE * SIZE
     powers += first
-    own += first
+    grad_powers += first
     n, k = tl.arange(0, SIZE), tl.arange(0, BLOCK_K)
     at = n[:, None] * SIZE + n[None, :]
     for step in range(2, total + 1):
         level = total - step
-        power, grad = powers + level * SIZE * SIZE, own + level * SIZE * SIZE
+        power, grad = powers + level * SIZE * SIZE, grad_powers + level * SIZE * SIZE
         square = grad + SIZE * SIZE
         value = tl.load(grad + at, mask=(level < low) | (level >= high), other=0.0)
         # The gradient of the square comes back from the cache, a part at a time: the registers do not hold all of it
@@ -215,7 +215,7 @@ def _squares_backward(powers, own, low, high, total, SIZE: tl.constexpr, BLOCK_K
     configs=[config(num_warps=8, num_stages=1)],
     examples={
         "fp64": {
-            **dict.fromkeys(("own", "outer", "inner"), "*fp64"),
+            **dict.fromkeys(("grad_powers", "outer", "inner"), "*fp64"),
             **dict.fromkeys(("grad_delta", "grad_outer", "grad_inner"), "*fp64"),
             **dict.fromkeys(("rank", "pairs", "total"), "i32"),
             "SIZE": 64,
@@ -223,26 +223,28 @@ def _squares_backward(powers, own, low, high, total, SIZE: tl.constexpr, BLOCK_K
     },
 )
 @triton.jit
-def _start_backward(own, outer, inner, grad_delta, grad_outer, grad_inner, rank, pairs, total, SIZE: tl.constexpr):
+def _start_backward(
+    grad_powers, outer, inner, grad_delta, grad_outer, grad_inner, rank, pairs, total, SIZE: tl.constexpr
+):
     """Write the gradients of `Start`: delta `(D, H, 2)`, outer and inner `(D, K, N)`. Programs: `(D, K / 16, 2)`.
 
     Args:
-        own: `(D, E, P, P)`, of which the first power's gradient is read.
+        grad_powers: `(D, E, P, P)`, of which the first power's gradient is read.
     """
     channel, states = tl.program_id(0).to(tl.int64), 2 * pairs
-    own += channel * total * SIZE * SIZE
+    grad_powers += channel * total * SIZE * SIZE
     n = tl.arange(0, SIZE)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     of_outer = tl.program_id(2) == 0
     place = channel * rank * states + k[:, None] * states + n[None, :]
-    known = (k < rank)[:, None] & (n < states)[None, :]
-    value = tl.load(inner + place, mask=known & of_outer, other=0.0)
-    value += tl.load(outer + place, mask=known & (of_outer == 0), other=0.0)
-    value = dot64(value, tl.load(own + power_places(0, of_outer, SIZE)))
-    tl.store(grad_outer + place, value, mask=known & of_outer)
-    tl.store(grad_inner + place, value, mask=known & (of_outer == 0))
+    valid = (k < rank)[:, None] & (n < states)[None, :]
+    value = tl.load(inner + place, mask=valid & of_outer, other=0.0)
+    value += tl.load(outer + place, mask=valid & (of_outer == 0), other=0.0)
+    value = dot64(value, tl.load(grad_powers + power_places(0, of_outer, SIZE)))
+    tl.store(grad_outer + place, value, mask=valid & of_outer)
+    tl.store(grad_inner + place, value, mask=valid & (of_outer == 0))
     here = (n < pairs) & (tl.program_id(1) == 0) & of_outer
-    upper, lower = own + n * (SIZE + 1), own + pairs * SIZE + n * (SIZE + 1)
+    upper, lower = grad_powers + n * (SIZE + 1), grad_powers + pairs * SIZE + n * (SIZE + 1)
     real = tl.load(upper, mask=here, other=0.0) + tl.load(lower + pairs, mask=here, other=0.0)
     imag = tl.load(lower, mask=here, other=0.0) - tl.load(upper + pairs, mask=here, other=0.0)
     tl.store(grad_delta + channel * states + 2 * n, real, mask=here)
@@ -253,8 +255,8 @@ def _tiles(channels: int, count: int, meta: Mapping[str, Any]) -> tuple[int, int
     return channels, triton.cdiv(count, meta["TILE"])
 
 
-def _reverse_tables(grad: Tensor, powers: Tensor, tables: Tensor, plan: Plan, own: Tensor | None) -> Tensor:
-    """The gradients of the first vectors `(D, 2, 16, P)`, and those of the powers in `own`."""
+def _reverse_tables(grad: Tensor, powers: Tensor, tables: Tensor, plan: Plan, grad_powers: Tensor | None) -> Tensor:
+    """The gradients of the first vectors `(D, 2, 16, P)`, and those of the powers in `grad_powers`."""
     channels, length = grad.shape
     grad_tables = torch.empty_like(tables)
     for of_rows in (True, False):
@@ -278,7 +280,7 @@ def _reverse_tables(grad: Tensor, powers: Tensor, tables: Tensor, plan: Plan, ow
         powers=powers,
         tables=tables,
         grad_tables=grad_tables,
-        own=powers if own is None else own,
+        grad_powers=powers if grad_powers is None else grad_powers,
         grad_first=grad_first,
         rows=plan.rows,
         columns=plan.columns,
@@ -287,7 +289,7 @@ def _reverse_tables(grad: Tensor, powers: Tensor, tables: Tensor, plan: Plan, ow
         row_level=plan.row_level,
         row_bits=plan.row_bits,
         total=plan.powers,
-        WITH_POWERS=own is not None,
+        WITH_POWERS=grad_powers is not None,
         SIZE=plan.size,
     )
     return grad_first
@@ -300,23 +302,29 @@ def start_gradients(
     channels, rank, states = start.outer.shape
     powers = compute_powers(start, plan)
     tables = compute_tables(powers, start.columns, c, plan)
-    own = torch.empty_like(powers) if with_powers else None
-    first = _reverse_tables(grad, powers, tables, plan, own)[..., :states]
+    grad_powers = torch.empty_like(powers) if with_powers else None
+    first = _reverse_tables(grad, powers, tables, plan, grad_powers)[..., :states]
     grad_c, grad_columns = first[:, 0].sum(1), first[:, 1].unflatten(1, (-1, start.columns.shape[1])).sum(1)
-    if own is None:
+    if grad_powers is None:
         return None, None, None, grad_columns, grad_c
     if plan.powers == 0:
         return torch.zeros_like(start.delta), *(torch.zeros_like(start.outer) for _ in range(2)), grad_columns, grad_c
     # Powers that no table is multiplied by.
     low = min(plan.column_bits - plan.first + (plan.columns > 16), plan.row_level)
     _squares_backward.launch(
-        (channels,), powers=powers, own=own, low=low, high=plan.row_level, total=plan.powers, SIZE=plan.size
+        (channels,),
+        powers=powers,
+        grad_powers=grad_powers,
+        low=low,
+        high=plan.row_level,
+        total=plan.powers,
+        SIZE=plan.size,
     )
     grad_delta = torch.empty((channels, states // 2), dtype=torch.complex128, device=grad.device)
     grad_outer, grad_inner = (powers.new_empty(start.outer.shape) for _ in range(2))
     _start_backward.launch(
         (channels, triton.cdiv(rank, 16), 2),
-        own=own,
+        grad_powers=grad_powers,
         outer=start.outer.contiguous(),
         inner=start.inner.contiguous(),
         grad_delta=torch.view_as_real(grad_delta),

@@ -36,6 +36,7 @@ __all__ = [
     "hub_selective_scan",
     "scan_matrix",
     "selective_scan",
+    "selective_scan_extend",
     "selective_scan_reference",
     "selective_scan_step",
 ]
@@ -93,3 +94,38 @@ def selective_scan(
     check_scan_tensors(args)
     y, last = _SELECTIVE_SCAN(args, delta_softplus, return_last_state)
     return (y, last) if return_last_state else y
+
+
+def selective_scan_extend(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    delta_bias: Tensor | None,
+    delta_softplus: bool,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The output and the last state of the next chunk of a sequence; arguments as of `selective_scan`."""
+    y, last = _SCAN_EXTEND(u, delta, A, B, C, D, z, delta_bias, delta_softplus, state)
+    return y, last
+
+
+def _selective_scan_with_state(*arguments: Any) -> Any:
+    scan: Any = selective_scan
+    return scan(*arguments, True)
+
+
+def _selective_scan_or_step(*arguments: Any) -> Any:
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus, state = arguments
+    if u.shape[1] > 1 or state is None:
+        return _selective_scan_with_state(*arguments)
+    z = None if z is None else z[:, 0]
+    single = u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z
+    y, last = selective_scan_step(*single, delta_bias, delta_softplus)
+    return y.unsqueeze(1), last
+
+
+_SCAN_EXTEND = Operation(export=_selective_scan_with_state, torch=_selective_scan_or_step)

@@ -4,15 +4,18 @@ Legend: `B` batch, `L` length, `D` channels, `K` taps. In kernels channels are i
 elements, tensors are given by the address of their first element (0: none), and weights are `(K, D)`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import in_function_transform, is_plain_call
+from hf_ssm.ops.cpu.arguments import dense_rows
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.vector import LANES, add, fma, load_some, mul, pointer, sigmoid, splat, store_some, sub
-from hf_ssm.ops.short_conv.operators import register
-from hf_ssm.ops.short_conv.reference import taps_before
+from hf_ssm.ops.short_conv.operators import ConvInputs, short_conv_operator
+from hf_ssm.ops.short_conv.reference import taps_before, to_arithmetic_dtype
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["extend_numba", "short_conv_numba", "supports_extend", "supports_short_conv"]
@@ -159,18 +162,13 @@ def _backward_tile(
                 store_some(out, target * channels + d, value, lanes)
 
 
-def _common_type(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype of the arithmetic."""
-    dtype = torch.float32
-    for t in tensors:
-        dtype = dtype if t is None else torch.promote_types(dtype, t.dtype)
-    return dtype
-
-
-def _in_rows(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """`t` in the dtype `dtype`, with dense channels."""
-    t = t.to(dtype)
-    return t if t.stride(-1) == 1 else t.contiguous()
+def _dense(
+    u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """u with dense channels, the weights `(K, D)` and the bias in the dtype of the arithmetic, and the mask; dense."""
+    u, weight, bias = to_arithmetic_dtype(u, weight, bias)
+    bias, mask = (None if t is None else t.contiguous() for t in (bias, mask))
+    return dense_rows(u), weight.t().contiguous(), bias, mask
 
 
 def _address(t: Tensor | None, row: int = 0) -> int:
@@ -187,13 +185,10 @@ def _forward(
     left: int,
     silu: bool,
 ) -> Tensor:
-    dtype = _common_type(u, weight, bias)
-    batch, length, channels = u.shape
+    (batch, length, channels), (rows, taps, bias, mask) = u.shape, _dense(u, weight, bias, mask)
+    dtype = rows.dtype
     y = torch.empty(u.shape, dtype=dtype)
-    rows, taps = _in_rows(u, dtype), weight.to(dtype).t().contiguous()
-    bias = None if bias is None else bias.to(dtype).contiguous()
-    mask = None if mask is None else mask.contiguous()
-    past = None if past is None else _in_rows(past, dtype)
+    past = None if past is None else dense_rows(past.to(dtype))
     tile = max(1, _TASK_SIZE // max(1, channels))
     tiles = -(-length // tile)
 
@@ -210,28 +205,17 @@ def _forward(
     return y.to(u.dtype)
 
 
-@torch.library.custom_op("hf_ssm::short_conv", mutates_args=())
-def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return _forward(u, weight, bias, mask, None, left, silu)
+def _run_forward(args: ConvInputs, left: int, silu: bool) -> Tensor:
+    return _forward(*args, None, left, silu)
 
 
-@torch.library.custom_op("hf_ssm::short_conv_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = _common_type(u, weight, bias)
-    batch, length, channels = u.shape
-    rows, grads, taps = _in_rows(u, dtype), _in_rows(grad, dtype), weight.to(dtype).t().contiguous()
-    offset = None if bias is None else bias.to(dtype).contiguous()
-    mask = None if mask is None else mask.contiguous()
+def _run_backward(
+    grad: Tensor, args: ConvInputs, left: int, silu: bool, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    (u, weight, bias, mask), needs_u, needs_sums = args, wanted[0], any(wanted[1:])
+    (batch, length, channels), (rows, taps, offset, mask) = u.shape, _dense(u, weight, bias, mask)
+    dtype = rows.dtype
+    grads = dense_rows(grad.to(dtype))
     tiles, widths = -(-length // _TILE), -(-channels // _WIDTH)
     du = torch.empty(u.shape if needs_u else (0,), dtype=dtype)
     sums = torch.zeros((batch * tiles, len(taps) + 1, channels) if needs_sums else (0,), dtype=dtype)
@@ -251,13 +235,13 @@ def _operator_backward(
 
     run_tasks(task, batch * tiles * widths)
     if not needs_sums:
-        return du.to(u.dtype), weight.new_empty(0), weight.new_empty(0)
+        return du.to(u.dtype), None, None, None
     dweight, dbias = sums[:, :-1].sum(0), sums[:, -1].sum(0)
     dweight = dweight.t().to(weight.dtype).contiguous()
-    return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype)
+    return du.to(u.dtype), dweight, dbias.to((weight if bias is None else bias).dtype), None
 
 
-register(_operator, _operator_backward)
+_operator, _ = short_conv_operator("hf_ssm::short_conv", forward=_run_forward, backward=_run_backward)
 
 
 def supports_short_conv(

@@ -4,6 +4,8 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps. A program computes a 
 row of the batch; neighbouring positions come from the cache.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from hf_ssm.ops.context import NAMESPACE, is_plain_call
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import config, kernel, runs_kernels
 from hf_ssm.ops.gpu.language import silu, silu_slope
-from hf_ssm.ops.short_conv.operators import register
+from hf_ssm.ops.short_conv.operators import ConvInputs, short_conv_operator
 from hf_ssm.ops.short_conv.reference import taps_before
 
 __all__ = [
@@ -43,9 +45,9 @@ def _load_inputs(u, mask, past, at, d, length, channels, u_row, past_row, LEFT: 
     inside = (at >= 0) & (at < length)
     if mask is not None:
         inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
-    known = inside[:, None] & (d < channels)[None, :]
+    valid = inside[:, None] & (d < channels)[None, :]
     # Offsets in a row of a long sequence exceed 32 bits.
-    value = tl.load(u + at.to(tl.int64)[:, None] * u_row + d[None, :], mask=known, other=0.0).to(tl.float32)
+    value = tl.load(u + at.to(tl.int64)[:, None] * u_row + d[None, :], mask=valid, other=0.0).to(tl.float32)
     if past is not None:
         before = ((at >= -LEFT) & (at < 0))[:, None] & (d < channels)[None, :]
         value += tl.load(past + (at + LEFT)[:, None] * past_row + d[None, :], mask=before, other=0.0).to(tl.float32)
@@ -229,23 +231,14 @@ def _forward(
     return y
 
 
-@torch.library.custom_op(f"{NAMESPACE}::short_conv_triton", mutates_args=())
-def _operator(u: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, left: int, silu: bool) -> Tensor:
-    return _forward(u, weight, bias, mask, None, left, silu)
+def _run_forward(args: ConvInputs, left: int, silu: bool) -> Tensor:
+    return _forward(*args, None, left, silu)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::short_conv_triton_backward", mutates_args=())
-def _operator_backward(
-    grad: Tensor,
-    u: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    left: int,
-    silu: bool,
-    needs_u: bool,
-    needs_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_backward(
+    grad: Tensor, args: ConvInputs, left: int, silu: bool, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    (u, weight, bias, mask), needs_u, needs_sums = args, wanted[0], any(wanted[1:])
     batch, length, channels = u.shape
     taps = weight.shape[1]
     grad_u = torch.empty(u.shape if needs_u else (0,), dtype=u.dtype, device=u.device)
@@ -268,13 +261,13 @@ def _operator_backward(
         SILU=silu,
     )
     if not needs_sums:
-        return grad_u, weight.new_empty(0), weight.new_empty(0)
+        return grad_u, None, None, None
     total = sums.sum((0, 1))
     grad_weight = total[:-1].t().to(weight.dtype).contiguous()
-    return grad_u, grad_weight, total[-1].to((weight if bias is None else bias).dtype, copy=True)
+    return grad_u, grad_weight, total[-1].to((weight if bias is None else bias).dtype, copy=True), None
 
 
-register(_operator, _operator_backward)
+_operator, _ = short_conv_operator(f"{NAMESPACE}::short_conv_triton", forward=_run_forward, backward=_run_backward)
 
 
 def supports_short_conv(

@@ -31,7 +31,7 @@ from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
 from hf_ssm.ops.ssd.step import ssd_step
 
-__all__ = ["ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
+__all__ = ["ssd_extend", "ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
 
 _SSD_SCAN = Operation(
     export=ssd_by_levels,
@@ -95,3 +95,41 @@ def ssd_scan(
     y, last = _SSD_SCAN(x, d, A, B, C, D, state, starts, chunk_size)
     y = y.to(x.dtype)
     return (y, last) if return_last_state else y
+
+
+def ssd_extend(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Sequence[float] = (0.0, math.inf),
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output and the last state of the next chunk of a sequence; arguments as of `ssd_scan`."""
+    y, last = _SSD_EXTEND(x, dt, A, B, C, state, D, dt_bias, dt_softplus, dt_limit, chunk_size)
+    return y, last
+
+
+def _ssd_with_state(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    D, dt_bias, dt_softplus, dt_limit, chunk_size = options
+    y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, None, chunk_size, True)
+    return y, last
+
+
+def _ssd_or_step(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    if x.shape[1] > 1 or state is None:
+        return _ssd_with_state(x, dt, A, B, C, state, *options)
+    y, last = ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, *options[:-1])
+    return y.unsqueeze(1), last
+
+
+_SSD_EXTEND = Operation(export=_ssd_with_state, torch=_ssd_or_step)

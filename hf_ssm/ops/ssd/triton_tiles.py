@@ -202,8 +202,8 @@ def at_head(heads, row, position, head):
 @triton.jit
 def load_tile(start, rows, columns, length, width, row):
     """Rows and columns of a matrix `(length, width)`, zero outside; `row` is the stride of its rows."""
-    known = (rows < length)[:, None] & (columns < width)[None, :]
-    return tl.load(start + rows[:, None] * row + columns[None, :], mask=known, other=0.0)
+    valid = (rows < length)[:, None] & (columns < width)[None, :]
+    return tl.load(start + rows[:, None] * row + columns[None, :], mask=valid, other=0.0)
 
 
 @triton.jit

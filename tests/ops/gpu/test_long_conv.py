@@ -216,9 +216,9 @@ def test_the_operators_keep_the_rules_of_operators(device, way):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.hf_ssm.long_conv_triton.default, tuple(arguments), test_utils=tests)
     detached = [t.detach() for t in (arguments[0], *arguments)]
-    for needs in ((True, True), (False, True)):
+    for wanted in ([True, True, True], [False, True, True]):
         torch.library.opcheck(
-            torch.ops.hf_ssm.long_conv_triton_backward.default, (*detached, *needs), test_utils=tests[::2]
+            torch.ops.hf_ssm.long_conv_triton_backward.default, (*detached, wanted), test_utils=tests[::2]
         )
 
 

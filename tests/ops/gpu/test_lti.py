@@ -237,11 +237,11 @@ def test_the_operators_are_well_formed(device):
     torch.library.opcheck(operators._operator, (*start, c, 5), **checks)
     grad = torch.randn(1, 5, device=device)
     for wanted in ([True] * 5, [False] * 4 + [True]):
-        torch.library.opcheck(operators._operator_backward, (grad, *start, c, wanted), **checks)
+        torch.library.opcheck(operators._operator_backward, (grad, *start, c, 5, wanted), **checks)
     pair = [t.detach() for t in bases(device, 1, 2, 0.1)]
     torch.library.opcheck(sums._operator, (*pair, 5), **checks)
     for with_base in (True, False):
-        torch.library.opcheck(sums._operator_backward, (grad, *pair, with_base), **checks)
+        torch.library.opcheck(sums._operator_backward, (grad, *pair, 5, [with_base, True]), **checks)
 
 
 @pytest.mark.parametrize("length", [1030, 4100])

@@ -183,7 +183,9 @@ def test_the_operators_are_well_formed():
     torch.library.opcheck(module._exponential_sums, (x.requires_grad_(), w.requires_grad_(), 11, True))
     grad = torch.randn(2, 11, dtype=torch.float64)
     for with_base in (True, False):
-        torch.library.opcheck(module._exponential_sums_backward, (grad, x.detach(), w.detach(), with_base))
+        torch.library.opcheck(
+            module._exponential_sums_backward, (grad, x.detach(), w.detach(), 11, True, [with_base, True])
+        )
 
 
 def test_the_reference_runs_where_it_is_chosen():

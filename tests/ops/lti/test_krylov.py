@@ -222,7 +222,8 @@ def test_the_operators_are_well_formed():
     torch.library.opcheck(module._krylov_products, (*(t.requires_grad_() for t in (*start, c)), 11, True))
     grad = torch.randn(2, 11, dtype=torch.float64)
     for wanted in ([True] * 5, [False, False, False, True, True]):
-        torch.library.opcheck(module._krylov_products_backward, (grad, *(t.detach() for t in (*start, c)), wanted))
+        detached = [t.detach() for t in (*start, c)]
+        torch.library.opcheck(module._krylov_products_backward, (grad, *detached, 11, True, wanted))
 
 
 def test_the_reference_runs_where_it_is_chosen():

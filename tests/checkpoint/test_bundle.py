@@ -1,4 +1,4 @@
-"""The code of a checkpoint: two readable files, with everything that a family's models use and nothing else."""
+"""The code of a checkpoint: three readable files, with everything that a family's models use and nothing else."""
 
 import ast
 import importlib
@@ -15,8 +15,8 @@ import pytest
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 import hf_ssm
-from hf_ssm.models.bundle import HEADER, auto_map, bundle, write_code
-from hf_ssm.models.registry import FAMILIES, Family
+from hf_ssm.checkpoint import HEADER, auto_map, bundle, file_names, write_code
+from hf_ssm.models.registry import FAMILIES, HEADS, Family
 
 AVAILABLE = {"huggingface_hub", "numpy", "safetensors", "torch", "transformers"}
 
@@ -31,25 +31,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_bundle_is_two_files_that_transformers_can_load(name, folder):
+def test_a_bundle_is_three_files_that_transformers_can_load(name, folder):
     family = FAMILIES[name]
-    files = bundle(family.config_class)
+    files = bundle(family.config_class())
     stems = [f"{kind}_hf_ssm_{family.short_name}" for kind in ("configuration", "modeling")]
-    configuration, modeling = (folder / f"{stem}.py" for stem in stems)
-    assert list(files) == [configuration.name, modeling.name]
-    assert get_relative_import_files(configuration) == []
-    assert get_relative_import_files(modeling) == [str(configuration)]
-    for path in (configuration, modeling):
+    configuration, modeling, runtime = (folder / f"{stem}.py" for stem in (*stems, "runtime_hf_ssm"))
+    assert list(files) == file_names(family) == [configuration.name, modeling.name, runtime.name]
+    assert get_relative_import_files(runtime) == []
+    assert get_relative_import_files(configuration) == [str(runtime)]
+    assert set(get_relative_import_files(modeling)) == {str(configuration), str(runtime)}
+    for path in (configuration, modeling, runtime):
         assert path.read_text(encoding="utf-8") == files[path.name]
         assert set(get_imports(path)) <= AVAILABLE | sys.stdlib_module_names
     classes = {auto: reference.split(".") for auto, reference in auto_map(family).items()}
     assert {stem for stem, _ in classes.values()} == set(stems)
-    for stem, source in zip(stems, files.values(), strict=True):
+    heads = {cls.__name__: HEADS[head] for head, cls in family.model_classes.items()}
+    registered = [
+        (heads.get(cls.__name__, "AutoConfig"), (stems[bool(heads.get(cls.__name__))], cls.__name__))
+        for cls in (family.config_class, *family.model_classes.values())
+    ]
+    assert ast.get_docstring(ast.parse(files[runtime.name])) is not None
+    for stem, source in zip(stems, files.values(), strict=False):
         assert source.startswith(f"{HEADER} {hf_ssm.__version__} (Apache-2.0).\n")
         tree = ast.parse(source)
         assert ast.get_docstring(tree) is not None
-        exported = next(node.value for node in tree.body if "__all__" in ast.unparse(node).partition(" = ")[0])
-        assert ast.literal_eval(exported) == sorted(cls for file, cls in classes.values() if file == stem)
+        last = [ast.unparse(node) for node in tree.body if "register_for_auto_class" in ast.unparse(node)]
+        assert last == [f"{cls}.register_for_auto_class({auto!r})" for auto, (file, cls) in registered if file == stem]
     others = [f"class {other}Mixer" for other in ("Hyena", "S4", "Selective") if not name.startswith(other)]
     assert not any(other in source for other in others for source in files.values())
 
@@ -58,7 +65,10 @@ def test_ruff_finds_no_undefined_or_unused_name_and_hardly_another_layout(folder
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
     if ruff is None:
         pytest.skip("ruff is not installed (the extra `lint`)")
-    checked = subprocess.run([ruff, "check", "--isolated", "--select", "F", folder], capture_output=True, text=True)
+    # A variable may be assigned for options that the configuration excludes: draws keep their order.
+    checked = subprocess.run(
+        [ruff, "check", "--isolated", "--select", "F", "--ignore", "F841", folder], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout
     options = ["--diff", "--isolated", "--line-length", "120"]
     diff = subprocess.run([ruff, "format", *options, folder], capture_output=True, text=True).stdout.splitlines()
@@ -66,6 +76,38 @@ def test_ruff_finds_no_undefined_or_unused_name_and_hardly_another_layout(folder
     # A longer name can make a line too long.
     total = sum(path.read_text(encoding="utf-8").count("\n") for path in folder.glob("*.py"))
     assert len(changed) < total / 1000, "\n".join(changed)
+
+
+@pytest.mark.parametrize(
+    ("config", "absent"),
+    [
+        (hf_ssm.HyenaConfig(), ["StateSpaceFilter", "SinusoidFilter", "dplr_kernel"]),
+        (hf_ssm.HyenaConfig(filter_type="s4d"), ["ImplicitFilter", "dplr_kernel"]),
+        (hf_ssm.S4Config(), ["ImplicitFilter", "dplr_kernel"]),
+        (hf_ssm.S4Config(kernel_type="s4"), ["ImplicitFilter"]),
+        (hf_ssm.S5Config(), ["LongConvolution"]),
+        (hf_ssm.SelectiveSSMConfig(rc_equivariant=True), ["LongConvolution"]),
+        (hf_ssm.SSDConfig(), ["SelectiveMixer"]),
+        (hf_ssm.ConvS5Config(), ["SSMForCausalLM"]),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
+)
+def test_a_modeling_file_is_short_and_has_the_model_of_its_configuration_only(config, absent):
+    _, modeling, runtime = bundle(config).values()
+    assert modeling.count("\n") <= 1500
+    assert not any(name in modeling for name in ("is_exporting", "Operation(", "Compiled(", "custom_op", *absent))
+    # The mixer is the first class that is not a part of it.
+    assert modeling.index("Mixer(nn.Module)") < modeling.index("class SSMModel(") < modeling.index("class Block(")
+    assert runtime == list(bundle(hf_ssm.S4Config()).values())[2]
+
+
+def test_a_model_without_the_filter_says_so(tmp_path):
+    (tmp_path / "bundled_s4").mkdir()
+    for name, source in {"__init__.py": "", **bundle(hf_ssm.S4Config(kernel_type="s4d"))}.items():
+        (tmp_path / "bundled_s4" / name).write_text(source, encoding="utf-8")
+    run = "from bundled_s4.modeling_hf_ssm_s4 import S4Model as M; M(M.config_class(kernel_type='s4'))"
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True)
+    assert "this code has the filter 's4d' only, not 's4': pip install hf_ssm." in done.stderr
 
 
 # A family in a package of its own.
@@ -204,8 +246,8 @@ class ToyModel(Base):
 def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
     family = plant(first=FIRST, second=SECOND, modeling_toy=TOY)
     expected = family.modeling.ToyModel()(5)
-    source = bundle(family.config_class)["modeling_hf_ssm_toy.py"]
-    assert load(bundle(family.config_class), tmp_path).ToyModel()(5) == expected
+    source = bundle(family.config_class())["modeling_hf_ssm_toy.py"]
+    assert load(bundle(family.config_class()), tmp_path).ToyModel()(5) == expected
     # Comments, docstrings of constants and legends remain; definitions that no model uses do not.
     assert '# A step.\n_STEP = 2\n"""Documented."""\n' in source and "# at the end of a line" in source
     assert "# toys.first\n#\n# First.\n#\n# Legend: `B` batch.\n" in source
@@ -243,7 +285,7 @@ def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
 def test_what_cannot_be_bundled_is_refused_with_its_place(plant, model, others, message):
     family = plant(**{"modeling_toy": model, **others})
     with pytest.raises(ValueError, match=message):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 def test_modules_that_import_each_other_are_refused(plant, tmp_path):
@@ -251,35 +293,36 @@ def test_modules_that_import_each_other_are_refused(plant, tmp_path):
     (tmp_path / "toys" / "b.py").write_text("from toys.c import z\nx = 1\n")
     (tmp_path / "toys" / "c.py").write_text("from toys.b import x\nz = 1\n")
     with pytest.raises(ValueError, match=r"import each other .*: toys\.modeling_toy -> toys\.b -> toys\.c -> toys\.b"):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 def test_a_class_without_a_file_or_a_family_is_refused(plant):
     with pytest.raises(ValueError, match="is not the configuration of a family"):
-        bundle(dict)
+        bundle({})
     family = plant(modeling_toy="class ToyModel: pass\n")
     del family.modeling.__file__
     with pytest.raises(ValueError, match=r"'toys\.modeling_toy' has no source file"):
-        bundle(family.config_class)
+        bundle(family.config_class())
 
 
 @pytest.mark.parametrize("left", ["", "class Hyena", None])
 def test_an_interrupted_save_does_not_hinder_the_next(tmp_path, left, monkeypatch):
     """A file that is empty, cut off or only temporary, as a killed process leaves it."""
     config = hf_ssm.HyenaConfig()
-    names = list(bundle(type(config)))
+    model = hf_ssm.HyenaModel(config)
+    names = list(bundle(config))
     if left is None:
         (tmp_path / f".{names[1]}.1.tmp").write_text("half")
     else:
         (tmp_path / names[1]).write_text(left)
-    config.save_pretrained(tmp_path)
-    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(config)[names[1]]
 
     def fail(self: Path, *args: Any) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="No space left"):
-        config.save_pretrained(tmp_path)
-    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(type(config))[names[1]]
+        model.save_pretrained(tmp_path)
+    assert (tmp_path / names[1]).read_text(encoding="utf-8") == bundle(config)[names[1]]
     assert sorted(path.name for path in tmp_path.glob("*.py")) == sorted(names)
