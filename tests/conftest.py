@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import hf_ssm
+from hf_ssm.modules.observers import TauMeter
+from hf_ssm.modules.rows import Rows
 
 # No deadlines: a loaded machine must not fail a test. Derandomised: a failure is reproducible.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
@@ -66,6 +68,19 @@ def make_model() -> Callable[..., Any]:
         return getattr(hf_ssm, f"{family}{head}")(config).eval()
 
     return make
+
+
+@pytest.fixture
+def with_tau() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """`with_tau(operator, *inputs, mask)`: the output of an operator, and τ of what it mixes."""
+
+    def measure(operator: Any, *inputs: Any, mask: torch.Tensor | None = None, **arguments: Any) -> Any:
+        meter = TauMeter()
+        output = operator(*inputs, Rows(mask, observer=meter), **arguments)
+        (tau,) = meter.taus
+        return output, tau
+
+    return measure
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def answer_to_an_impulse(module: Any, group: int, channels: int, half: int, omeg
     inputs = torch.zeros(1, 2 * half + 1, channels, dtype=torch.float64)
     inputs[:, half] = 1.0
     with torch.no_grad():
-        output = module(inputs, kernels=module.kernels(inputs.shape[1]), group=group)
+        output = module(inputs, group=group)
     waves = torch.exp(-1j * omega.unsqueeze(-1) * (torch.arange(2 * half + 1) - half))
     return (waves @ output[0].to(waves.dtype)).T
 

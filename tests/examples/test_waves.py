@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
+from hf_ssm.modules.rows import Rows
+
 
 def test_signals_hold_the_amplitudes_at_their_frequencies(script: ModuleType) -> None:
     amplitudes = torch.tensor([[0.2, 0.7, 0.4], [1.0, 0.1, 0.3]])
@@ -46,7 +48,7 @@ def test_filter_weighs_each_wave_by_its_angular_frequency(script: ModuleType, or
     operator = model.model.layers[0].mixer.long_conv
     signals = script.waves(2048).double().unsqueeze(-1)
     with torch.no_grad():
-        filtered = operator._zero_phase(signals, slice(None), None)
+        filtered = operator._zero_phase(signals, Rows())
     middle = slice(1024 - 256, 1024 + 256)  # a quarter of the slow wave, whole periods of the others
     for frequency, before, after in zip(script.FREQUENCIES, signals[:, middle, 0], filtered[:, middle, 0], strict=True):
         gain = float(before @ after / (before @ before))

@@ -46,7 +46,8 @@ def matrices(model: nn.Module) -> list[str]:
 
 def adapted(model: nn.Module, **arguments) -> PeftModel:
     torch.manual_seed(1)
-    made = get_peft_model(model, LoraConfig(r=2, init_lora_weights=False, **arguments)).double().eval()
+    config = LoraConfig(r=2, init_lora_weights=False, **({"target_modules": "all-linear"} | arguments))
+    made = get_peft_model(model, config).double().eval()
     for name, parameter in made.named_parameters():
         if parameter.requires_grad and "lora" not in name:
             parameter.data *= 1.1
@@ -94,7 +95,7 @@ def test_lora_on_the_parameters_of_the_operators(maker, tmp_path, variant: str) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_lora_on_every_linear_layer_by_default(maker, tmp_path, variant: str) -> None:
+def test_lora_on_every_linear_layer(maker, tmp_path, variant: str) -> None:
     make = maker(variant)
     # `bias="all"` trains the step sizes `dt_bias` too.
     tuned = adapted(make(), bias="all")
@@ -106,18 +107,18 @@ def test_lora_on_every_linear_layer_by_default(maker, tmp_path, variant: str) ->
 
 @pytest.mark.parametrize("variant", ["s4d", "hyena", "mamba", "plain"])
 @pytest.mark.parametrize(
-    ("head", "task_type"),
+    ("head", "options"),
     [
-        ("ForSequenceClassification", None),
-        ("ForSequenceClassification", "SEQ_CLS"),
-        ("ForTokenClassification", "TOKEN_CLS"),
-        ("ForSignalRegression", None),
+        ("ForSequenceClassification", {"exclude_modules": ["classifier"]}),
+        ("ForSequenceClassification", {"task_type": "SEQ_CLS"}),
+        ("ForTokenClassification", {"task_type": "TOKEN_CLS", "exclude_modules": ["classifier"]}),
+        ("ForSignalRegression", {"exclude_modules": ["classifier", "input_projection"]}),
     ],
 )
-def test_the_default_targets_leave_heads_out(maker, variant: str, head: str, task_type: str | None) -> None:
+def test_heads_are_left_out(maker, variant: str, head: str, options: dict) -> None:
     model = maker(variant, head)()
     blocks = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".layers." in name}
-    tuned = adapted(model, task_type=task_type)
+    tuned = adapted(model, **options)
     layers = {name.split(".lora_")[0] for name, _ in tuned.named_parameters() if "lora_" in name}
     assert {name.removeprefix("base_model.model.") for name in layers} == blocks
 

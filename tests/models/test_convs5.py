@@ -216,7 +216,7 @@ def test_gradients_through_pieces_and_checkpoints() -> None:
         {"tau_statistics": "white"},
     ],
 )
-def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
+def test_tau_is_that_of_impulse_responses(with_tau, flags: dict) -> None:
     """The kernel from the forward pass: the response of the middle pixel to an impulse at each pixel and channel."""
     frames, channels, size = 5, 3, 7
     model = make(hidden_size=channels, patch_size=1, num_channels=1, state_size=4, **flags).double()
@@ -226,7 +226,7 @@ def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
         count = size * size * channels
         impulses = torch.zeros(count, frames, count, dtype=torch.float64)
         impulses[torch.arange(count), 0, torch.arange(count)] = 1
-        responses = operator(impulses.view(count, frames, size, size, channels))[0][:, :, 3, 3]
+        responses = operator(impulses.view(count, frames, size, size, channels))[:, :, 3, 3]
     # `(D, pixels, channels, lags)`.
     kernel = responses.permute(2, 0, 1).unflatten(1, (size * size, channels))
     by_lag = inputs.flip(1).transpose(0, 1).flatten(1, -2)
@@ -237,7 +237,7 @@ def test_tau_is_that_of_impulse_responses(flags: dict) -> None:
         unit = flags.get("tau_statistics") == "unit"
         mean, spread = (torch.zeros_like(mean), torch.ones_like(spread)) if unit else (mean, spread)
         expected = ((kernel.abs() * spread).sum((1, 2, 3)) + (kernel * mean).sum((1, 2, 3)).abs()).square().mean()
-    found = operator(inputs, output_tau=True)[1]
+    _, found = with_tau(operator, inputs)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
     names = dict(operator.named_parameters())
     assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(found, list(names.values())))

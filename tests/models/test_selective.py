@@ -539,7 +539,7 @@ class TestAttentionMatrix:
         def remember(module, args, output):
             seen["u"] = args[0]
             # Without its gate.
-            seen["y"] = type(module).forward(module, args[0], None, args[2])[0]
+            seen["y"] = type(module).forward(module, args[0], None, args[2])
 
         layer.mixer.scan.register_forward_hook(remember)
         hidden = model(ids, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states
@@ -555,7 +555,7 @@ class TestAttentionMatrix:
         ids, seen = torch.randint(0, 12, (2, 10)), {}
         layer = model.layers[0]
         layer.mixer.reverse_scan.register_forward_hook(
-            lambda module, args, output: seen.update(u=args[0], y=type(module).forward(module, args[0])[0])
+            lambda module, args, output: seen.update(u=args[0], y=type(module).forward(module, args[0]))
         )
         hidden = model(ids, output_hidden_states=True).hidden_states[0]
         matrix = hf_ssm.attention_matrix(layer, hidden, reverse=True)

@@ -388,7 +388,7 @@ class TestScan:
         """Rotated states are complex ones, with the frequencies of the other families."""
         scan = build_scan(**kind)
         inputs = [part.requires_grad_() for part in scan_arguments(scan, 2, 19)]
-        outputs = [scan(*inputs)[0], by_recurrence(scan, *inputs)]
+        outputs = [scan(*inputs), by_recurrence(scan, *inputs)]
         weights = torch.randn_like(outputs[0])
         torch.testing.assert_close(*outputs, rtol=0, atol=1e-12 * outputs[0].abs().max().item())
         tensors = [*inputs, *scan.parameters()]
@@ -405,7 +405,7 @@ class TestScan:
 
     @pytest.mark.parametrize("kind", KINDS[:2])
     @torch.no_grad()
-    def test_tau_by_loops(self, kind: dict) -> None:
+    def test_tau_by_loops(self, with_tau, kind: dict) -> None:
         """The mean kernel at the last token, by an impulse at each lag through the recurrence of the batch's means."""
         scan, mask = build_scan(rescale_init=True, **kind), torch.ones(6, 9, dtype=torch.bool)
         scan.C_scale.fill_(1.3)
@@ -427,7 +427,7 @@ class TestScan:
             kernel.append((read.conj() * state).sum(-1).real.repeat_interleave(3))
         kernel[0] = kernel[0] + scan.D.repeat_interleave(3)
         expected = tau_reference(torch.stack(kernel, dim=1), x.flatten(-2), mask).mean()
-        found = scan(inputs, step, mask, output_tau=True)[1]
+        _, found = with_tau(scan, inputs, step, mask=mask)
         assert expected > 0.1
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
         # Without the scan, only the feed-through would be left.
@@ -447,7 +447,7 @@ class TestScan:
         found = scan.attention_matrix((inputs, step), mask)
         alone = scan.attention_matrix((inputs[:, 4:], step[:, 4:]))
         x = inputs[:, 4:, : scan.channels]
-        torch.testing.assert_close(torch.einsum("bdtj,bjd->btd", alone, x), scan(inputs[:, 4:], step[:, 4:])[0])
+        torch.testing.assert_close(torch.einsum("bdtj,bjd->btd", alone, x), scan(inputs[:, 4:], step[:, 4:]))
         expected = torch.zeros_like(found)
         expected[:, :, 4:, 4:] = alone
         torch.testing.assert_close(found, expected)
@@ -490,7 +490,7 @@ class TestRescaling:
         ids, seen = torch.randint(0, 12, (8, 15)), []
         taus = rescale_init_(model, {"input_ids": ids})
         for layer, tau in zip(start.model.layers, taus, strict=True):
-            layer.mixer.scan.register_forward_hook(lambda _, __, out, tau=tau: (out[0] / tau.sqrt(), out[1]))
+            layer.mixer.scan.register_forward_hook(lambda _, __, out, tau=tau: out / tau.sqrt())
             layer.mixer.norm.register_forward_hook(lambda module, args, out: seen.append((module, args, out)))
         found = model(ids).logits
         torch.testing.assert_close(found, start(ids).logits, rtol=1e-10, atol=1e-12)

@@ -5,9 +5,12 @@ import torch
 
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.observers import Observer
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv_reference
 from hf_ssm.theory.complexity import tau_reference
+from hf_ssm.training.rescale import _Rescaler
 
 CHANNELS, LENGTH = 4, 11
 
@@ -30,17 +33,35 @@ def build(directions: int = 1, groups: int = 1, **flags) -> LongConvolution:
     return module.double()
 
 
+class Readings(Observer):
+    """Keeps what an operator mixes."""
+
+    def __init__(self) -> None:
+        self.seen: list[Reading] = []
+
+    def __call__(self, operator: LongConvolution, reading: Reading) -> None:
+        self.seen.append(reading)
+
+
+def mixed_inputs(module: LongConvolution, inputs: torch.Tensor, mask: torch.Tensor | None = None, group: int = 0):
+    """What the kernels of a group multiply."""
+    observer = Readings()
+    module(inputs, Rows(mask, observer=observer), group=group)
+    ((inputs, *_),) = observer.seen
+    return inputs
+
+
 def test_the_output_is_the_convolution_with_kernel_and_skip() -> None:
     module = build(directions=2)
     inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
-    output, tau = module(inputs, module.kernels(LENGTH))
+    output = module(inputs)
     kernel = module.filter.kernel(LENGTH)
     expected = long_conv_reference(inputs, kernel[0], kernel[1]) + module.D * inputs
     torch.testing.assert_close(output, expected)
-    assert tau is None
+    assert torch.equal(module(inputs, kernels=module.kernels(LENGTH)), output)
 
 
-def test_tau_is_that_of_the_kernel_with_the_skip() -> None:
+def test_tau_is_that_of_the_kernel_with_the_skip(with_tau) -> None:
     module = build()
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
     mask = torch.ones(5, LENGTH, dtype=torch.bool)
@@ -48,32 +69,31 @@ def test_tau_is_that_of_the_kernel_with_the_skip() -> None:
     inputs = inputs * mask.unsqueeze(-1)
     kernel = module.filter.kernel(LENGTH)[0].clone()
     kernel[:, 0] += module.D
-    _, found = module(inputs, module.kernels(LENGTH), mask, output_tau=True)
+    _, found = with_tau(module, inputs, mask=mask)
     torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
 
 
-def test_tau_of_a_two_sided_convolution_is_the_mean_of_its_directions() -> None:
+def test_tau_of_a_two_sided_convolution_is_the_mean_of_its_directions(with_tau) -> None:
     module = build(directions=2)
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
     forward = module.filter.kernel(LENGTH)[0].clone()
     forward[:, 0] += module.D
     backward = torch.nn.functional.pad(module.filter.kernel(LENGTH)[1], (1, 0))[:, :LENGTH]
     expected = torch.cat([tau_reference(forward, inputs), tau_reference(backward, inputs.flip(1))]).mean()
-    _, found = module(inputs, module.kernels(LENGTH), output_tau=True)
+    _, found = with_tau(module, inputs)
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("mode", ["causal", "zero_phase"])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_rescaling_makes_tau_one(mode: str, directions: int) -> None:
+def test_rescaling_makes_tau_one(with_tau, mode: str, directions: int) -> None:
     module = build(directions, groups=2, sobolev_order=0.5, sobolev_mode=mode)
     inputs = torch.randn(6, LENGTH, CHANNELS, dtype=torch.float64)
     untouched = module.kernels(LENGTH)[:, 0::2]
-    module.rescaling = []
-    output, _ = module(inputs, module.kernels(LENGTH), group=1)
-    ((before, _),) = module.rescaling
-    module.rescaling = None
-    again, after = module(inputs, module.kernels(LENGTH), group=1, output_tau=True)
+    rescaler = _Rescaler()
+    output = module(inputs, Rows(observer=rescaler), group=1)
+    ((before, _),) = rescaler.taus[module]
+    again, after = with_tau(module, inputs, group=1)
     assert (before - 1).abs() > 0.01
     torch.testing.assert_close(after, torch.ones_like(after))
     torch.testing.assert_close(output, again)
@@ -86,7 +106,7 @@ def test_groups_use_their_own_channels(groups: int) -> None:
     inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
     kernels = module.kernels(LENGTH)
     for group in range(groups):
-        output, _ = module(inputs, kernels, group=group)
+        output = module(inputs, kernels=kernels, group=group)
         torch.testing.assert_close(output, long_conv_reference(inputs, kernels[0, group::groups]))
 
 
@@ -103,16 +123,15 @@ def test_the_zero_phase_filter_weights_each_frequency(frequency: str) -> None:
     size = omega / plain.filter.time_step() if frequency == "radian" else bin_ / length
     middle = slice(2000, 3000)
     with torch.no_grad():
-        before, after = (module(tone, module.kernels(length))[0][:, middle] for module in (plain, filtered))
+        before, after = (module(tone)[:, middle] for module in (plain, filtered))
     torch.testing.assert_close(after, before * (1 + size) ** order, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_rescaling_refuses_a_tau_it_cannot_divide_by(value: float) -> None:
     module = build()
-    module.rescaling = []
     with pytest.raises(ValueError, match="needs a positive, finite τ"):
-        module(torch.full((3, LENGTH, CHANNELS), value, dtype=torch.float64), module.kernels(LENGTH))
+        module(torch.full((3, LENGTH, CHANNELS), value, dtype=torch.float64), Rows(observer=_Rescaler()))
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -134,7 +153,7 @@ def test_the_skip_is_added_to_the_first_tap_of_the_forward_direction(gradient: b
 
 @pytest.mark.parametrize("frequency", ["normalized", "radian"])
 @pytest.mark.parametrize("mode", ["causal", "zero_phase"])
-def test_each_channel_of_each_group_has_its_own_sobolev_order(mode: str, frequency: str) -> None:
+def test_each_channel_of_each_group_has_its_own_sobolev_order(with_tau, mode: str, frequency: str) -> None:
     """Group g with the channels g, g + G, ... is a convolution of one group with their kernels, orders and steps."""
     groups = 3
     module = build(groups=groups, sobolev_trainable=True, sobolev_mode=mode, sobolev_frequency=frequency)
@@ -149,20 +168,13 @@ def test_each_channel_of_each_group_has_its_own_sobolev_order(mode: str, frequen
             for name, value in alone.named_parameters():
                 source = module.get_parameter(name)
                 value.copy_(source[:, own] if name == "filter.C" else source[own])
-            found, expected = (
-                part(inputs, part.kernels(LENGTH), group=number, output_tau=True)
-                for part, number in ((module, group), (alone, 0))
-            )
+            found, expected = (with_tau(part, inputs, group=number) for part, number in ((module, group), (alone, 0)))
             torch.testing.assert_close(found, expected)
             response = module.frequency_response(omega, own)
             torch.testing.assert_close(response, alone.frequency_response(omega, torch.arange(CHANNELS)))
-            (given,), (same,) = (
-                list(part.kernel_inputs(inputs, kernels=inputs, group=number))
-                for part, number in ((module, group), (alone, 0))
-            )
-            torch.testing.assert_close(given.inputs, same.inputs)
-            kernel = module.mean_kernel(given, LENGTH, {})
-            torch.testing.assert_close(kernel, alone.mean_kernel(same, LENGTH, {}))
+            torch.testing.assert_close(mixed_inputs(module, inputs, group=group), mixed_inputs(alone, inputs))
+            kernel = module.mean_kernel(LENGTH, {}, group=group)
+            torch.testing.assert_close(kernel, alone.mean_kernel(LENGTH, {}))
 
 
 @pytest.mark.parametrize("sobolev", [{}, {"sobolev_order": 0.5}], ids=["recurrence", "stream"])
@@ -185,28 +197,27 @@ def test_zero_phase_filtering_is_that_of_each_row_without_its_padding(frequency:
     mask[1, 6:] = mask[2, :5] = False
     inputs = torch.randn(3, LENGTH, CHANNELS, dtype=torch.float64) * mask.unsqueeze(-1)
     with torch.no_grad():
-        (found,) = (given.inputs for given in module.kernel_inputs(inputs, mask, kernels=inputs))
+        found = mixed_inputs(module, inputs, mask)
         for row, own in enumerate(mask):
-            (alone,) = (given.inputs for given in module.kernel_inputs(inputs[row : row + 1, own], kernels=inputs))
-            torch.testing.assert_close(found[row, own], alone[0])
+            torch.testing.assert_close(found[row, own], mixed_inputs(module, inputs[row : row + 1, own])[0])
     assert (found[~mask] == 0).all()
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_tau_without_statistics_is_a_norm_of_the_kernels(directions: int) -> None:
+def test_tau_without_statistics_is_a_norm_of_the_kernels(with_tau, directions: int) -> None:
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
     for statistics, norm in (("unit", 1), ("white", 2)):
         module = build(directions, tau_statistics=statistics)
         kernels = module.kernels(LENGTH)
         expected = torch.linalg.vector_norm(kernels, norm, dim=-1).square().mean()
-        torch.testing.assert_close(module(inputs, kernels, output_tau=True)[1], expected)
+        torch.testing.assert_close(with_tau(module, inputs)[1], expected)
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_gradients_of_tau_reach_the_inputs_unless_their_statistics_are_detached(detached: bool) -> None:
+def test_gradients_of_tau_reach_the_inputs_unless_their_statistics_are_detached(with_tau, detached: bool) -> None:
     module = build(tau_detach_statistics=detached)
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64, requires_grad=True)
-    _, value = module(inputs, module.kernels(LENGTH), output_tau=True)
+    _, value = with_tau(module, inputs)
     wanted = [inputs, module.filter.C]
     of_inputs, of_kernel = torch.autograd.grad(value, wanted, allow_unused=True)
     assert (of_inputs is None) == detached and of_kernel.abs().max() > 0
@@ -216,12 +227,11 @@ def test_the_kernel_that_looks_ahead_meets_its_inputs_from_the_next_one_on() -> 
     """Its first tap multiplies the next token: lag 1 from the first position, as its τ has it."""
     module = build(directions=2)
     inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
-    ahead = list(module.kernel_inputs(inputs, kernels=inputs))[1]
-    assert (ahead.direction, ahead.from_first, ahead.first_lag) == ("backward", True, 1)
-    kernel = module.mean_kernel(ahead, LENGTH - ahead.first_lag, {})
-    by_hand = torch.einsum("dl,bld->bd", kernel, inputs[:, ahead.first_lag :])
+    assert module.backward_first_lag == 1
+    kernel = module.mean_kernel(LENGTH - 1, {}, "backward")
+    by_hand = torch.einsum("dl,bld->bd", kernel, inputs[:, 1:])
     with torch.no_grad():
-        whole, _ = module(inputs, module.kernels(LENGTH))
+        whole = module(inputs)
         only_now = (module.filter.kernel(LENGTH)[0, :, 0] + module.D) * inputs[:, 0]
     torch.testing.assert_close(by_hand, whole[:, 0] - only_now)
 

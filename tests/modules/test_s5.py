@@ -8,6 +8,8 @@ import torch
 import hf_ssm
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.observers import TauMeter
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import use_backend
@@ -16,6 +18,7 @@ from hf_ssm.ops.lti.hippo import legs_matrix
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import kernel_matrix_tau, matrix_tau
 from hf_ssm.theory.moments import lag_moments
+from hf_ssm.training.rescale import _Rescaler
 
 BACKENDS = ("torch", "numba", "reference")
 
@@ -89,15 +92,14 @@ def test_scan_equals_convolution_and_recurrence(config, backend):
     parameters = [u, *operator.parameters()]
     weight = torch.randn_like(expected)
     with use_backend(backend):
-        output, tau = operator(u)
-        assert tau is None
+        output = operator(u)
         grads = torch.autograd.grad((output * weight).sum(), parameters)
     assert_near(output, expected)
     for found, wanted in zip(grads, torch.autograd.grad((expected * weight).sum(), parameters), strict=True):
         assert_near(found, wanted)
     if operator.directions == 1:
         state = LayerState()
-        pieces = [operator(part, state=state)[0] for part in (u[:, :20], u[:, 20:21], u[:, 21:])]
+        pieces = [operator(part, state=state) for part in (u[:, :20], u[:, 20:21], u[:, 21:])]
         assert_near(torch.cat(pieces, dim=1), expected)
 
 
@@ -166,6 +168,10 @@ def loop_with_steps(operator, u, deltas):
     return y
 
 
+def at_steps(time_deltas):
+    return Rows(extra={"time_deltas": time_deltas})
+
+
 @pytest.mark.parametrize("config", [{}, {"bidirectional": True, "discretization": "bilinear"}])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_time_deltas(config, backend):
@@ -174,9 +180,9 @@ def test_time_deltas(config, backend):
     deltas = (torch.rand(2, 23, dtype=torch.float64) + 0.1).requires_grad_()
     expected = loop_with_steps(operator, u, deltas)
     with use_backend(backend):
-        output, _ = operator(u, time_deltas=deltas)
+        output = operator(u, at_steps(deltas))
         (grad,) = torch.autograd.grad(output.square().sum(), deltas)
-        assert_near(operator(u, time_deltas=torch.ones_like(deltas))[0], operator(u)[0])
+        assert_near(operator(u, at_steps(torch.ones_like(deltas))), operator(u))
     assert_near(output, expected)
     assert_near(grad, torch.autograd.grad(expected.square().sum(), deltas)[0])
 
@@ -187,8 +193,7 @@ def test_a_held_input_may_be_sampled_at_any_times():
     counts = torch.tensor([1, 3, 2, 5, 1, 4])
     coarse = torch.randn(1, 6, 3, dtype=torch.float64)
     fine = coarse.repeat_interleave(counts, dim=1)
-    found, _ = operator(coarse, time_deltas=counts.double().unsqueeze(0))
-    expected, _ = operator(fine)
+    found, expected = operator(coarse, at_steps(counts.double().unsqueeze(0))), operator(fine)
     assert_near(found, expected[:, counts.cumsum(0) - 1])
 
 
@@ -205,7 +210,7 @@ def test_discretization_by_real_numbers(rule):
 
 
 @pytest.mark.parametrize("flags", [{}, {"sobolev_order": 0.7}, {"tau_statistics": "unit"}, {"tau_statistics": "white"}])
-def test_tau_of_one_channel_is_the_known_one(flags):
+def test_tau_of_one_channel_is_the_known_one(with_tau, flags):
     """With one channel, S5 is S4D with a step size for each state; here all step sizes are equal."""
     operator = make_operator(hidden_size=1, num_blocks=1, bidirectional=False, **flags)
     operator.log_dt.data.fill_(math.log(0.2))
@@ -221,14 +226,14 @@ def test_tau_of_one_channel_is_the_known_one(flags):
     mask = torch.ones(4, 30, dtype=torch.bool)
     mask[0, :7] = mask[1, 20:] = False
     u = u * mask.unsqueeze(-1)
-    expected, tau = convolution(u, convolution.kernels_for(u), mask, output_tau=True)
-    found, own = operator(u, mask, output_tau=True)
+    expected, expected_tau = with_tau(convolution, u, mask=mask)
+    found, tau = with_tau(operator, u, mask=mask)
     assert_near(found * mask.unsqueeze(-1), expected * mask.unsqueeze(-1))
-    assert_near(own, tau)
+    assert_near(tau, expected_tau)
 
 
 @pytest.mark.parametrize("flags", [{}, {"sobolev_order": 0.5, "sobolev_trainable": True}])
-def test_tau_of_several_channels(flags, monkeypatch):
+def test_tau_of_several_channels(with_tau, flags, monkeypatch):
     """The sums of blocks of lags are those of the whole kernel matrix, in values and gradients."""
     operator = make_operator(**flags)
     if operator.sobolev_order is not None:
@@ -252,7 +257,7 @@ def test_tau_of_several_channels(flags, monkeypatch):
         assert matrix_tau(kernel, mean, variance)[h].item() == pytest.approx((spread + abs(centre)) ** 2, rel=1e-10)
     expected = matrix_tau(kernel, mean, variance).mean()
     monkeypatch.setattr("hf_ssm.theory.mimo._MATRIX_AT_ONCE", 9 * 7)
-    _, tau = operator(u, output_tau=True)
+    _, tau = with_tau(operator, u)
     assert_near(tau, expected)
     parameters = list(operator.parameters())
     for one, other in zip(torch.autograd.grad(tau, parameters), torch.autograd.grad(expected, parameters), strict=True):
@@ -268,20 +273,18 @@ def test_tau_bounds_the_output_at_the_last_position():
     noise = torch.randn(1, dtype=torch.float64)
     signs = kernel.sign().T.flip(0).unsqueeze(0)
     u = torch.cat([signs * noise, -signs * noise])
-    y, _ = operator(u)
+    y = operator(u)
     mean, variance = lag_moments(u)
     expected = matrix_tau(operator.kernel_matrix(12), mean, variance)[0].sqrt()
     torch.testing.assert_close(y[:, -1, 0].abs().max(), expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("flags", [{}, {"bidirectional": True}, {"sobolev_mode": "zero_phase", "sobolev_order": -0.5}])
-def test_rescaling_makes_tau_one(flags):
+def test_rescaling_makes_tau_one(with_tau, flags):
     operator = make_operator(**flags)
     u = 0.3 + torch.randn(6, 25, 3, dtype=torch.float64)
-    operator.rescaling = []
-    output, _ = operator(u)
-    operator.rescaling = None
-    again, tau = operator(u, output_tau=True)
+    output = operator(u, Rows(observer=_Rescaler()))
+    again, tau = with_tau(operator, u)
     assert tau.item() == pytest.approx(1, abs=1e-12)
     assert_near(output, again)
 
@@ -296,7 +299,7 @@ def test_causal_filter_in_both_directions(flags):
     expected = convolved(operator.kernel_matrix(30), u)
     if flags:
         expected = expected + convolved(operator.kernel_matrix(30, 1), u.flip(1)).flip(1)
-    assert_near(operator(u)[0], expected)
+    assert_near(operator(u), expected)
 
 
 @pytest.mark.parametrize("flags", [{}, {"sobolev_order": -0.4, "sobolev_trainable": True}])
@@ -321,12 +324,11 @@ def test_gain_is_the_norm_of_a_row_of_transfer_functions(flags):
 def test_refusals():
     operator = make_operator()
     u, deltas = torch.randn(1, 5, 3, dtype=torch.float64), torch.ones(1, 5)
-    with pytest.raises(ValueError, match="leave out `time_deltas`"):
-        operator(u, time_deltas=deltas, output_tau=True)
-    with pytest.raises(ValueError, match="leave out `time_deltas`"):
-        next(operator.kernel_inputs(u, time_deltas=deltas))
+    for observer in (TauMeter(), _Rescaler()):
+        with pytest.raises(ValueError, match="leave out `time_deltas`"):
+            operator(u, at_steps(deltas)._replace(observer=observer))
     with pytest.raises(ValueError, match="sobolev_order=0"):
-        make_operator(sobolev_order=1.0)(u, time_deltas=deltas)
+        make_operator(sobolev_order=1.0)(u, at_steps(deltas))
     with pytest.raises(ValueError, match="give shorter sequences"):
         operator.kernel_matrix(2**26)
     with pytest.raises(ValueError, match=r"multiple of 2 `num_blocks` = 6"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_ssm import SelectiveSSMConfig
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.theory.complexity import selective_kernel_reference, tau_reference
 
@@ -31,7 +32,7 @@ def padded(scan: SelectiveScan) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tau_is_that_of_the_mean_selection_at_the_tokens_seen_from_the_last(kind: dict) -> None:
+def test_tau_is_that_of_the_mean_selection_at_the_tokens_seen_from_the_last(with_tau, kind: dict) -> None:
     scan = build(**kind)
     inputs, mask = padded(scan)
     with torch.no_grad():
@@ -45,7 +46,7 @@ def test_tau_is_that_of_the_mean_selection_at_the_tokens_seen_from_the_last(kind
 
         steps, into = (torch.stack([mean(part, lag) for lag in range(LENGTH)]) for part in (delta, B))
         kernel = selective_kernel_reference(steps, scan.state_matrix(), into, mean(C, 0), scan.D)
-        found = scan(inputs, None, mask, output_tau=True)[1]
+        _, found = with_tau(scan, inputs, None, mask=mask)
     torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
 
 
@@ -61,7 +62,7 @@ def test_the_attention_matrix_of_a_padded_row_is_that_of_the_row_alone(kind: dic
     with torch.no_grad():
         found = scan.attention_matrix(inputs, mask)
         alone = scan.attention_matrix(tokens)
-        torch.testing.assert_close(torch.einsum("bdtj,bjd->btd", alone, tokens), scan(tokens)[0])
+        torch.testing.assert_close(torch.einsum("bdtj,bjd->btd", alone, tokens), scan(tokens))
     expected = found.new_zeros(found.shape)
     expected[:, :, where, where] = alone
     torch.testing.assert_close(found, expected)
@@ -72,7 +73,7 @@ def test_the_filtered_input_is_zero_at_padding(mode: str) -> None:
     scan = build(sobolev_order=0.7, sobolev_mode=mode)
     inputs, mask = padded(scan)
     with torch.no_grad():
-        filtered = scan.filter_input(inputs, mask)
+        filtered = scan.filter_input(inputs, Rows(mask))
         for row, own in enumerate(mask):
             torch.testing.assert_close(filtered[row, own], scan.filter_input(inputs[row : row + 1, own])[0])
     assert (filtered[~mask] == 0).all()
@@ -84,11 +85,11 @@ def test_scaling_the_output_multiplies_the_rows_of_c(kind: dict) -> None:
     inputs = torch.randn(2, LENGTH, scan.channels, dtype=torch.float64)
     with torch.no_grad():
         step, B, C = scan.selection(inputs)
-        output = scan(inputs)[0]
+        output = scan(inputs)
         scan.scale_output_(torch.tensor(1.7), slice(None))
         for found, expected in zip(scan.selection(inputs), (step, B, 1.7 * C), strict=True):
             torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(scan(inputs)[0], 1.7 * output)
+        torch.testing.assert_close(scan(inputs), 1.7 * output)
 
 
 def test_initial_values_follow_mambas_laws() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 
@@ -32,7 +33,7 @@ def test_each_row_is_convolved_without_its_padding(bidirectional: bool) -> None:
     module = ShortConvolution(CHANNELS, TAPS, bidirectional=bidirectional)
     inputs, mask = padded()
     with torch.no_grad():
-        found = module(inputs, mask=mask)
+        found = module(inputs, Rows(mask))
         for row, own in enumerate(mask):
             expected = by_loops(inputs[row, own], module, ahead=TAPS // 2 if bidirectional else 0)
             torch.testing.assert_close(found[row, own], expected)
@@ -44,7 +45,7 @@ def test_a_state_continues_rows_with_padding_before_the_first_token() -> None:
     inputs, mask = padded()
     mask[2] = torch.arange(8) >= 5
     with torch.no_grad():
-        pieces = [module(inputs[:, own], state, mask[:, own]) for own in (slice(0, 4), slice(4, 6), slice(6, 8))]
+        pieces = [module(inputs[:, own], Rows(mask[:, own]), state) for own in (slice(0, 4), slice(4, 6), slice(6, 8))]
         found = torch.cat(pieces, dim=1)
         for row, own in enumerate(mask):
             torch.testing.assert_close(found[row, own], by_loops(inputs[row, own], module))

@@ -159,7 +159,6 @@ def test_captum(make, variant: str) -> None:
     assert delta.abs().max() < 1e-2 * difference(model, inputs, baselines, 1).abs().max()
 
 
-@pytest.mark.filterwarnings("ignore:Convergence deltas:RuntimeWarning")
 @ALL
 def test_tangermeme(make, variant: str) -> None:
     module = pytest.importorskip("tangermeme.deep_lift_shap", reason="tangermeme is not installed")
