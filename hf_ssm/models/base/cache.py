@@ -449,8 +449,6 @@ def cache_for(
             f"`past_key_values` holds {cache.batch_size} sequences, but the input has {batch}: "
             "select rows with `past_key_values.batch_select_indices`."
         )
-    if not cache.belongs_to(model):
-        cache.claim(model)
     return cache
 
 
