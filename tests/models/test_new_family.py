@@ -242,7 +242,8 @@ def test_it_saves_and_loads_by_the_auto_classes(classifier, tmp_path):
 def test_it_is_exported_and_proved_without_hf_ssm(classifier, tmp_path):
     hub.export(classifier, hf_ssm.build_dna_tokenizer(), tmp_path / "export")
     code = sorted(path.name for path in Path(tmp_path, "export").glob("*.py"))
-    assert code == ["configuration_hf_ssm_toy_moving_average.py", "modeling_hf_ssm_toy_moving_average.py"]
+    name = "hf_ssm_toy_moving_average.py"
+    assert code == [f"configuration_{name}", f"modeling_{name}", "runtime_hf_ssm.py"]
 
 
 @torch.no_grad()
