@@ -111,6 +111,8 @@ class SSMCache(Cache):
 
     def claim(self, model: nn.Module) -> None:
         """Record that this model fills it."""
+        if self.belongs_to(model):
+            return
         self._owner = weakref.ref(model)
         self.dtype = torch.promote_types(cast(Any, model).dtype, torch.float32)
 

@@ -160,6 +160,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             all_hidden_states, taus = self.run(hidden_states, Rows(observer=TauMeter() if output_tau else None))
         else:
             self._check_size(hidden_states, cache)
+            cache.claim(self)
             all_hidden_states = read_with_cache(self.run_states, hidden_states, Rows(), cache)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

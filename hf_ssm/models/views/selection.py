@@ -68,8 +68,7 @@ def read_next(
     for view in views:
         hidden_states, rows = view.arrange(hidden_states, rows)
     # The views have checked the call: a refused one leaves an empty cache to any model.
-    if not cache.belongs_to(model):
-        cache.claim(model)
+    cache.claim(model)
     if call.get("documents") is not None:
         outputs = read_packed_with_cache(model.run_states, hidden_states, rows, call["documents"], cache)
     else:
