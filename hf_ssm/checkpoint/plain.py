@@ -47,7 +47,7 @@ FIXED_CALLS: dict[str, Any] = {
 ABSENT = frozenset({"ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"})
 """Classes and methods that are not part of a checkpoint."""
 
-SHOWN = frozenset({"Block", "MLP", "SSMModel"})
+SHOWN = frozenset({"Block", "SSMModel"})
 """Classes that belong to the modeling file, although all families use them: what a reader of a model looks for."""
 
 
