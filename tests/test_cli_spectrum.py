@@ -184,7 +184,7 @@ def test_layers_of_a_checkpoint_have_the_spectra_of_what_they_read(checkpoint, g
     assert list(found) == ["inputs", "layer 0", "layer 1", "all layers"]
     model = hf_ssm.S4ForSequenceClassification.from_pretrained(checkpoint).eval()
     read: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = lambda module, arguments: read.append((arguments[0], arguments[2]))  # noqa: E731
+    hook = lambda module, arguments: read.append((arguments[0], arguments[1].mask))  # noqa: E731
     model.model.layers[1].mixer.long_conv.register_forward_pre_hook(hook)
     texts = genes.read_text(encoding="utf-8").split()[1:]
     with torch.no_grad():

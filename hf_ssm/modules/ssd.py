@@ -34,12 +34,9 @@ class SSDScan(FilteredScan):
     complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
     R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
 
-    Rescaling (Liu & Li 2024, Algorithm 1) divides C and D by √τ. No weight multiplies C, which leaves a convolution and
-    an activation, so the buffer `C_scale` does, which a configuration with `rescale_init` adds. The RMS norm that
-    follows divides by the size of the output, so that rescaling a layer changes its function only by ε: it multiplies
-    the ε of this norm by τ. There is no such norm with `rms_norm=False`.
-
-    The theorems of Honarpisheh et al. 2025 do not apply (`no_bound`).
+    Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ; a
+    configuration with `rescale_init` adds the buffer. With an RMS norm behind the scan, rescaling multiplies only the ε
+    of this norm, by τ.
 
     Args:
         config: An `SSDConfig`.

@@ -108,7 +108,7 @@ def test_output_scale_and_gradient_at_initialisation(script, rescale: bool) -> N
 
     def kernel() -> np.ndarray:
         with torch.no_grad():
-            return filter(length, torch.float64)[0, 0].numpy()[::-1]
+            return filter.kernel(length, torch.float64)[0, 0].numpy()[::-1]
 
     taps, train = kernel(), data["train"][0][..., 0]
     factor = 1.0

@@ -546,7 +546,7 @@ class TestFusedDecoding:
             hidden = model(ids[:, position : position + 1], past_key_values=cache, output_hidden_states=True)
             for one, other in zip(hidden.hidden_states, expected, strict=True):
                 close(one, other[:, position : position + 1])
-        ran = cache.states[0].constants.get("blocks_step") is not None
+        ran = cache.states[0].constants.get("fused_decision") is not None
         assert ran == (kind in STANDARD and is_enabled("numba"))
 
     @torch.no_grad()
