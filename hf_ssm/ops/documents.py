@@ -133,13 +133,6 @@ class Documents:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def first_positions(self) -> Tensor:
-        """Whether a document begins at a position, `(B, L)`, bool, on the device of the model."""
-        first = torch.zeros(self.shape, dtype=torch.bool)
-        first[self.rows, self.starts] = True
-        return first.to(self._places[0].device)
-
     def longest_after(self, history: int) -> int:
         """Length of the longest document, including the `history` positions in the cache of one that continues."""
         return int((self.lengths + history * self.continued).max())

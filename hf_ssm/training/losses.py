@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_ssm.models.base.heads import PACKING_ARGUMENTS
+from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_model, check_type
 

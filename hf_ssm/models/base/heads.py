@@ -21,9 +21,6 @@ from hf_ssm.models.views.strands import mean_scores, pooling_of
 from hf_ssm.modules.pooling import pool
 from hf_ssm.ops.documents import Documents
 
-# Arguments of packed rows, in the order in which `find_documents` reads them.
-PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
-
 
 @dataclass
 class SSMHeadOutput(ModelOutput):
@@ -225,7 +222,6 @@ class SSMForSignalRegression(LabelHead):
 
 
 __all__ = [
-    "PACKING_ARGUMENTS",
     "LabelHead",
     "SSMForSequenceClassification",
     "SSMForSignalRegression",

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import PACKING_ARGUMENTS, LabelHead, SSMForSequenceClassification, SSMHeadOutput
+from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_is_tensor
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 
 
 class PairClassifier(nn.Module):

@@ -15,10 +15,11 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import PACKING_ARGUMENTS, SSMHeadOutput
+from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
+from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
 
 # Arguments of `generate` that these models do not read after the prompt.

@@ -70,10 +70,6 @@ _FIELDS: dict[str, Any] = {
 _UNUSED_FIELDS = frozenset(
     {"model_type", "architectures", "time_step_rank", "rms_norm", "norm_before_gate", "chunk_size", "layer_types"}
 )
-# Fields of the original layout outside `ssm_cfg` that change nothing here, or are sizes, which the tensors have.
-_ORIGINAL_UNUSED = frozenset(
-    {"rms_norm", "fused_add_norm", "pad_vocab_size_multiple", "attn_cfg", "d_model", "n_layer", "vocab_size"}
-)
 # Options of `ssm_cfg`, the fields here, and the values that absent options stand for.
 _SSM_FIELDS: dict[str, tuple[str, Any]] = {
     "dt_limit": ("time_step_limit", (0.0, math.inf)),

@@ -17,8 +17,8 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 
-# In the order of trust.
-_NAMES = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
+# Arguments of packed rows, in the order of trust.
+PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 # Numbers that an error shows.
 _MOST_SHOWN = 20
 
@@ -69,7 +69,7 @@ def find_documents(
             the rows, or with a cache; `seq_idx` with a cache that was filled without; padding inside a document; any of
             them while exporting.
     """
-    given = {name: arguments[name] for name in _NAMES if arguments.get(name) is not None}
+    given = {name: arguments[name] for name in PACKING_ARGUMENTS if arguments.get(name) is not None}
     tensor = next((tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.dim() > 1), None)
     for name, value in given.items():
         check_whole_numbers(name, value)
@@ -244,4 +244,4 @@ def _joined(pieces: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
     return joined
 
 
-__all__ = ["Packing", "find_documents", "read_packed_with_cache"]
+__all__ = ["PACKING_ARGUMENTS", "Packing", "find_documents", "read_packed_with_cache"]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 __all__ = [
     "LOG2_E",
-    "SCAN_TENSORS",
     "ScanTensors",
     "check_scan_tensors",
     "complex_or_real_exp",
@@ -24,12 +23,6 @@ __all__ = [
 
 # exp2 costs less than half of exp on a CPU and is one instruction on a GPU.
 LOG2_E = 1 / math.log(2)
-
-
-SCAN_TENSORS = (
-    "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? state"
-)
-"""The tensors of the custom operators: those of `ScanTensors`."""
 
 
 class ScanTensors(NamedTuple):

@@ -4,6 +4,7 @@ Dimensions as in `numba_tiles.py`; `P` real planes, 1 for real and 2 for complex
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
-from hf_ssm.ops.selective_scan.arguments import SCAN_TENSORS, ScanTensors
+from hf_ssm.ops.operators import needs_gradient
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
 from hf_ssm.ops.selective_scan.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.selective_scan.numba_forward import forward_rows, forward_scratch
 from hf_ssm.ops.selective_scan.numba_tiles import GROUP, TILE, ScanArguments
-from hf_ssm.ops.selective_scan.reference import plain_scan
+from hf_ssm.ops.selective_scan.operators import selective_scan_operator
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["scan_numba", "supports_scan"]
@@ -28,7 +29,6 @@ __all__ = ["scan_numba", "supports_scan"]
 _MAX_BLOCKS, _MIN_BLOCKS, _TASKS = 16, 2, 8
 # A task of the forward takes several sequences of a large batch: starting a task costs as much as some positions.
 _MAX_TASKS = 16
-_SCHEMAS = scan_schemas(SCAN_TENSORS, "bool delta_softplus")
 
 
 def _planes(t: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ def _exponents(A: Tensor) -> Tensor:
 class _ScanJob:
     """The arguments of the kernels of a scan, and its division into tasks."""
 
-    def __init__(self, tensors: ScanTensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
-        u, delta, A, B, C, D, z, bias, _ = tensors
+    def __init__(self, args: ScanTensors, softplus: bool, state: Tensor, **outputs: Tensor | None):
+        u, delta, A, B, C, D, z, bias, _ = args
         self.batch, length, channels = u.shape
         blocks, rows = state.shape[1:3]
         # Few tasks would leave threads idle; results must not depend on the number of threads.
@@ -109,8 +109,8 @@ class _ScanJob:
         count = max(1, self.batch * self.groups // _MAX_TASKS)
 
         def task(number: int) -> None:
-            part, group = divmod(number, self.groups)
-            first = part * count
+            batch_part, group = divmod(number, self.groups)
+            first = batch_part * count
             work = torch.zeros(scratch, dtype=self.kept[0].dtype)
             rows = first, min(first + count, self.batch)
             kernel(self.arguments, self.like, self.paired, *rows, group, work.data_ptr())
@@ -124,37 +124,38 @@ def _sizes(u: Tensor, A: Tensor) -> tuple[int, int, int, int]:
     return (u.shape[1] + TILE - 1) // TILE, blocks, rows, LANES
 
 
-@torch.library.custom_op("hf_ssm::selective_scan", mutates_args=(), device_types="cpu", schema=_SCHEMAS[0])
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each tile for the backward."""
-    *tensors, softplus, keep = arguments
-    args = ScanTensors(*tensors)
     u, A = args.u, args.A
     tiles, *block = _sizes(u, A)
     y = u.new_empty(u.shape)
     starts = u.new_empty((len(u), tiles, *block) if keep else (0,))
     state = u.new_zeros(len(u), *block) if args.state is None else _packed(_planes(args.state))
-    job = _ScanJob(args, softplus, state, starts=starts, y=y)
+    job = _ScanJob(args, delta_softplus, state, starts=starts, y=y)
     job.run_rows(forward_rows, forward_scratch(job.arguments.rows))
     return y, _unpacked(state, A), starts
 
 
-@_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, keep):
+def _empty_results(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, A = args.u, args.A
     starts = u.new_empty((len(u), *_sizes(u, A)) if keep else (0,))
     return u.new_empty(u.shape), A.new_empty(len(u), *A.shape), starts
 
 
-@torch.library.custom_op("hf_ssm::selective_scan_backward", mutates_args=(), device_types="cpu", schema=_SCHEMAS[1])
-def _backward(*arguments: Any) -> list[Tensor]:
-    """Gradients of all tensors; empty where not `wanted`."""
-    grad_y, grad_last, *tensors, starts, softplus, wanted = arguments
-    args = ScanTensors(*tensors)
+def _run_backward(
+    grad_y: Tensor,
+    grad_last: Tensor | None,
+    args: ScanTensors,
+    delta_softplus: bool,
+    starts: Tensor,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state."""
     u, A, delta_bias = args.u, args.A, args.delta_bias
     (batch, length, channels), states, block = u.shape, A.shape[1], starts.shape[2:]
     grad_y = dense_rows(grad_y)
     state = u.new_zeros(batch, *block) if grad_last is None else _packed(_planes(grad_last))
-    job = _ScanJob(args, softplus, state, starts=starts)
+    job = _ScanJob(args, delta_softplus, state, starts=starts)
     grad_u, grad_z = (u.new_empty(u.shape if w else (0,)) for w in (wanted[0], wanted[6]))
     shared = bool(job.arguments.shared_step)
     grad_delta = u.new_empty(((job.groups, batch, length, 1) if shared else u.shape) if wanted[1] else (0,))
@@ -173,18 +174,11 @@ def _backward(*arguments: Any) -> list[Tensor]:
     bias = bias.sum(0, keepdim=True) if delta_bias is not None and delta_bias.shape[0] < channels else bias.clone()
     grad_A = _unpacked(grad_A.sum(0), A)
     initial = _unpacked(state, A)
-    grads = (grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial)
-    return wanted_gradients(grads, wanted, u)
+    return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D.sum(0)[:channels].clone(), grad_z, bias, initial
 
 
-@_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, state, starts, delta_softplus, wanted):
-    bias = u.new_empty(u.shape[2]) if delta_bias is None else delta_bias
-    like = (u, delta, A, B, C, u.new_empty(u.shape[2]), u, bias, A.new_empty(len(u), *A.shape))
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
-
-
-register_gradients(_forward, _backward, plain_scan, 9)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _backward = selective_scan_operator("hf_ssm::selective_scan", **_OPERATOR, device="cpu")
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
@@ -194,6 +188,6 @@ def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> 
 
 def scan_numba(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    given = tuple(args.cast(args.dtype))
-    y, last, _ = _forward(*given, delta_softplus, keeps_states(given))
+    tensors = tuple(args.cast(args.dtype))
+    y, last, _ = _forward(*tensors, delta_softplus, needs_gradient(*tensors))
     return y.to(args.u.dtype), last

@@ -16,7 +16,7 @@ from hf_ssm.ops.selective_scan.arguments import (
     sum_over_states,
 )
 
-__all__ = ["loop_scan", "plain_scan", "scan_matrix", "selective_scan_reference"]
+__all__ = ["loop_scan", "scan_matrix", "selective_scan_reference"]
 
 
 def loop_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
@@ -32,12 +32,6 @@ def loop_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tupl
     y = y if D is None else y + D * u
     y = y if z is None else y * z * torch.sigmoid(z)
     return y.to(args.u.dtype), state
-
-
-def plain_scan(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """`loop_scan` from the tensors and `delta_softplus`, whose results can be differentiated any number of times."""
-    *tensors, delta_softplus = arguments
-    return loop_scan(ScanTensors(*tensors), delta_softplus, True)
 
 
 def selective_scan_reference(

@@ -4,6 +4,7 @@ Dimensions: `B` batch, `L` length, `D` channels, `N` states, `K` chunks, `S` seg
 complex states.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import dense_rows, with_strides
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
-from hf_ssm.ops.selective_scan.arguments import SCAN_TENSORS, ScanTensors
-from hf_ssm.ops.selective_scan.reference import plain_scan
+from hf_ssm.ops.operators import needs_gradient
+from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.selective_scan.operators import selective_scan_operator
 from hf_ssm.ops.selective_scan.triton_backward import BLOCK_D, cotangent_ends, scan_backward
 from hf_ssm.ops.selective_scan.triton_forward import SEGMENT, carry, chunk_ends, scan
 from hf_ssm.ops.selective_scan.triton_tiles import scaled_matrix
@@ -26,8 +27,6 @@ __all__ = ["chunk_positions", "scan_triton", "supports_scan"]
 # programs for a GPU without them; below, chunks make up for what is missing to the second number.
 _ENOUGH, _WANTED = 16384, 65536
 _MAX_STATES = 64
-
-_SCHEMAS = scan_schemas(SCAN_TENSORS, "bool delta_softplus")
 
 
 def chunk_positions(batch: int, length: int, channels: int) -> int:
@@ -73,8 +72,8 @@ class _Job:
         chunks: Number of chunks.
     """
 
-    def __init__(self, inputs: ScanTensors, softplus: bool):
-        u, delta, A, B, C, D, z, bias, _ = inputs
+    def __init__(self, args: ScanTensors, softplus: bool):
+        u, delta, A, B, C, D, z, bias, _ = args
         self.batch, self.length, self.channels = u.shape
         self.states, self.planes = A.shape[1], 2 if A.is_complex() else 1
         self.device, self.A = u.device, scaled_matrix(A.resolve_conj())
@@ -129,12 +128,9 @@ class _Job:
         return {key: self.everything[key] for name in names for key in (name, f"{name}_batch", f"{name}_row")}
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton", mutates_args=(), schema=_SCHEMAS[0])
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each segment for the backward."""
-    *tensors, softplus, keep = arguments
-    args = ScanTensors(*tensors)
-    u, job = args.u, _Job(args, softplus)
+    job, u = _Job(args, delta_softplus), args.u
     state = None if args.state is None else _planes(args.state)
     before = job.carried(chunk_ends, state, False, job.some("u", "B"))
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
@@ -144,8 +140,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return y, _joined(last), u.new_empty(0, dtype=torch.float32) if saved is None else saved
 
 
-@_forward.register_fake
-def _(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, keep):
+def _empty_results(args: ScanTensors, delta_softplus: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    u, A = args.u, args.A
     (batch, length, channels), states = u.shape, A.shape[1]
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     size = (batch, (length + SEGMENT - 1) // SEGMENT, 2 if A.is_complex() else 1, states, channels)
@@ -154,12 +150,16 @@ def _(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, keep):
     return y, last, u.new_empty(size if keep else (0,), dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selective_scan_triton_backward", mutates_args=(), schema=_SCHEMAS[1])
-def _backward(*arguments: Any) -> list[Tensor]:
-    """Gradients of all tensors; empty where not `wanted`."""
-    grad_y, grad_last, *tensors, saved, softplus, wanted = arguments
-    args = ScanTensors(*tensors)
-    u, delta, z, job = args.u, args.delta, args.z, _Job(args, softplus)
+def _run_backward(
+    grad_y: Tensor,
+    grad_last: Tensor | None,
+    args: ScanTensors,
+    delta_softplus: bool,
+    saved: Tensor,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of u, delta, A, B, C, D, z, the bias and the initial state."""
+    job, (u, delta, z) = _Job(args, delta_softplus), (args.u, args.delta, args.z)
     grad = _strided(grad=grad_y)
     state = None if grad_last is None else _planes(grad_last)
     after = job.carried(cotangent_ends, state, True, {**grad, **job.some("C", "z")})
@@ -179,11 +179,11 @@ def _backward(*arguments: Any) -> list[Tensor]:
     scratch = job.states_of(*place, tiles)
     kept = {"saved": saved, "after": after, "scratch": scratch}
     scan_backward.launch(job.grid, **job.everything, **grad, **outputs, **kept, SEGMENT=SEGMENT)
-    return wanted_gradients(_gathered(outputs, args), wanted, u)
+    return _gathered(outputs, args)
 
 
 def _gathered(sums: dict[str, Any], args: ScanTensors) -> list[Tensor | None]:
-    """The gradients in the dtypes of `args`, from the sums that the kernel has written."""
+    """The gradients in the dtypes of the tensors, from the sums that the kernel has written."""
     u, delta, A, B, C, D, _, bias, state = args
     totals = sums["sums"].sum((0, 1))
     of_A, of_D, of_bias = _joined(totals[:-2].unflatten(0, (-1, A.shape[1]))), totals[-2], totals[-1]
@@ -205,14 +205,8 @@ def _gathered(sums: dict[str, Any], args: ScanTensors) -> list[Tensor | None]:
     ]
 
 
-@_backward.register_fake
-def _(grad_y, grad_last, u, delta, A, B, C, D, z, delta_bias, state, saved, delta_softplus, wanted):
-    tensors = (u, delta, A, B, C, D, z, delta_bias, state)
-    like = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
-    return wanted_gradients(like, wanted, u)
-
-
-register_gradients(_forward, _backward, plain_scan, 9)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _ = selective_scan_operator(f"{NAMESPACE}::selective_scan_triton", **_OPERATOR)
 
 
 def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> bool:
@@ -222,5 +216,5 @@ def supports_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> 
 
 def scan_triton(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
     """The output and the last state."""
-    y, last, _ = _forward(*args, delta_softplus, keeps_states(args))
+    y, last, _ = _forward(*args, delta_softplus, needs_gradient(*args))
     return y, last

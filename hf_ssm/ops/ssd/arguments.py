@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "SSD_TENSORS",
     "SSDTensors",
     "check_dt_limit",
     "check_ssd_tensors",
@@ -23,9 +22,6 @@ __all__ = [
 ]
 
 Scan = Callable[..., tuple[Tensor, Tensor]]
-
-SSD_TENSORS = "Tensor x, Tensor d, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? initial_state, Tensor? starts"
-"""The tensors of the custom operators, the arguments of `loop_ssd`; `starts` has no gradient."""
 
 
 class SSDTensors(NamedTuple):

@@ -4,6 +4,7 @@ Dimensions as in `numba_tiles.py`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.cpu.arguments import address, dense_rows, place, round_up
 from hf_ssm.ops.cpu.vector import LANES
-from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
-from hf_ssm.ops.ssd.arguments import SSD_TENSORS, in_dtype_of_steps
-from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.operators import needs_gradient
+from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
 from hf_ssm.ops.ssd.numba_backward import GradientArguments, backward, backward_scratch
 from hf_ssm.ops.ssd.numba_forward import forward, forward_scratch
 from hf_ssm.ops.ssd.numba_tiles import SSDArguments
+from hf_ssm.ops.ssd.operators import ScanInputs, ssd_operator
 from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["ssd_numba", "supports_ssd"]
@@ -30,7 +31,6 @@ _CHUNK = 64
 # Heads of a task at most, for the cache, and the number of tasks to aim for. Tasks do not depend on the number of
 # threads, and so neither do sums.
 _MAX_WIDTH, _TASKS = 8, 8
-_SCHEMAS = scan_schemas(SSD_TENSORS, "int chunk")
 
 
 def _padded_state(state: Tensor, wide: int, deep: int) -> Tensor:
@@ -52,14 +52,8 @@ def _kept_shape(x: Tensor, B: Tensor, chunk: int) -> tuple[int, ...]:
 class _Job:
     """The arguments of the kernels, and the division into tasks."""
 
-    def __init__(
-        self,
-        tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-        state: Tensor,
-        kept: Tensor,
-        chunk: int,
-    ):
-        x, d, A, B, C, D, starts = tensors
+    def __init__(self, args: ScanInputs, state: Tensor, kept: Tensor, chunk: int):
+        x, d, A, B, C, D, _, starts = args
         (self.batch, length, heads, channels), (self.groups, states) = x.shape, B.shape[2:]
         deep, wide = state.shape[2:]
         of_group = heads // self.groups
@@ -94,31 +88,33 @@ class _Job:
         run_tasks(task, self.batch * self.groups * self.parts)
 
 
-@torch.library.custom_op("hf_ssm::ssd", mutates_args=(), device_types="cpu", schema=_SCHEMAS[0])
-def _forward(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+def _run_forward(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before each chunk for the backward."""
+    x, B = args.x, args.B
     shape = _kept_shape(x, B, chunk)
     kept = x.new_empty(shape if keep else (0,))
     batch, heads, _, deep, wide = shape
-    state = x.new_zeros(batch, heads, deep, wide) if initial_state is None else _padded_state(initial_state, wide, deep)
+    state = x.new_zeros(batch, heads, deep, wide) if args.state is None else _padded_state(args.state, wide, deep)
     y = x.new_empty(x.shape)
-    _Job((x, d, A, B, C, D, starts), state, kept, chunk).run(forward, forward_scratch, address(y))
+    _Job(args, state, kept, chunk).run(forward, forward_scratch, address(y))
     return y, state[:, :, : B.shape[3], : x.shape[3]].transpose(2, 3).contiguous(), kept
 
 
-@_forward.register_fake
-def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+def _empty_results(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, B = args.x, args.B
     last = x.new_empty(x.shape[0], *x.shape[2:], B.shape[3])
     return x.new_empty(x.shape), last, x.new_empty(_kept_shape(x, B, chunk) if keep else (0,))
 
 
-@torch.library.custom_op("hf_ssm::ssd_backward", mutates_args=(), device_types="cpu", schema=_SCHEMAS[1])
-def _backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, kept, chunk, wanted):
-    """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
+def _run_backward(
+    grad_y: Tensor, grad_last: Tensor | None, args: ScanInputs, chunk: int, kept: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, d, A, B, C, D, the initial state and `None`."""
+    x, d, A, B, _, D, *_ = args
     (batch, _, heads, channels), (deep, wide) = x.shape, kept.shape[3:]
     grad_y = dense_rows(grad_y)
     state = x.new_zeros(batch, heads, deep, wide) if grad_last is None else _padded_state(grad_last, wide, deep)
-    job = _Job((x, d, A, B, C, D, starts), state, kept, chunk)
+    job = _Job(args, state, kept, chunk)
     grad_x, grad_d, logs = x.new_empty(x.shape), x.new_empty(d.shape), x.new_empty(d.shape)
     grad_B, grad_C = (x.new_empty(job.parts, *B.shape) for _ in range(2))
     grad_D = x.new_zeros(batch, heads, wide)
@@ -129,18 +125,11 @@ def _backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, kept, 
     grad_D = grad_D.sum(1) if D is not None and D.dim() == 1 else grad_D.clone()
     grad_A = (logs * d).sum((0, 1))
     first = state[:, :, : B.shape[3], :channels].transpose(2, 3).contiguous()
-    grads = (grad_x, grad_d.addcmul_(logs, A), grad_A, grad_B, grad_C, grad_D, first)
-    return wanted_gradients(grads, wanted, x)
+    return grad_x, grad_d.addcmul_(logs, A), grad_A, grad_B, grad_C, grad_D, first, None
 
 
-@_backward.register_fake
-def _(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, kept, chunk, wanted):
-    skip = x.new_empty(x.shape[2:]) if D is None else D
-    like = (x, d, A, B, C, skip, x.new_empty(x.shape[0], *x.shape[2:], B.shape[3]))
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
-
-
-register_gradients(_forward, _backward, chunked_ssd, 7)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_forward, _backward = ssd_operator("hf_ssm::ssd", **_OPERATOR, device="cpu")
 
 
 def supports_ssd(*args: Any) -> bool:
@@ -160,6 +149,6 @@ def ssd_numba(
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state; for the arguments see `loop_ssd`."""
-    given = (x, d, A, B, C, D, state)
-    y, last, _ = _forward(*given, starts, _chunk_size(x.shape[1], chunk_size), keeps_states(given))
+    tensors = x, d, A, B, C, D, state
+    y, last, _ = _forward(*tensors, starts, _chunk_size(x.shape[1], chunk_size), needs_gradient(*tensors))
     return y, last

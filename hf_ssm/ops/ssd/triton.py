@@ -14,6 +14,7 @@ beginning of a chunk and their gradients are rounded to it, which errs by some 0
 (1 % is tested); float16 overflows beyond 65504. Everything else is float32.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,17 +24,13 @@ from torch import Tensor
 from hf_ssm.ops.context import NAMESPACE
 from hf_ssm.ops.gpu.arguments import as_bytes, dense_rows
 from hf_ssm.ops.gpu.kernels import runs_kernels
-from hf_ssm.ops.scan_operators import keeps_states, register_gradients, scan_schemas, wanted_gradients
-from hf_ssm.ops.ssd.arguments import SSD_TENSORS
-from hf_ssm.ops.ssd.chunked import chunked_ssd
+from hf_ssm.ops.operators import needs_gradient
+from hf_ssm.ops.ssd.operators import ScanInputs, ssd_operator
 from hf_ssm.ops.ssd.triton_backward import grad_inputs, grad_products, grad_steps, grad_weights
 from hf_ssm.ops.ssd.triton_forward import chunk_scan, chunk_states, decay_sums, pass_states
 from hf_ssm.ops.ssd.triton_tiles import MAX_CHANNELS, Heads, Skip, Tiling, chunk_size_of
 
 __all__ = ["ssd_triton", "supports_ssd"]
-
-
-_SCHEMAS = scan_schemas(SSD_TENSORS, "int chunk")
 
 
 def _decays(d: Tensor, A: Tensor, starts: Tensor | None, tiling: Tiling) -> Tensor:
@@ -97,17 +94,16 @@ def _states(
     return states, last, through
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton", mutates_args=(), schema=_SCHEMAS[0])
-def _operator(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+def _run_forward(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the last state and, with `keep`, the states before the chunks for the backward."""
-    x, B, C = (dense_rows(t) for t in (x, B, C))
+    x, B, C = (dense_rows(t) for t in (args.x, args.B, args.C))
     tiling = Tiling.of(x, B, chunk)
-    decays = _decays(d, A, starts, tiling)
-    states, last, _ = _states(x, B, decays, initial_state, None, tiling)
+    decays = _decays(args.d, args.A, args.starts, tiling)
+    states, last, _ = _states(x, B, decays, args.state, None, tiling)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_scan.launch(
         (tiling.heads * tiling.tiles, tiling.chunks, tiling.batch),
-        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(D)},
+        **{"x": Heads.of(x), "B": Heads.of(B), "C": Heads.of(C), "D": Skip.of(args.D)},
         decays=decays,
         states=states,
         y=y,
@@ -116,8 +112,8 @@ def _operator(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     return y, last, states if keep else last.new_empty(0)
 
 
-@_operator.register_fake
-def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
+def _empty_results(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, d, B = args.x, args.d, args.B
     batch, length, heads, channels = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     last = d.new_empty(batch, heads, channels, B.shape[3])
@@ -125,10 +121,12 @@ def _(x, d, A, B, C, D, initial_state, starts, chunk, keep):
     return y, last, d.new_empty(kept if keep else (0,))
 
 
-@torch.library.custom_op(f"{NAMESPACE}::ssd_triton_backward", mutates_args=(), schema=_SCHEMAS[1])
-def _operator_backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, states, chunk, wanted):
-    """Gradients of x, d, A, B, C, D and the initial state; empty where not `wanted`."""
-    grad_y, x, B, C = (dense_rows(t) for t in (grad_y, x, B, C))
+def _run_backward(
+    grad_y: Tensor, grad_last: Tensor | None, args: ScanInputs, chunk: int, kept: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, d, A, B, C, D, the initial state and `None`."""
+    d, A, D, starts, states = args.d, args.A, args.D, args.starts, kept
+    grad_y, x, B, C = (dense_rows(t) for t in (grad_y, args.x, args.B, args.C))
     tiling = Tiling.of(x, B, chunk)
     decays = _decays(d, A, starts, tiling)
     grads, first, through = _states(grad_y, C, decays, grad_last, states, tiling)
@@ -163,7 +161,7 @@ def _operator_backward(grad_y, grad_last, x, d, A, B, C, D, initial_state, start
     )
     grad_D = skip_sums.sum((0, 1))
     grad_D = grad_D.sum(1) if D is not None and D.dim() == 1 else grad_D
-    return wanted_gradients((grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first), wanted, x)
+    return grad_x, grad_d, rate_sums.sum((0, 1)), grad_B, grad_C, grad_D, first, None
 
 
 def _grad_inputs(
@@ -246,19 +244,8 @@ def _grad_weights(
     return sums[0] if parts == 1 else sums.sum(0).to(other.dtype)
 
 
-@_operator_backward.register_fake
-def _(grad_y, grad_last, x, d, A, B, C, D, initial_state, starts, states, chunk, wanted):
-    first = d.new_empty(x.shape[0], *x.shape[2:], B.shape[3])
-    like = (x, d, A, B, C, d.new_empty(x.shape[2:]) if D is None else D, first)
-    return [t.new_empty(t.shape if want else (0,)) for t, want in zip(like, wanted, strict=True)]
-
-
-def _plain_ssd(*arguments: Any) -> tuple[Tensor, Tensor]:
-    y, last = chunked_ssd(*arguments)
-    return y.to(arguments[0].dtype), last
-
-
-register_gradients(_operator, _operator_backward, _plain_ssd, 7)
+_OPERATOR = {"forward": _run_forward, "fake": _empty_results, "backward": _run_backward}
+_operator, _ = ssd_operator(f"{NAMESPACE}::ssd_triton", **_OPERATOR)
 
 
 def supports_ssd(x: Tensor, *others: Any) -> bool:
@@ -280,6 +267,6 @@ def ssd_triton(
 ) -> tuple[Tensor, Tensor]:
     """The output in the dtype of x, and the last state in float32; for the arguments see `loop_ssd`."""
     dtype = x.dtype if x.dtype == B.dtype == C.dtype else torch.float32
-    given = (x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state)
-    y, last, _ = _operator(*given, starts, chunk_size_of(given[0], B, chunk_size), keeps_states(given))
+    tensors = x.to(dtype), d, A, B.to(dtype), C.to(dtype), D, state
+    y, last, _ = _operator(*tensors, starts, chunk_size_of(tensors[0], B, chunk_size), needs_gradient(*tensors))
     return y, last

@@ -179,8 +179,8 @@ def test_the_operators_pass_torchs_own_checks():
         bare = *(tensors[name] for name in NAMES[:5]), None, None, None, None, False, True
         torch.library.opcheck(_forward, bare)
         *_, starts = _forward(*args)
-        given = [t.detach() for t in args[:9]]
-        grads = torch.ones(2, 20, 17), None, *given, starts.detach(), True, [True] * 9
+        detached = [t.detach() for t in args[:9]]
+        grads = torch.ones(2, 20, 17), None, *detached, True, starts.detach(), [True] * 9
         torch.library.opcheck(_backward, grads)
         torch.library.opcheck(_backward, (*grads[:-1], [False, True] * 4 + [False]))
 
