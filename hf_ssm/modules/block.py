@@ -76,6 +76,9 @@ class Block(GradientCheckpointingLayer):
         """
         rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
         mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
+        if not isinstance(mixed, Tensor):
+            kind = type(self.mixer).__name__
+            raise TypeError(f"{kind}.forward(hidden_states, rows, state) must return a tensor: see hf_ssm.models.")
         mask = rows.mask
         if state is not None and state.last_position_only:
             hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]

@@ -66,7 +66,29 @@ class TauMeter(Observer):
         self.taus.append(measured_tau(operator, reading, self.processes(operator)))
 
     def results(self) -> tuple[Tensor, ...]:
+        if not self.taus:
+            raise ValueError("τ needs a block whose operators call `observe`, see `SequenceOperator`; here none did.")
         return (torch.stack(self.taus).mean(),)
+
+
+class _Both(Observer):
+    """Two observers of the same blocks, such as a rescaling of a model that is asked for τ; the first one is first."""
+
+    def __init__(self, first: Observer, second: Observer):
+        self.first, self.second = first, second
+
+    def begin(self) -> "_Both":
+        return _Both(self.first.begin(), self.second.begin())
+
+    def processes(self, operator: SequenceOperator) -> Processes | None:
+        return self.first.processes(operator) or self.second.processes(operator)
+
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor | None:
+        factor, other = self.first(operator, reading), self.second(operator, reading)
+        return other if factor is None else factor
+
+    def results(self) -> tuple[Tensor, ...]:
+        return *self.first.results(), *self.second.results()
 
 
 @contextmanager
@@ -75,7 +97,8 @@ def observing(blocks: Sequence[nn.Module], observer: Observer) -> Iterator[None]
 
     def with_observer(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden_states, rows, *others = args
-        return (hidden_states, rows._replace(observer=observer), *others), kwargs
+        seen_by = observer if rows.observer is None else _Both(rows.observer, observer)
+        return (hidden_states, rows._replace(observer=seen_by), *others), kwargs
 
     handles = [block.register_forward_pre_hook(with_observer, with_kwargs=True) for block in blocks]
     try:

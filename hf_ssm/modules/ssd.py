@@ -99,11 +99,7 @@ class SSDScan(FilteredScan):
 
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply the scale of C, in place; all channels share it.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Multiply the scale of C, in place, which all channels share; `ValueError` if there is none."""
         if self.C_scale is None:
             raise ValueError(
                 "Rescaling a Mamba-2 model needs `rescale_init=True` in its configuration, which adds a scale of C: "
@@ -259,15 +255,12 @@ def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(vectors: Tensor, cosine: Tensor, sine: Tensor, rows: int) -> Tensor:
-    """Rotated pairs of adjacent numbers.
+    """Rotated pairs of adjacent numbers, `(..., rows, N)`.
 
     Args:
         vectors: `(..., R, N)`.
         cosine, sine: `(..., rows, N/2)`, or `(..., 1, N/2)`.
         rows: A multiple of R; each vector is used for as many consecutive rows as fit.
-
-    Returns:
-        `(..., rows, N)`.
     """
     count = rows // vectors.shape[-2]
     if count > 1:

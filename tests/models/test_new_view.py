@@ -77,3 +77,15 @@ def test_tau_is_that_of_the_arranged_rows(reversal, make_model):
 def test_an_unknown_argument_is_still_refused(make_model):
     with pytest.raises(TypeError, match="read_backward"):
         make_model("S4", "Model")(torch.randint(7, 11, (1, 4)), read_backward=torch.tensor([True]))
+
+
+def test_models_of_videos_have_no_views(make_model):
+    model = make_model("ConvS5", "ForVideoPrediction", num_channels=1, patch_size=2)
+    with pytest.raises(TypeError, match="no argument `seq_idx`"):
+        model(torch.rand(1, 4, 8, 8, 1), seq_idx=torch.tensor([[0, 0, 1, 1]]))
+
+
+@pytest.mark.parametrize("name", ["documents", "both_strands"])
+def test_what_heads_look_up_is_no_argument_of_theirs(make_model, name):
+    with pytest.raises(TypeError, match=f"no argument `{name}`"):
+        make_model("S4", "ForCausalLM")(torch.randint(7, 11, (1, 4)), **{name: True})

@@ -1,9 +1,11 @@
 """Algorithm 1: one forward pass, after which τ of every layer is 1."""
 
+import copy
+
 import pytest
 import torch
 
-from hf_ssm import rescale_init_
+from hf_ssm import rescale_init_, tau_loss
 
 VARIANTS = [
     ("Hyena", "ForSequenceClassification", {}),
@@ -130,3 +132,15 @@ def test_parameters_that_others_have_sharded_are_refused(make_model, make_batch)
     with pytest.raises(ValueError, match=r"ZeRO-3.* before the model is wrapped"):
         rescale_init_(model, batch)
     assert not model.config.rescaled
+
+
+@pytest.mark.parametrize("way", ["argument", "loss"])
+def test_a_model_that_is_asked_for_tau_is_rescaled_too(make_model, make_batch, way):
+    inputs = make_batch("ForCausalLM")
+    model = make_model("S4", "ForCausalLM").train()
+    expected = rescale_init_(copy.deepcopy(model), inputs)
+    if way == "loss":
+        tau_loss(model, 0.1)
+    torch.testing.assert_close(
+        rescale_init_(model, inputs | ({"output_tau": True} if way == "argument" else {})), expected, rtol=0, atol=0
+    )

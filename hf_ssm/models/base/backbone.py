@@ -15,7 +15,7 @@ from hf_ssm.models.base.cache import SSMCache, cache_for
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_length, the_input
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.selection import read_next, views_of
+from hf_ssm.models.views.selection import FROM_HEADS, read_next, views_of
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.observers import TauMeter
@@ -115,13 +115,13 @@ class SSMModel(SSMPreTrainedModel):
                 with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
                 outside the vocabulary; NaN in `input_values`; a mask with an empty row or padding between tokens.
         """
-        check_extra_arguments(self, kwargs)
+        check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         call = {"attention_mask": attention_mask, "past_key_values": past_key_values, **sources, **kwargs}
         views = views_of(self, call)
         name, inputs = the_input(self, sources, call["both_strands"])
         check_length(self.config, inputs.shape[1], call["documents"], past_key_values)
-        hidden_states = self.dropout(self.embed(name, inputs, views))
+        hidden_states = self.embed(name, inputs, views)
         cache = cache_for(self, past_key_values, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
         taus: list[Tensor] = []

@@ -1,9 +1,9 @@
 """Fused single-token decoding: kernels that compute one position of all blocks without calling their modules.
 
 Whether they compute what the modules do is decided by `_Decision.of`, from the classes, hooks, options and parameters
-of all modules. A decision holds until the end of `generate`. In a loop over single tokens that a caller writes, modules
-can change between two tokens in ways that leave no common trace (a hook, an adapter, another parameter, moved weights),
-so that there a decision holds as long as all attributes of the modules are the same objects.
+of all modules. A decision holds until the end of `generate`, or until a module gets a hook. In a loop that a caller
+writes, modules can change between two tokens in ways that leave no common trace (an adapter, another parameter, moved
+weights), so that there a decision holds as long as all attributes of the modules are the same objects.
 
 Dimensions: `B` batch, `L` length, `H` hidden size.
 """
@@ -202,6 +202,7 @@ class _Decision(NamedTuple):
         generation: The call of `generate` in which it was made.
         modules: The blocks with all their modules, and the norm after them.
         tables: The dictionaries of the modules: attributes, parameters, buffers, submodules and hooks.
+        hooks: Those of hooks.
         values: The classes of the modules and the values in these dictionaries.
         parameters: Parameters of the modules.
         addresses: Their memory; a tensor of the same address is the same memory, since the step keeps it alive.
@@ -212,6 +213,7 @@ class _Decision(NamedTuple):
     generation: object
     modules: list[nn.Module]
     tables: list[dict[str, Any]]
+    hooks: list[dict[int, Callable[..., Any]]]
     values: list[Any]
     parameters: list[Tensor]
     addresses: list[int]
@@ -246,15 +248,17 @@ class _Decision(NamedTuple):
         tables: list[Any] = []
         for m in modules:
             tables += m.__dict__, m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks
+        hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         values, addresses = [*_values(modules, tables)], [*map(Tensor.data_ptr, parameters)]
-        return cls(step, backend, _generation.get(), modules, tables, values, parameters, addresses)
+        return cls(step, backend, _generation.get(), modules, tables, hooks, values, parameters, addresses)
 
     def holds(self, backend: str) -> bool:
         """Whether the decision would be the same now."""
         if backend != self.backend:
             return False
         if self.generation is not None and self.generation is _generation.get():
-            return True
+            # A logits processor may add a hook.
+            return not (any(map(len, self.hooks)) or _has_any_global_hook())
         return (
             all(map(is_, _values(self.modules, self.tables), self.values))
             and self.addresses == [*map(Tensor.data_ptr, self.parameters)]

@@ -4,7 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,13 +35,16 @@ _READ_ELSEWHERE = ("num_items_in_batch", "position_ids", "shift_labels")
 _OF_OTHER_HEADS = ("labels", "past_key_values", "cache_params", "logits_to_keep")
 
 
-def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool = False) -> None:
+def check_extra_arguments(
+    model: Any, given: dict[str, Any], *, has_labels: bool = False, accepted: Iterable[str] = ()
+) -> None:
     """Refuse arguments that a model does not read, unless they are listed above.
 
     Args:
         model: The model.
         given: Arguments of `forward` that its signature does not name.
         has_labels: Whether `labels` are given.
+        accepted: Further names that the model reads.
 
     Raises:
         ValueError: A cache is given, or attentions are requested.
@@ -56,7 +59,9 @@ def check_extra_arguments(model: Any, given: dict[str, Any], *, has_labels: bool
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "
             "computes the attention matrix of a selective layer.)"
         )
-    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *View.all_arguments, *model.extra_inputs}
+    accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *model.extra_inputs, *accepted}
+    if model.has_views:
+        accepted |= View.all_arguments
     accepted.update(_BESIDE_LABELS if has_labels else ())
     accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
     unknown = given.keys() - accepted

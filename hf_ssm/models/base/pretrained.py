@@ -45,6 +45,8 @@ class SSMPreTrainedModel(PreTrainedModel):
     # Processes with parts of one sequence would not exchange the states between them.
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]
+    # Whether `forward` arranges rows by the views of `models/views`.
+    has_views: ClassVar[bool] = True
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
     extra_inputs: ClassVar[tuple[str, ...]] = ()
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.

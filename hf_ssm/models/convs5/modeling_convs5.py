@@ -5,7 +5,7 @@ Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `
 """
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,8 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
     config_class = ConvS5Config
     mixer_class = ConvS5Mixer
     main_input_name = "pixel_values"
+    # Videos have neither padding nor packed rows.
+    has_views: ClassVar[bool] = False
     input_modalities = ["video"]
 
     @torch.no_grad()

@@ -22,17 +22,18 @@ class ExtraInputs(View):
     Args:
         values: The numbers by name; those at padding are ignored.
         attention_mask: `(B, L)` or `(B, past + L)`, or `None`.
+        dtype: The precision of the model.
     """
 
-    def __init__(self, values: dict[str, Tensor], attention_mask: Tensor | None):
-        self.values, self.attention_mask = values, attention_mask
+    def __init__(self, values: dict[str, Tensor], attention_mask: Tensor | None, dtype: torch.dtype):
+        self.values, self.attention_mask, self.dtype = values, attention_mask, dtype
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "ExtraInputs | None":
         values = take_extra_inputs(model, dict(call)) if model.extra_inputs else {}
         if values and call["both_strands"]:
             raise ValueError(f"`{next(iter(values))}` is for signals, which have no reverse complement: leave it out.")
-        return cls(values, call.get("attention_mask")) if values else None
+        return cls(values, call.get("attention_mask"), model.dtype) if values else None
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         """Add the numbers to the rows.
@@ -42,7 +43,7 @@ class ExtraInputs(View):
             ValueError: Another shape or type; on a CPU also a number at a token that is not positive and finite.
         """
         shape, device = hidden_states.shape[:2], hidden_states.device
-        return hidden_states, rows._replace(
+        return hidden_states.to(self.dtype), rows._replace(
             extra={name: self._checked(name, value, shape, device) for name, value in self.values.items()}
         )
 

@@ -26,7 +26,8 @@ _MOST_SHOWN = 20
 class Packing(View):
     """Packed rows in the layout of `ops/documents.py`: `(B, L, D)` to `(1, T, D)`."""
 
-    arguments = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "documents")
+    # Every model accepts `position_ids`.
+    arguments = PACKING_ARGUMENTS[:3]
 
     def __init__(self, documents: Documents):
         self.documents = documents

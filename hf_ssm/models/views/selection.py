@@ -1,6 +1,6 @@
 """Which views a call of a model needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,23 @@ from hf_ssm.models.views.packing import Packing, find_documents, read_packed_wit
 from hf_ssm.models.views.strands import Strands
 from hf_ssm.modules.rows import Rows, View
 
+# Arguments of a backbone that its heads have looked up; callers do not pass them.
+FROM_HEADS = ("documents", "both_strands")
+
+
+class EmbeddingDropout(View):
+    """Dropout of the embeddings, of both strands by themselves and before documents are moved."""
+
+    def __init__(self, dropout: Callable[[Tensor], Tensor]):
+        self.dropout = dropout
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "EmbeddingDropout | None":
+        return cls(model.dropout) if model.dropout.training else None
+
+    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        return self.dropout(hidden_states), rows
+
 
 def _registered(*views: type[View]) -> list[type[View]]:
     for view in views:
@@ -20,7 +37,7 @@ def _registered(*views: type[View]) -> list[type[View]]:
 
 
 # In the order in which they arrange rows.
-VIEWS = _registered(Alignment, ExtraInputs, Strands, Packing)
+VIEWS = _registered(Alignment, ExtraInputs, Strands, EmbeddingDropout, Packing)
 
 
 def register_view(view: type[View]) -> None:
@@ -80,4 +97,4 @@ def read_next(
     return outputs
 
 
-__all__ = ["VIEWS", "read_next", "register_view", "views_of"]
+__all__ = ["FROM_HEADS", "VIEWS", "read_next", "register_view", "views_of"]

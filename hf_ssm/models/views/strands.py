@@ -158,8 +158,6 @@ class Strands(View):
         documents: The documents of packed rows, or `None`.
     """
 
-    arguments = ("both_strands",)
-
     def __init__(self, config: Any, documents: Documents | None = None):
         self.config, self.packed = config, documents
         self.documents: Documents | None = None
