@@ -88,7 +88,7 @@ def test_newcomer(hub, python, tmp_path, monkeypatch, capsys):
     repo = hub.repo(NAME)
     old = repo.commit().oid
     code = {name for name in repo.files() if name.endswith(".py")}
-    assert code == {"configuration_hf_ssm_hyena.py", "modeling_hf_ssm_hyena.py"}
+    assert code == {"configuration_hf_ssm_hyena.py", "modeling_hf_ssm_hyena.py", "runtime_hf_ssm.py"}
     hub.requests.clear()
 
     done = subprocess.run(

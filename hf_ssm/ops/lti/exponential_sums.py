@@ -208,7 +208,7 @@ def plain_sums(args: SumInputs, length: int, double: bool = False) -> torch.Tens
 _exponential_sums, _exponential_sums_backward = differentiable_operator(
     f"{NAMESPACE}::exponential_sums",
     tensors=SumInputs,
-    options="int length, bool double",
+    options="SymInt length, bool double",
     forward=_run_sums,
     fake=empty_sums,
     backward=_run_sums_backward,

@@ -327,7 +327,7 @@ def _block_backward(
 _krylov_products, _krylov_products_backward = differentiable_operator(
     f"{NAMESPACE}::krylov_products",
     tensors=KrylovInputs,
-    options="int length, bool double",
+    options="SymInt length, bool double",
     forward=_run_products,
     fake=empty_taps,
     backward=_run_products_backward,

@@ -57,7 +57,7 @@ def _run_products_backward(grad: Tensor, args: KrylovInputs, length: int, wanted
 _operator, _operator_backward = differentiable_operator(
     f"{NAMESPACE}::krylov_products_triton",
     tensors=KrylovInputs,
-    options="int length",
+    options="SymInt length",
     forward=_run_products,
     fake=empty_taps,
     backward=_run_products_backward,

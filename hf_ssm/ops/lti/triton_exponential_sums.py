@@ -330,7 +330,7 @@ def _run_sums_backward(grad: Tensor, args: SumInputs, length: int, wanted: Seque
 _operator, _operator_backward = differentiable_operator(
     f"{NAMESPACE}::exponential_sums_triton",
     tensors=SumInputs,
-    options="int length",
+    options="SymInt length",
     forward=_run_sums,
     fake=empty_sums,
     backward=_run_sums_backward,

@@ -37,7 +37,7 @@ def _plain_output(args: ConvInputs, left: int, silu: bool) -> Tensor:
 short_conv_operator: Callable[..., tuple[Any, Any]] = partial(
     differentiable_operator,
     tensors=ConvInputs,
-    options="int left, bool silu",
+    options="SymInt left, bool silu",
     fake=_empty_output,
     plain=_plain_output,
 )

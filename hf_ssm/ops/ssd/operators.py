@@ -33,7 +33,7 @@ def _plain_ssd_output(args: ScanInputs, chunk: int, keep: bool) -> tuple[Tensor,
 ssd_operator: Callable[..., tuple[Any, Any]] = partial(
     differentiable_operator,
     tensors=ScanInputs,
-    options="int chunk, bool keep",
+    options="SymInt chunk, bool keep",
     plain=_plain_ssd_output,
     outputs=2,
     keeps=True,
