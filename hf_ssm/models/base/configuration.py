@@ -141,7 +141,7 @@ class SSMConfig(PreTrainedConfig):
         use_cache (`bool`, defaults to `True`): Causal models return a cache to continue from, outside training.
         rc_equivariant (`bool`, defaults to `False`): Read a DNA sequence and its reverse complement with the same
             weights (Caduceus-PS): the reverse complement of the input gives the reverse complement of the output, and
-            the same class. Hidden states are `(B, L, 2 D)`: both strands, see `models/base/reverse_complement.py`.
+            the same class. Hidden states are `(B, L, 2 D)`: both strands, see `models/views/strands.py`.
         rc_swap (`bool`, defaults to `False`): With `rc_equivariant`: before each block, each strand becomes the
             reverse complement of the other, as in the published Caduceus-PS models.
         rc_conjoin (`str`, defaults to `"none"`): For classifiers that are not equivariant: the scores are means over

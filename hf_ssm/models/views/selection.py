@@ -17,7 +17,7 @@ FROM_HEADS = ("documents", "both_strands")
 
 
 class EmbeddingDropout(View):
-    """Dropout of the embeddings, of both strands by themselves and before documents are moved."""
+    """Dropout of the embeddings, after the strands are rows of their own and before documents are moved."""
 
     def __init__(self, dropout: Callable[[Tensor], Tensor]):
         self.dropout = dropout
