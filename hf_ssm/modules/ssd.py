@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.rows import Rows, Scan
 from hf_ssm.modules.selective_scan import FilteredScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
@@ -154,7 +154,8 @@ class SSDScan(FilteredScan):
                 C = C if factor is None else C * factor
             if state is None:
                 # `ops/ssd/reference.py` has the loop over positions that this computes.
-                y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C)
+                split = Scan(self._continued, lambda x, step, *_: self._decay(step))
+                y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C, split=split)
             else:
                 y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
                 state.put("scan", after)
@@ -187,6 +188,21 @@ class SSDScan(FilteredScan):
         if cosine is not None and sine is not None:
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
         return y, after
+
+    def _continued(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`_scan` of a segment after a state, where rotated states are complex, `(B, H, P, N/2)`."""
+        *segment, before = tensors
+        if self.A_imag is None:
+            return self._scan(*segment, before, is_continued=True)
+        before = None if before is None else torch.view_as_real(before).flatten(-2)
+        y, after = self._scan(*segment, before, is_continued=True)
+        return y, torch.view_as_complex(after.unflatten(-1, (-1, 2)).contiguous())
+
+    def _decay(self, step: Tensor) -> Tensor:
+        """What the state before a segment is multiplied by, `(B, H, 1, 1)`, or `(B, H, 1, N/2)`."""
+        elapsed = self.time_steps(step).sum(1)[..., None, None]
+        A = self.state_matrix()
+        return torch.exp(elapsed * (A.view(-1, 1, 1) if self.A_imag is None else A.unsqueeze(1)))
 
     def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
         """Δ, B and C as sequences, `(B, L, ...)`."""

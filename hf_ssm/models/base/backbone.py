@@ -45,6 +45,8 @@ class SSMModel(SSMPreTrainedModel):
     """Embedding (or input projection), blocks, final norm."""
 
     parameter_quantity = "embedding"
+    # The processes that hold some positions of each sequence: `hf_ssm.parallel.split_sequences`.
+    sharing: Any = None
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -152,7 +154,7 @@ class SSMModel(SSMPreTrainedModel):
         outputs, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             for view in views:
-                hidden_states = view.between(hidden_states)
+                hidden_states = view.between(hidden_states, rows)
             hidden_states, *results = layer(hidden_states, rows, None if states is None else states[index])
             outputs.append(hidden_states)
             taus += results

@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `V` vocabulary.
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -80,7 +81,10 @@ class _TokenHead(SSMPreTrainedModel):
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
         labels = self.counted_labels(labels, attention_mask, **kwargs)
-        return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+        loss = partial(self.loss_function, logits=logits, vocab_size=size)
+        if self.model.sharing is None:
+            return loss(labels=labels, **kwargs)
+        return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
 
     def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts.

@@ -154,12 +154,16 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         """
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
+        rows = Rows(observer=TauMeter() if output_tau else None)
+        if self.sharing is not None:
+            rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
+            pixel_values = rows.layout.cut(pixel_values)
         hidden_states = self.encoder(pixel_values)
         cache = cache_for(self, past_key_values, use_cache, output_tau, hidden_states.shape[0])
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is None:
-            all_hidden_states, taus = self.run(hidden_states, Rows(observer=TauMeter() if output_tau else None))
+            all_hidden_states, taus = self.run(hidden_states, rows)
         else:
             self._check_size(hidden_states, cache)
             cache.claim(self)
@@ -276,6 +280,8 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
+        if self.model.sharing is not None:
+            return self.model.sharing.frame_loss(logits, labels, self.config.l1_weight)
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but must be the video itself, {tuple(logits.shape)}, "

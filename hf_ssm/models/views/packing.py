@@ -34,7 +34,8 @@ class Packing(View):
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "Packing | None":
-        return None if call["documents"] is None else cls(call["documents"])
+        # Processes that share rows read them where they are.
+        return None if call["documents"] is None or model.sharing is not None else cls(call["documents"])
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         # Both strands have documents of their own.
