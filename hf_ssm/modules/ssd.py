@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Rows, Scan
+from hf_ssm.modules.rows import Rows, SegmentScan
 from hf_ssm.modules.selective_scan import FilteredScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
@@ -154,7 +154,7 @@ class SSDScan(FilteredScan):
                 C = C if factor is None else C * factor
             if state is None:
                 # `ops/ssd/reference.py` has the loop over positions that this computes.
-                split = Scan(self._continued, lambda x, step, *_: self._decay(step))
+                split = SegmentScan(self._continued, self._decay)
                 y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C, split=split)
             else:
                 y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
@@ -197,7 +197,7 @@ class SSDScan(FilteredScan):
         y, after = self._scan(x, step, B, C, before, is_continued=True)
         return y, torch.view_as_complex(after.unflatten(-1, (-1, 2)).contiguous())
 
-    def _decay(self, step: Tensor) -> Tensor:
+    def _decay(self, x: Tensor, step: Tensor, *matrices: Tensor) -> Tensor:
         """What the state before a segment is multiplied by, `(B, H, 1, 1)`, or `(B, H, 1, N/2)`."""
         elapsed = self.time_steps(step).sum(1)[..., None, None]
         A = self.state_matrix()
