@@ -34,9 +34,8 @@ class SSDScan(FilteredScan):
     complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
     R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
 
-    Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ; a
-    configuration with `rescale_init` adds the buffer. With an RMS norm behind the scan, rescaling multiplies only the ε
-    of this norm, by τ.
+    Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ, which
+    `rescale_init` adds. With an RMS norm behind the scan, it multiplies only the ε of this norm, by τ.
 
     Args:
         config: An `SSDConfig`.
