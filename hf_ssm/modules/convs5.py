@@ -20,7 +20,7 @@ from hf_ssm.modules.operator import (
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows
+from hf_ssm.modules.rows import ByChannel, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
@@ -142,14 +142,21 @@ class ConvS5(SequenceOperator):
             if rows.observer is not None:
                 # An observer that rescales changes C, which is read below.
                 self.observe(rows, precise.permute(0, 2, 3, 1, 4).flatten(0, 2))
-            filtered = self._filtered(precise, state)
-            before = None if state is None else state.get("scan")
-            outputs, after = conv_ssm(filtered, *self.state_space(), self.D, before)
-            if state is not None:
+            filtered = self._filtered(precise, rows, state)
+            system = self.state_space()
+            if state is None:
+                # `ops/conv_ssm/reference.py` has the loop over frames that this computes.
+                split = SegmentScan(
+                    lambda frames, before: conv_ssm(frames, *system, self.D, before),
+                    lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],
+                )
+                outputs = rows.map(lambda frames, _: conv_ssm(frames, *system, self.D)[0], filtered, split=split)
+            else:
+                outputs, after = conv_ssm(filtered, *system, self.D, state.get("scan"))
                 state.put("scan", after)
         return outputs.to(inputs.dtype)
 
-    def _filtered(self, inputs: Tensor, state: LayerState | None) -> Tensor:
+    def _filtered(self, inputs: Tensor, rows: Rows, state: LayerState | None) -> Tensor:
         """The input after the Sobolev filter over time, `(B, T, h, w, D)`."""
         if not self.has_sobolev_filter:
             return inputs
@@ -160,7 +167,9 @@ class ConvS5(SequenceOperator):
             return self._taps(inputs, count).repeat(pixels, 1)
 
         if state is None:
-            filtered = long_conv(signals, taps(inputs.shape[1]))
+            kernel = taps(rows.longest(inputs))
+            split = ByChannel(lambda batch, part: long_conv(batch, kernel[part]))
+            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), signals, split=split)
         else:
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(signals, taps)
         return filtered.view_as(inputs)
@@ -217,7 +226,7 @@ class ConvS5(SequenceOperator):
         return MIMOSystem(a, b, c, None, taps)
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        length = reading.inputs.shape[1]
+        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
         length = length if processes is None else processes.largest(length, reading.inputs.device)
         system = self.system(length, reading.inputs.dtype)
         if self.tau_statistics != "batch":

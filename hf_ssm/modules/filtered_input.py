@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.modules.rows import Rows, zero_padding
+from hf_ssm.modules.rows import ByChannel, Rows, zero_padding
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -43,7 +43,8 @@ class FilteredInput(SequenceOperator):
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
         else:
             kernel = taps(rows.longest(inputs))
-            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), precise)
+            split = ByChannel(lambda batch, part: long_conv(batch, kernel[part]))
+            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), precise, split=split)
         filtered = zero_padding(filtered, rows.mask)
         return filtered.to(inputs.dtype)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
-from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.rows import ByChannel, Halo, Rows, SegmentScan, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import add_feed_through_, long_conv
@@ -121,8 +122,10 @@ class LongConvolution(SequenceOperator):
         if state is not None:
             return self.forward_with_state(inputs, state, group=group)
         channels = slice(group, None, self.groups)
-        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
         dtype = inputs.dtype
+        if self._scans(rows):
+            return self._scanned(inputs, rows, channels)
+        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
         with no_autocast(inputs.device):
             if rows.observer is not None or self.sobolev_mode == "zero_phase":
                 # The convolution converts half precision itself, as it reads it.
@@ -130,13 +133,38 @@ class LongConvolution(SequenceOperator):
             if self.sobolev_mode == "zero_phase":
                 inputs = self._zero_phase(inputs, rows, channels)
             factor = self.observe(rows, inputs, kernel=kernels, group=group)
-            ahead, *behind = (kernels if factor is None else kernels * factor).unbind(0)
+            kernels = kernels if factor is None else kernels * factor
+            ahead, *behind = kernels.unbind(0)
+            split = ByChannel(lambda batch, part: long_conv(batch, *kernels[:, part].unbind(0)))
             # `ops/long_conv/reference.py` has the sum over lags that this computes.
-            return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs).to(dtype)
+            return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs, split=split).to(dtype)
+
+    def _scanned(self, inputs: Tensor, rows: Rows, channels: slice) -> Tensor:
+        """`forward` of rows that several processes share, by recurrences, whose states they exchange."""
+        with materialized(self), no_autocast(inputs.device):
+            output = self._by_recurrence(inputs, rows, channels, self.D, 0)
+            if self.directions == 2:
+                turned = rows.reversed()
+                # The first tap is that of the position before.
+                before = turned.map(lambda batch, _: pad(batch, (0, 0, 1, -1)), rows.flip(inputs), split=Halo(1))
+                output = output + rows.flip(self._by_recurrence(before, turned, channels, None, 1))
+        return output
+
+    def _by_recurrence(
+        self, inputs: Tensor, rows: Rows, channels: slice, skip: Tensor | None, direction: int
+    ) -> Tensor:
+        recurrence: Any = self.filter(lambda filter: filter.recurrence(channels, skip, direction))
+        split = SegmentScan(recurrence.scan, lambda u: recurrence.power(u.shape[1]), apply=recurrence.carried)
+        return rows.map(lambda u, _: recurrence.scan(u)[0], inputs, split=split)
+
+    def _scans(self, rows: Rows) -> bool:
+        """Whether `forward` scans instead, by a recurrence for each direction."""
+        recurrent = self._has_recurrence and not self.has_sobolev_filter
+        return recurrent and rows.observer is None and is_shared(rows.layout)
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
         """The `kernels` that `forward` needs for inputs `(B, L, ...)`."""
-        return self.kernels(self.longest(inputs, rows))
+        return self.kernels(1 if self._scans(rows) else self.longest(inputs, rows))
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0

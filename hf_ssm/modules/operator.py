@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows, zero_padding
+from hf_ssm.modules.rows import ByChannel, Reading, Rows, zero_padding
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
 from hf_ssm.theory.complexity import filter_norm, tau
@@ -281,7 +281,9 @@ class SequenceOperator(nn.Module):
         count = rows.longest(inputs) + 1
         taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step, count)
         taps = taps.to(inputs).expand(inputs.shape[-1], -1)
-        return zero_padding(rows.map(lambda batch, _: long_conv(batch, taps[:, :-1], taps[:, 1:]), inputs), rows.mask)
+        ahead, behind = taps[:, :-1], taps[:, 1:]
+        split = ByChannel(lambda batch, part: long_conv(batch, ahead[part], behind[part]))
+        return zero_padding(rows.map(lambda batch, _: long_conv(batch, ahead, behind), inputs, split=split), rows.mask)
 
     # Observation
 

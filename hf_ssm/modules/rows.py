@@ -11,12 +11,51 @@ from torch import Tensor
 
 from hf_ssm.ops.documents import Documents
 
-__all__ = ["Reading", "Rows", "View", "zero_padding"]
+__all__ = ["ByChannel", "Halo", "Reading", "Rows", "SegmentScan", "View", "is_shared", "zero_padding"]
 
 
 def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
     """`hidden_states` `(B, L, D)` with zeros where `mask` `(B, L)` is false."""
     return hidden_states if mask is None else hidden_states * mask.unsqueeze(-1).to(hidden_states.dtype)
+
+
+def is_shared(holder: Any) -> bool:
+    """Whether several processes hold some positions of the same rows each, for a layout or the `sharing` of a model."""
+    return holder is not None and holder.is_shared
+
+
+class Halo(NamedTuple):
+    """How a function of rows may be computed for some positions: from so many further positions on each side."""
+
+    before: int
+    after: int = 0
+
+
+class ByChannel(NamedTuple):
+    """How a function of rows may be computed for some channels: `function(inputs, channels)`, both `(B, L, ...)`."""
+
+    function: Callable[[Tensor, slice], Tensor]
+
+
+class SegmentScan(NamedTuple):
+    """How a function of rows may be computed for a segment of the positions, from a state to a state.
+
+    The state after a segment is affine in the state before it, `after = product ⊙ before + rest`: the same map for the
+    positions of a process, for a segment that is computed again, and for a piece of a long sequence.
+
+    Attributes:
+        run: Called with the tensors of a segment and the state before it, `(B, ...)` or `None`; returns the output and
+            the state after it.
+        product: Called with the tensors of a segment; returns what the state before it is multiplied by, broadcastable
+            to the state.
+        reverse: Whether the scan begins at the last position.
+        apply: `apply(product, state)`; default: the product of numbers.
+    """
+
+    run: Callable[..., tuple[Tensor, Tensor]]
+    product: Callable[..., Tensor]
+    reverse: bool = False
+    apply: Callable[[Tensor, Tensor], Tensor] = torch.mul
 
 
 class Rows(NamedTuple):
@@ -28,19 +67,34 @@ class Rows(NamedTuple):
 
     Attributes:
         mask: `(B, L)`, bool, true at tokens; `None` where all positions are tokens.
-        layout: Where the hidden states are those of packed documents, `(1, T, D)`: their layout.
+        layout: Where the hidden states are those of packed documents, `(1, T, D)`: their layout. Where they are some
+            positions of rows that several processes share: `parallel.layout.SharedLayout`.
         extra: What the mixers of a family read for each position, `(B, L)` each, by name (S5: `time_deltas`).
         observer: Called by each operator with what it reads, before it mixes positions; see `modules/observers.py`.
     """
 
     mask: Tensor | None = None
-    layout: Documents | None = None
+    layout: Any = None
     extra: Mapping[str, Tensor] = {}
     observer: Any = None
 
-    def map(self, function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """`function(*tensors, mask)` for operations that mix positions: on all rows, or on each bucket of documents."""
-        return function(*tensors, self.mask) if self.layout is None else self.layout.map(function, *tensors)
+    def map(
+        self,
+        function: Callable[..., Tensor],
+        *tensors: Tensor | None,
+        split: Any = None,
+    ) -> Tensor:
+        """`function(*tensors, mask)` for operations that mix positions: on all rows, or on each bucket of documents.
+
+        Args:
+            function: Maps a batch to `(B, L, ...)`.
+            tensors: `(B, L, ...)`, or `None`.
+            split: How processes that share the rows compute the function together: a `Halo`, `ByChannel` or
+                `SegmentScan`; default: each process computes it for all positions.
+        """
+        return (
+            function(*tensors, self.mask) if self.layout is None else self.layout.map(function, *tensors, split=split)
+        )
 
     def longest(self, hidden_states: Tensor) -> int:
         """Length of the rows, or of the longest document."""
@@ -110,7 +164,7 @@ class View:
         """The rows that the layers read."""
         return hidden_states, rows
 
-    def between(self, hidden_states: Tensor) -> Tensor:
+    def between(self, hidden_states: Tensor, rows: Rows) -> Tensor:
         """The hidden states that a layer reads, from those of the layer before it."""
         return hidden_states
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows
+from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.discretize import bilinear, zoh
@@ -148,7 +148,7 @@ class S5StateSpace(FilteredInput):
             if state is not None:
                 output = self._continue(inputs, rows, time_deltas, state)
             else:
-                output = rows.map(self._sequence, inputs, time_deltas)
+                output = self._sequence(inputs, rows, time_deltas)
         return output.to(dtype)
 
     def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
@@ -165,21 +165,35 @@ class S5StateSpace(FilteredInput):
                 "`sobolev_order=0.0` and `sobolev_trainable=False`."
             )
 
-    def _sequence(self, inputs: Tensor, time_deltas: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _sequence(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
         """The output for whole sequences, `(B, L, D)`."""
-        if time_deltas is not None and mask is not None:
-            time_deltas = torch.where(mask, time_deltas, 1.0)
-        rows = Rows(mask)
+        if time_deltas is not None and rows.mask is not None:
+            time_deltas = torch.where(rows.mask, time_deltas, 1.0)
         filtered = self.filter_input(inputs, rows)
-        output = self._scan(filtered, time_deltas)[0]
+        output = self._scanned(filtered, rows, time_deltas, 0)
         if self.directions == 2:
             behind = filtered
             if self.has_sobolev_filter and self.sobolev_mode == "causal":
-                behind = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
+                behind = rows.flip(self.filter_input(rows.flip(inputs), rows.reversed()))
             if time_deltas is not None:
-                time_deltas = nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]
-            output = output + self._scan(behind, time_deltas, 1)[0]
+                time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
+            output = output + self._scanned(behind, rows, time_deltas, 1)
         return output if self.D is None else torch.addcmul(output, filtered, self.D)
+
+    def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
+        """The output of one direction for whole sequences, without feed-through."""
+        split = SegmentScan(
+            lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1
+        )
+        return rows.map(lambda u, steps, _: self._scan(u, steps, direction)[0], inputs, time_deltas, split=split)
+
+    def _product(self, inputs: Tensor, time_deltas: Tensor | None) -> Tensor:
+        """What the state before a segment is multiplied by, `(S,)` or `(B, S)`."""
+        a, rule = self.eigenvalues(inputs.dtype), zoh if self.discretization == "zoh" else bilinear
+        step = self.log_dt.to(inputs.dtype).exp()
+        if time_deltas is None:
+            return rule(a, torch.ones_like(a), step)[0] ** inputs.shape[1]
+        return rule(a, torch.ones_like(a), step * time_deltas.to(inputs.dtype).unsqueeze(-1))[0].prod(1)
 
     def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
         """The output for the next positions of the sequences that `state` remembers."""
@@ -339,3 +353,9 @@ class S5StateSpace(FilteredInput):
             knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
             features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
         return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
+
+
+def _of_next(time_deltas: Tensor, mask: Tensor | None) -> Tensor:
+    """The time to the next position, `(B, L)`, from the time since the position before; 1 after the last token."""
+    time_deltas = time_deltas if mask is None else torch.where(mask, time_deltas, 1.0)
+    return nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]

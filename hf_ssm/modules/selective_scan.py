@@ -17,7 +17,7 @@ from transformers.integrations import use_kernelized_func
 from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows
+from hf_ssm.modules.rows import Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -219,10 +219,10 @@ class SelectiveScan(FilteredScan):
                 C = C if factor is None else C * factor
             if state is None:
                 # `ops/selective_scan/reference.py` has the loop over positions that this computes.
-                return rows.map(partial(self._scan, A), scanned, step, B, C, gate)
+                split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
+                return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
             before = state.get("scan", is_complex=A.is_complex())
-            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
-            output, after = selective_scan_extend(scanned, step, A, B, C, *rest, before)
+            output, after = self._continued(A, scanned, step, B, C, gate, before)
             state.put("scan", after)
             return output
 
@@ -232,6 +232,17 @@ class SelectiveScan(FilteredScan):
         """The scan of whole rows, or of one bucket of documents."""
         y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
         return y
+
+    def _continued(
+        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, before: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The output and the last state, `(B, D, S)`, of a segment after the state `before`."""
+        rest = self.D, gate, self.dt_bias, self.dt_bias is not None
+        return selective_scan_extend(u, step, A, B, C, *rest, before)
+
+    def _decay(self, A: Tensor, step: Tensor) -> Tensor:
+        """What the state before a segment is multiplied by, `(B, D, S)`."""
+        return torch.exp(self.time_steps(step).sum(1).unsqueeze(-1) * A)
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.

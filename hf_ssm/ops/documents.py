@@ -86,7 +86,10 @@ class Documents:
         mask: `(1, T)`, false at padding of the buckets; `None` where there is none.
         masks: Mask of each bucket, `(documents, length)` or `None`.
         longest: Length of the longest document.
+        order: Number of each document, in the order of the buckets, `(n,)`.
     """
+
+    is_shared = False
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Documents:
         self.rows, self.starts, self.lengths, self.shape = rows, starts, lengths, shape
         self.longest = int(lengths.max())
         self.continued = torch.zeros(len(rows), dtype=torch.bool) if continued is None else continued
-        self._order = order = lengths.argsort(descending=True, stable=True)
+        self.order = order = lengths.argsort(descending=True, stable=True)
         sizes = lengths[order].tolist()
         borders = [0]
         for place, size in enumerate(sizes):
@@ -164,13 +167,14 @@ class Documents:
         """The layout `(1, T, ...)` of the batches of all buckets."""
         return torch.cat([batch.flatten(0, 1) for batch in batches]).unsqueeze(0)
 
-    def map(self, function: Callable[..., Tensor], *arranged: Tensor | None) -> Tensor:
+    def map(self, function: Callable[..., Tensor], *arranged: Tensor | None, split: Any = None) -> Tensor:
         """Apply a function of batches to each bucket.
 
         Args:
             function: Called with one batch `(documents, length, ...)` for each tensor (`None` for `None`) and the mask
                 of the bucket, `(documents, length)` or `None`.
             *arranged: Tensors `(1, T, ...)`, or `None`.
+            split: Without effect: all documents are those of this process.
 
         Returns:
             The results `(documents, length, ...)` in the layout, `(1, T, ...)`.
@@ -187,7 +191,7 @@ class Documents:
             function: Called with the batch and the mask of a bucket; returns `(documents, ...)`.
         """
         found = torch.cat([function(*part) for part in self.masked_batches(arranged)])
-        return found[self._order.argsort().to(found.device)]
+        return found[self.order.argsort().to(found.device)]
 
     def reversed(self) -> "Documents":
         """The same layout with the positions of each bucket in reverse order, as `flip` returns them."""

@@ -75,7 +75,7 @@ def _mimo_ssm(
     states = linear_scan(a_bar, driven, before, reverse=reverse)
     read = torch.view_as_real(states[:, -1:] if last_only else states).flatten(-2)
     c_real, c_imag = (2 * c).unbind(-1)
-    return read @ torch.stack([c_real, -c_imag], dim=-1).flatten(-2).T, states[:, -1].contiguous()
+    return read @ torch.stack([c_real, -c_imag], dim=-1).flatten(-2).T, states[:, 0 if reverse else -1].contiguous()
 
 
 def _exported_mimo_ssm(

@@ -25,7 +25,14 @@ class _Sum(torch.autograd.Function):
 
 
 class Processes:
-    """The processes of a run (the default group of `torch.distributed`), which all have to call the same methods."""
+    """The processes of a run, or of a group, which all have to call the same methods.
+
+    Args:
+        group: A process group of `torch.distributed`; default: all processes.
+    """
+
+    def __init__(self, group: Any = None):
+        self.group = group
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of `value`, of the same shape in all processes, over them.
@@ -44,14 +51,14 @@ class Processes:
     def reduced(self, value: Tensor, operation: Any) -> Tensor:
         """`value` of all processes, joined by an operation, without gradient."""
         carried = self._carried(value)
-        dist.all_reduce(carried, operation)
+        dist.all_reduce(carried, operation, group=self.group)
         return carried.to(value.device)
 
     @torch.no_grad()
     def take_from_first_(self, tensor: Tensor) -> None:
         """Make `tensor`, in place, what it is in the first process."""
         carried = self._carried(tensor)
-        dist.broadcast(carried, src=0)
+        dist.broadcast(carried, group=self.group, group_src=0)
         tensor.copy_(carried)
 
     @staticmethod

@@ -45,6 +45,7 @@ class SSMModel(SSMPreTrainedModel):
     """Embedding (or input projection), blocks, final norm."""
 
     parameter_quantity = "embedding"
+    sharing: Any = None  # The processes that hold some positions of each sequence: `parallel.split_sequences`.
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -152,7 +153,7 @@ class SSMModel(SSMPreTrainedModel):
         outputs, taus = [hidden_states], []
         for index, layer in enumerate(self.layers):
             for view in views:
-                hidden_states = view.between(hidden_states)
+                hidden_states = view.between(hidden_states, rows)
             hidden_states, *results = layer(hidden_states, rows, None if states is None else states[index])
             outputs.append(hidden_states)
             taus += results

@@ -20,6 +20,7 @@ from torch.utils import _pytree
 from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -416,6 +417,10 @@ def cache_for(
     # A cache that this model has filled was checked then.
     is_own = isinstance(cache, SSMCache) and cache.belongs_to(model)
     non_causal_flag = None if is_own else model.config.non_causal_flag
+    if is_shared(model.sharing):
+        if use_cache or cache is not None:
+            raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and the cache.")
+        return None
     if use_cache is None and cache is None:
         use_cache = model.config.use_cache and not model.training and non_causal_flag is None and not output_tau
     recomputes = model.training and model.gradient_checkpointing

@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `V` vocabulary.
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
+from hf_ssm.modules.rows import is_shared
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
@@ -80,7 +82,10 @@ class _TokenHead(SSMPreTrainedModel):
         size = self.config.vocab_size
         check_labels(labels, size, "vocab_size")
         labels = self.counted_labels(labels, attention_mask, **kwargs)
-        return self.loss_function(logits=logits, labels=labels, vocab_size=size, **kwargs)
+        loss = partial(self.loss_function, logits=logits, vocab_size=size)
+        if is_shared(self.model.sharing):
+            return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
+        return loss(labels=labels, **kwargs)
 
     def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts.

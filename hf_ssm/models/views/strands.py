@@ -160,7 +160,6 @@ class Strands(View):
 
     def __init__(self, config: Any, documents: Documents | None = None):
         self.config, self.packed = config, documents
-        self.documents: Documents | None = None
         self._order: Tensor | None = None
 
     @classmethod
@@ -179,8 +178,8 @@ class Strands(View):
         if (packed := self.packed) is not None:
             batch, length = packed.shape
             places = torch.cat([packed.rows, packed.rows + batch]), packed.starts.repeat(2)
-            self.documents = Documents(*places, packed.lengths.repeat(2), (2 * batch, length), hidden_states.device)
-            return doubled, rows._replace(layout=self.documents)
+            documents = Documents(*places, packed.lengths.repeat(2), (2 * batch, length), hidden_states.device)
+            return doubled, rows._replace(layout=documents)
         return doubled, rows._replace(mask=None if rows.mask is None else torch.cat([rows.mask, rows.mask]))
 
     def reverse_complement(self, hidden_states: Tensor) -> Tensor:
@@ -189,14 +188,14 @@ class Strands(View):
             return hidden_states.flip(1, 2)
         return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
 
-    def between(self, hidden_states: Tensor) -> Tensor:
+    def between(self, hidden_states: Tensor, rows: Rows) -> Tensor:
         """With `rc_swap`, each strand becomes the reverse complement of the other, `(2 B, L, D)`, or `(1, T, D)`."""
         if not self.config.rc_swap:
             return hidden_states
-        doubled = hidden_states if self.documents is None else self.documents.restore(hidden_states)
+        doubled = hidden_states if rows.layout is None else rows.layout.restore(hidden_states)
         strand, other = doubled.unflatten(0, (2, -1)).unbind(0)
         exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(strand)])
-        return exchanged if self.documents is None else self.documents.arrange(exchanged)
+        return exchanged if rows.layout is None else rows.layout.arrange(exchanged)
 
     def restore(self, hidden_states: Tensor) -> Tensor:
         """From `(2 B, L, D)` to `(B, L, 2 D)`."""

@@ -85,7 +85,7 @@ class LongFilter(nn.Module):
         """Whether `recurrence` exists: the kernel is that of a state space model of finite size."""
         return False
 
-    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence | ExportedSystem:
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
         """The causal convolution of some channels as a linear recurrence, where `has_recurrence`.
 
         Args:

@@ -175,16 +175,16 @@ class StateSpaceFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence | ExportedSystem:
-        system: Recurrence | ExportedSystem = _STATE_SPACE_RECURRENCE(self, channels, skip)
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
+        system: Recurrence | ExportedSystem = _STATE_SPACE_RECURRENCE(self, channels, skip, direction)
         return system
 
-    def _exported_recurrence(self, channels: slice, skip: Tensor | None) -> ExportedSystem:
-        return self._exported_system(0, channels, skip)
+    def _exported_recurrence(self, channels: slice, skip: Tensor | None, direction: int) -> ExportedSystem:
+        return self._exported_system(direction, channels, skip)
 
-    def _recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
+    def _recurrence(self, channels: slice, skip: Tensor | None, direction: int) -> Recurrence:
         model = self.state_space()
-        model["c"] = model["c"][0]
+        model["c"] = model["c"][direction]
         model = {name: matrix[channels] for name, matrix in model.items()}
         step, skip = self.time_step()[channels], None if skip is None else skip[channels]
         if self.low_rank:

@@ -145,6 +145,14 @@ class Recurrence:
             _, state = self._carry_over(blocks, state, self._tables())
         return state
 
+    def power(self, length: int) -> torch.Tensor:
+        """`A_bar` to the power `length`, in the form of `A_bar`."""
+        return self.a_bar**length
+
+    def carried(self, power: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """The state that a result of `power` makes of a state."""
+        return power * state
+
     def _aligned(self, u: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, int, torch.Tensor]:
         """Inputs in the working precision, the number of them before whole blocks, and the state."""
         self._check_shapes(u, 3, state)
@@ -267,6 +275,12 @@ class _DenseRecurrence(Recurrence):
     """With `drift`, `A_bar - I` transposed, in the precision of the parameters, which halves the memory traffic."""
 
     drift: torch.Tensor
+
+    def power(self, length: int) -> torch.Tensor:
+        return torch.linalg.matrix_power(self.a_bar, length)
+
+    def carried(self, power: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return (power @ state.unsqueeze(-1)).squeeze(-1)
 
     def _update(self, u: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         change = torch.bmm(state.to(self.dtype).transpose(0, 1), self.drift)

@@ -1,0 +1,268 @@
+"""Context parallelism: the processes of a group hold some positions of each sequence and compute as one.
+
+Legend: `R` processes, `B` batch, `L` positions of whole rows, `l` positions of this process, `D` channels, `S` numbers
+of a state.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from hf_ssm.models.views.selection import VIEWS
+from hf_ssm.modules.rows import Rows, View
+from hf_ssm.ops.documents import Documents
+from hf_ssm.parallel.layout import SharedLayout
+from hf_ssm.utils.checks import check_model
+from hf_ssm.utils.processes import Processes
+
+__all__ = ["SequenceSharing", "join_positions", "split_sequences"]
+
+
+class SequenceSharing:
+    """How processes share sequences; `backbone.sharing` of a model that `split_sequences` has changed.
+
+    Args:
+        group: A process group.
+        cuts: Number of positions of each process for rows of a length; default: as equal as possible.
+
+    Attributes:
+        length: L of the rows that were read last.
+    """
+
+    is_shared = True
+
+    def __init__(self, group: Any, cuts: Callable[[int], Sequence[int]] | None = None):
+        self.group, self.cuts, self.length = group, cuts, 0
+        self.processes = Processes(group)
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return dist.get_world_size(self.group)
+
+    def layout(self, length: int, mask: Tensor | None = None, documents: Documents | None = None) -> SharedLayout:
+        """The layout of rows of this length.
+
+        Raises:
+            ValueError: Fewer positions than processes.
+        """
+        if length < self.size:
+            raise ValueError(
+                f"The rows have {length} positions, fewer than the {self.size} processes that share them: give longer "
+                "rows, or fewer processes to a sequence."
+            )
+        equal = [length // self.size + (place < length % self.size) for place in range(self.size)]
+        lengths = tuple(equal if self.cuts is None else self.cuts(length))
+        self.length = length
+        return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
+
+    def cut(self, values: Tensor) -> Tensor:
+        """The positions of this process, `(B, l, ...)`, of whole rows `(B, L, ...)`."""
+        return self.layout(values.shape[1]).cut(values)
+
+    def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
+        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+        batch, length = hidden_states.shape[0], self.length
+        if documents is None:
+            tokens = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask.bool()
+            numbers = torch.arange(batch).unsqueeze(1).expand(batch, length)
+            numbers = torch.where(tokens.to(numbers.device), numbers, -1)
+        else:
+            numbers, batch = _numbers_of(documents), len(documents)
+        held = self.cut(_weights(numbers, batch, how)).to(hidden_states.device)
+        numbers = self.cut(numbers).clamp(min=0).to(hidden_states.device)
+        precise = torch.promote_types(hidden_states.dtype, torch.float32)
+        weighted = torch.where(held.unsqueeze(-1) > 0, hidden_states.to(precise) * held.unsqueeze(-1).to(precise), 0)
+        sums = weighted.new_zeros(batch, weighted.shape[-1]).index_add(0, numbers.flatten(), weighted.flatten(0, 1))
+        return self.processes.sum(sums).to(hidden_states.dtype)
+
+    def mean_loss(
+        self,
+        loss: Callable[..., Tensor],
+        labels: Tensor,
+        *,
+        shifts: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The mean loss of all positions, the same in each process.
+
+        Args:
+            loss: transformers' loss of a head, which divides a sum by `num_items_in_batch`.
+            labels: `(B, L)` of whole rows, -100 where there is none.
+            shifts: Whether a position predicts the label of the next one.
+            num_items_in_batch: What the sum is divided by; default: the number of labels.
+        """
+        if shifts:
+            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        held = self.cut(labels).contiguous()
+        return self.processes.sum(loss(labels=held, shift_labels=held, num_items_in_batch=1)) / count
+
+    def mean_squared_error(self, outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean squared error of all tokens; `labels` and `mask` are those of the whole rows."""
+        held = self.cut(labels)
+        _check_shapes(held, outputs, labels)
+        squares = (outputs.float() - held.to(outputs.device).float()).square()
+        if mask is None:
+            return self.processes.sum(squares.sum()) / (labels.numel())
+        tokens = self.cut(mask.to(outputs.device).bool())
+        count = mask.bool().sum().to(outputs.device) * outputs.shape[-1]
+        return self.processes.sum(torch.where(tokens.unsqueeze(-1), squares, 0).sum()) / count
+
+    def frame_loss(self, frames: Tensor, labels: Tensor, l1_weight: float) -> Tensor:
+        """The loss of predicted frames, each of which is compared with the next one; `labels` are whole videos."""
+        layout = self.layout(labels.shape[1])
+        _check_shapes(layout.cut(labels), frames, labels)
+        target = labels[:, layout.start + 1 : layout.stop + 1].to(frames.device).float()
+        difference = frames[:, : target.shape[1]].float() - target
+        sums = self.processes.sum(torch.stack([difference.square().sum(), difference.abs().sum()]))
+        squared, absolute = (sums / labels[:, 1:].numel()).unbind()
+        return (1 - l1_weight) * squared + l1_weight * absolute
+
+
+def _check_shapes(held: Tensor, outputs: Tensor, labels: Tensor) -> None:
+    if held.shape != outputs.shape:
+        raise ValueError(
+            f"`labels` must be those of whole rows, of which this process has {tuple(outputs.shape)}, got "
+            f"{tuple(labels.shape)}."
+        )
+
+
+def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Sequence[int]] | None = None) -> Any:
+    """Let the processes of a group share the positions of each sequence that the model reads.
+
+    Every process calls the model with the same whole batch: ids, masks, documents of packed rows and labels, which are
+    small. Each computes the hidden states of its own positions, a slice of the rows, and returns their logits
+    (`join_positions` returns those of all positions); pooled logits, losses and τ are those of the whole rows, the same
+    in each process. Gradients of parameters are complete after they have been averaged over all processes, as
+    `DistributedDataParallel` and `fully_shard` do.
+
+    Args:
+        model: A model of hf_ssm; changed in place.
+        mesh: A `DeviceMesh` of one dimension (`mesh["cp"]`) or a process group; default: all processes. `None` as
+            group of one process ends the sharing.
+        cuts: Maps L to the number of positions of each process; default: as equal as possible.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: Not a model of hf_ssm.
+        ValueError: A mesh of several dimensions.
+
+    Communication: numbers that a process sends in a layer and a training step, of which 1 of R + 1 parts in the forward
+    pass, for B rows and D channels:
+
+    - scans (S4, S5, ConvS5, Mamba, Mamba-2, without Sobolev filter): `(R + 1) (B S + P)` for each direction, with S
+      numbers of a state (D N of Mamba) and P of the product of its decays (B D N of Mamba); independent of L;
+    - short convolutions with k taps: `(R + 1) B (k - 1) D`, independent of L;
+    - long convolutions (Hyena, Sobolev filters): `4 B L D / R` for each group of channels;
+    - τ and rescaling: `(R + 1) B L D / R` for the input of an operator, and for Δ, B and C of selective scans. Both
+      strands: the same once in a step, with `rc_swap` in each layer.
+    """
+    check_model(model)
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"`mesh` has the dimensions {mesh.mesh_dim_names}: give the one of the sequences, such as mesh['cp']."
+            )
+        mesh = mesh.get_group()
+    backbone = getattr(model, "base_model", model)
+    backbone.sharing = SequenceSharing(dist.group.WORLD if mesh is None else mesh, cuts)
+    return model
+
+
+def join_positions(model: Any, values: Tensor) -> Tensor:
+    """The outputs of the last call of a model whose sequences are shared, for all positions, with gradients.
+
+    Args:
+        model: The model; all processes of the group call the function.
+        values: The positions of this process, `(B, l, ...)`.
+
+    Returns:
+        `(B, L, ...)`.
+    """
+    sharing = getattr(model, "base_model", model).sharing
+    return sharing.layout(sharing.length).whole(values)
+
+
+class _Share(View):
+    """The positions of this process, after the other views have arranged whole rows."""
+
+    def __init__(self, sharing: SequenceSharing, documents: Documents | None, both_strands: bool):
+        self.sharing, self.documents, self.joins = sharing, documents, both_strands
+        self.layout: Any = None
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "_Share | None":
+        return None if model.sharing is None else cls(model.sharing, call["documents"], call["both_strands"])
+
+    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        documents = rows.layout or self.documents
+        mask = rows.mask if documents is None else _tokens_of(documents, hidden_states.device)
+        self.layout = self.sharing.layout(hidden_states.shape[1], mask, documents)
+        rows = rows._replace(mask=mask).moved(self.layout.cut)._replace(layout=self.layout)
+        return self.layout.cut(hidden_states), rows
+
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        # The strands are turned round as a whole.
+        return self.layout.whole(hidden_states) if self.joins else hidden_states
+
+
+class _Cut(View):
+    """The positions of this process, after both strands have been turned to the order of the input."""
+
+    def __init__(self, sharing: SequenceSharing):
+        self.sharing = sharing
+
+    @classmethod
+    def of(cls, model: Any, call: dict[str, Any]) -> "_Cut | None":
+        return cls(model.sharing) if model.sharing is not None and call["both_strands"] else None
+
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        return self.sharing.cut(hidden_states)
+
+
+def _numbers_of(documents: Documents) -> Tensor:
+    """The number of the document at each position, `(B, L)`, on the CPU; -1 where there is none."""
+    numbers, lengths = torch.full(documents.shape, -1), documents.lengths
+    steps = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    places = documents.rows.repeat_interleave(lengths), documents.starts.repeat_interleave(lengths) + steps
+    numbers[places] = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return numbers
+
+
+def _tokens_of(documents: Documents, device: torch.device) -> Tensor | None:
+    """True at the positions of documents, `(B, L)`; `None` where they are all positions."""
+    tokens = _numbers_of(documents) >= 0
+    return None if bool(tokens.all()) else tokens.to(device)
+
+
+def _weights(numbers: Tensor, count: int, how: str) -> Tensor:
+    """The weight of each position in the vector of its sequence, `(B, L)`, float64.
+
+    Args:
+        numbers: Number of the sequence at each position, `(B, L)`, -1 where there is none.
+        count: Number of sequences.
+        how: `"mean"`, `"first"` or `"last"`.
+    """
+    is_token = numbers >= 0
+    if how == "mean":
+        sizes = torch.bincount(numbers[is_token], minlength=count).double()
+        return torch.where(is_token, 1 / sizes[numbers.clamp(min=0)], 0.0)
+    places = torch.arange(numbers.numel()).view(numbers.shape)
+    sign = 1 if how == "last" else -1
+    best = torch.full((count,), -numbers.numel() - 1).scatter_reduce(
+        0, numbers[is_token], sign * places[is_token], "amax"
+    )
+    return (is_token & (best[numbers.clamp(min=0)] == sign * places)).double()
+
+
+# Restoring runs in reverse order: `_Share` first, `_Cut` last.
+VIEWS.insert(0, _Cut)
+VIEWS.append(_Share)

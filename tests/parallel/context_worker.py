@@ -1,0 +1,240 @@
+"""The models and batches of `test_context.py`, and what several processes that share the sequences make of them.
+
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... python context_worker.py FOLDER CASE...
+
+The first process writes the differences from one process alone, by case and quantity, into FOLDER.
+"""
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import dropout
+
+import hf_ssm
+from hf_ssm.modules.rows import Rows
+from hf_ssm.parallel import join_positions, split_sequences
+from hf_ssm.parallel.context import SequenceSharing
+
+LENGTH = 21
+SMALL = {"hidden_size": 6, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.4, "vocab_size": 12}
+HYENA = {"max_position_embeddings": 64, "filter_order": 8}
+SSD = {"head_dim": 4, "n_groups": 1}
+
+# Family, head, configuration.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "S4D": ("S4", "ForCausalLM", {}),
+    "S4": ("S4", "ForSequenceClassification", {"kernel_type": "s4"}),
+    "S4D, two-sided": ("S4", "ForMaskedLM", {}),
+    "S4D, causal filter": ("S4", "ForTokenClassification", {"sobolev_order": 0.5}),
+    "S4D, zero-phase filter": ("S4", "ForMaskedLM", {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}),
+    "S4D, checkpointed": ("S4", "ForCausalLM", {"norm_type": "batch"}),
+    "S4D, batch norm": ("S4", "ForSequenceClassification", {"norm_type": "batch", "pooling": "mean"}),
+    "S4D, strands": ("S4", "ForMaskedLM", {"rc_equivariant": True, "bidirectional": True}),
+    "Hyena": ("Hyena", "ForCausalLM", {"hyena_order": 3}),
+    "Hyena, two-sided": ("Hyena", "ForMaskedLM", {}),
+    "Hyena, S4D filter": ("Hyena", "ForCausalLM", {"filter_type": "s4d"}),
+    "S5": ("S5", "ForCausalLM", {}),
+    "S5, two-sided": ("S5", "ForTokenClassification", {"bidirectional": True, "sobolev_order": 0.3}),
+    "S5, bilinear": ("S5", "ForSequenceClassification", {"bidirectional": True, "discretization": "bilinear"}),
+    "Mamba": ("SelectiveSSM", "ForCausalLM", {}),
+    "Mamba, complex": ("SelectiveSSM", "ForSequenceClassification", {"complex_state": True, "bidirectional": True}),
+    "Mamba, strands": (
+        "SelectiveSSM", "ForMaskedLM",
+        {"rc_equivariant": True, "bidirectional": True, "rc_swap": True, "bidirectional_weight_tie": False},
+    ),
+    "Mamba, plain": ("SelectiveSSM", "ForCausalLM", {"block": "plain", "sobolev_order": 0.3}),
+    "Mamba-2": ("SSD", "ForCausalLM", {}),
+    "Mamba-2, rotated": ("SSD", "ForMaskedLM", {"complex_state": True, "rescale_init": True}),
+    "Mamba-2, two-sided": ("SSD", "ForSequenceClassification", {"bidirectional": True, "pooling": "first"}),
+    "S4D, signals": ("S4", "ForSignalRegression", {"num_labels": 2, "vocab_size": 4}),
+    "Mamba, pairs": ("SelectiveSSM", "ForSequencePairClassification", {"pooling": "mean"}),
+    "S4D, conjoined": ("S4", "ForSequenceClassification", {"rc_conjoin": "always", "bidirectional": True}),
+    "ConvS5": ("ConvS5", "ForVideoPrediction", {}),
+    "ConvS5, filter": ("ConvS5", "ForVideoPrediction", {"sobolev_order": 0.4}),
+}  # fmt: skip
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    """The model of a case, in training mode without dropout."""
+    family, head, options = MODELS[name]
+    defaults = SMALL | {"Hyena": HYENA, "SSD": SSD}.get(family, {})
+    if family == "ConvS5":
+        defaults = {**SMALL, "hidden_size": 4, "patch_size": 2, "num_channels": 1}
+        del defaults["vocab_size"]
+    torch.manual_seed(0)
+    model = getattr(hf_ssm, f"{family}{head}")(getattr(hf_ssm, f"{family}Config")(**(defaults | options)))
+    if name.endswith("checkpointed"):
+        model.gradient_checkpointing_enable()
+    return model.to(dtype).train()
+
+
+def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str, Tensor]:
+    """Whole rows: without padding, with padding on the right or left, or packed."""
+    torch.manual_seed(1)
+    head = MODELS[name][1]
+    if MODELS[name][0] == "ConvS5":
+        return {"pixel_values": torch.rand(2, length, 8, 8, 1, dtype=torch.float64)}
+    ids = torch.randint(7, 11, (3, length))
+    if head == "ForSequencePairClassification":
+        pairs = torch.stack([ids, ids.flip(0)], dim=1)
+        return {"input_ids": pairs, "attention_mask": torch.ones_like(pairs), "labels": torch.tensor([0, 1, 1])}
+    batch = {"input_ids": ids}
+    if kind in ("right", "left"):
+        mask = torch.ones_like(ids)
+        for row, count in enumerate((length, length // 2, 3)):
+            mask[row, count:] = 0
+        batch["attention_mask"] = mask if kind == "right" else mask.flip(1)
+    if kind == "packed":
+        ends = ([length], [4, 5, length - 1, length], [length // 2, length])
+        numbers = [[sum(position >= end for end in row) for position in range(length)] for row in ends]
+        batch["seq_idx"] = torch.tensor(numbers)
+    if head == "ForSignalRegression":
+        batch["input_values"] = torch.randn(3, length, 1, dtype=torch.float64)
+        batch["labels"] = torch.randn(3, length, 2, dtype=torch.float64)
+        del batch["input_ids"]
+    elif head == "ForSequenceClassification":
+        count = 7 if kind == "packed" else 3
+        batch["labels"] = torch.arange(count) % 2
+    elif head == "ForTokenClassification":
+        batch["labels"] = ids % 2
+    else:
+        batch["labels"] = ids.clone()
+    if MODELS[name][0] == "S5" and "sobolev_order" not in MODELS[name][2] and not tau:
+        batch["time_deltas"] = torch.rand(3, length, dtype=torch.float64) + 0.5
+    return batch
+
+
+def measured(model: Any, batch: dict[str, Tensor], tau: bool) -> dict[str, Tensor]:
+    """Loss, logits, τ and gradients."""
+    outputs = model(**batch, output_tau=tau)
+    loss = outputs.loss if not tau else outputs.loss + 0.3 * outputs.tau.sum()
+    loss.backward()
+    found = {"loss": outputs.loss.detach(), "logits": outputs.logits.detach()}
+    if tau:
+        found["tau"] = outputs.tau.detach()
+    return found | {f"grad {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest number."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+
+
+def compare(
+    name: str, kind: str, tau: bool, cuts: Callable | None, dtype: torch.dtype = torch.float64
+) -> dict[str, float]:
+    """Largest differences of a model whose sequences are shared from the same model in one process."""
+    model = build(name, dtype)
+    alone = copy.deepcopy(model)
+    batch = batch_of(name, kind, tau, LENGTH if cuts is None else sum(cuts(0)))
+    # In one process: without the exchange of statistics that training in several processes has.
+    expected = alone_in_one_process(alone, batch, tau)
+    found = measured(split_sequences(model, cuts=cuts), batch, tau)
+    if found["logits"].shape[:2] != expected["logits"].shape[:2]:
+        found["logits"] = join_positions(model, found["logits"])
+    tokens = batch.get("attention_mask")
+    if tokens is not None and found["logits"].dim() == 3:
+        found["logits"], expected["logits"] = (x["logits"][tokens.bool()] for x in (found, expected))
+    for key, value in found.items():
+        if key.startswith("grad "):
+            dist.all_reduce(value)
+            value /= dist.get_world_size()
+    worst: dict[str, float] = {}
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    for key, value in expected.items():
+        kind_of_value = key.split()[0]
+        worst[kind_of_value] = max(worst.get(kind_of_value, 0.0), difference(found[key], value))
+        if "-v" in sys.argv and worst[kind_of_value] > 1e-9:
+            print(name, kind, key, difference(found[key], value), flush=True)
+    return worst
+
+
+def traffic(name: str, length: int) -> int:
+    """Numbers that this process hands to collectives in a forward and a backward pass."""
+    model, batch = split_sequences(build(name)), batch_of(name, "none", True, length)
+    sent: list[int] = []
+
+    def counted(function: Callable, tensor: int) -> Callable:
+        def call(*arguments: Any, **options: Any) -> Any:
+            sent.append(arguments[tensor].numel())
+            return function(*arguments, **options)
+
+        return call
+
+    before = dist.all_gather, dist.all_to_all_single, dist.all_reduce
+    dist.all_gather, dist.all_to_all_single = counted(before[0], 1), counted(before[1], 1)
+    dist.all_reduce = counted(before[2], 0)
+    try:
+        measured(model, batch, tau=False)
+    finally:
+        dist.all_gather, dist.all_to_all_single, dist.all_reduce = before
+    return sum(sent)
+
+
+def mapped() -> dict[str, Any]:
+    """What operations make of shared rows that do not say how they can be split: cumulative sums and tied dropout."""
+    layout = SequenceSharing(dist.group.WORLD).layout(7)
+    whole = torch.arange(28, dtype=torch.float64).view(2, 7, 2).requires_grad_()
+    rows = Rows(layout=layout)
+    sums = rows.map(lambda batch, _: batch.cumsum(1), layout.cut(whole))
+    # The sum of the losses of all processes.
+    sums.square().sum().backward()
+    dist.all_reduce(whole.grad)
+    expected = whole.detach().clone().requires_grad_()
+    expected.cumsum(1).square().sum().backward()
+    ones = layout.cut(torch.ones(2, 7, 32))
+    torch.manual_seed(dist.get_rank())
+    dropped = layout.whole(rows.map(lambda batch, _: batch * dropout(torch.ones_like(batch[:, :1])), ones))
+    return {
+        "values": difference(layout.whole(sums.detach()), expected.detach().cumsum(1)),
+        "gradient": difference(whole.grad, expected.grad),
+        "dropped the same": bool((dropped == dropped[:, :1]).all()) and 0 < int((dropped == 0).sum()) < dropped.numel(),
+    }
+
+
+def alone_in_one_process(model: Any, batch: dict[str, Tensor], tau: bool) -> dict[str, Tensor]:
+    import hf_ssm.modules.norms
+    import hf_ssm.modules.observers
+
+    modules = hf_ssm.modules.norms, hf_ssm.modules.observers
+    before = [module.all_processes for module in modules]
+    for module in modules:
+        module.all_processes = lambda: None
+    try:
+        return measured(model, batch, tau)
+    finally:
+        for module, function in zip(modules, before, strict=True):
+            module.all_processes = function
+
+
+def main(folder: str, *cases: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    results = {}
+    for case in cases:
+        if case == "mapped":
+            results[case] = mapped()
+            continue
+        if case.startswith("traffic/"):
+            results[case] = [traffic(case.removeprefix("traffic/"), length) for length in (12, 24)]
+            continue
+        name, kind, tau, cut = case.split("/")
+        cuts = None if cut == "equal" else (lambda length, c=cut: list(map(int, c.split("-"))))
+        results[case] = compare(name, kind, tau == "tau", cuts)
+        if "-v" in sys.argv and dist.get_rank() == 0:
+            print(case, {k: f"{v:.1e}" for k, v in results[case].items()}, flush=True)
+    if dist.get_rank() == 0:
+        Path(folder, "differences.json").write_text(json.dumps(results), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*[argument for argument in sys.argv[1:] if argument != "-v"])
