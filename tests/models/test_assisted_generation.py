@@ -104,7 +104,9 @@ def test_drafts_and_fused_decoding(make, name):
 
 def test_models_of_other_architectures(make):
     model, prompt = make("hyena"), torch.randint(0, 12, (1, 20))
-    config = GPT2Config(vocab_size=12, n_positions=80, n_embd=8, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=12, n_positions=80, n_embd=8, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
+    )
     other = GPT2LMHeadModel(config).eval().double()
     assert torch.equal(greedy(model, prompt, assistant_model=other), greedy(model, prompt))
     assert torch.equal(greedy(other, prompt, assistant_model=model), greedy(other, prompt))

@@ -49,7 +49,7 @@ def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
 def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwargs: Mapping[str, Any]) -> None:
     """Raise `ValueError` for drafts that transformers would compute with other layers, or from other positions."""
     for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
-        if (value := getattr(generation_config, name, None)):
+        if value := getattr(generation_config, name, None):
             raise ValueError(
                 f"`{name}`={value!r} needs a model with layers for it: leave it out, and draft tokens by "
                 "`assistant_model` or `prompt_lookup_num_tokens`."

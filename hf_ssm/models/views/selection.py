@@ -94,8 +94,10 @@ def read_next(
         def read(hidden_states: Tensor, rows: Rows) -> list[Tensor]:
             return read_with_cache(model.run_states, hidden_states, rows, cache, model._step_states)
 
-        is_recorded = cache.recording is not None
-        outputs = cache.recording.read(cache, read, hidden_states, rows) if is_recorded else read(hidden_states, rows)
+        if cache.recording is None:
+            outputs = read(hidden_states, rows)
+        else:
+            outputs = cache.recording.read(cache, read, hidden_states, rows)
     if (seq_idx := call.get("seq_idx")) is not None:
         cache.remember_document(seq_idx.expand(hidden_states.shape[0], -1), call["attention_mask"])
     for view in reversed(views):
