@@ -80,6 +80,8 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Modu
     Raises:
         ValueError: Channels, heads or groups that cannot be divided by n; a mesh with other processes beside it; a
             layer that cannot be split (S5, ConvS5), batch norms, adapters; a model that is split already.
+
+    `DistributedDataParallel`, and so a Trainer of several processes, refuses a split model.
     """
     ranks = _ranks(mesh)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
@@ -91,6 +93,9 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Modu
         split_mixer(block.mixer, ranks)
         if block.mlp is not None:
             _split_mlp(block.mlp, ranks)
+    # DistributedDataParallel would give all processes the parameters of the first one. With nothing left, it refuses.
+    ignored: Any = [name for name, _ in model.named_parameters()]
+    model._ddp_params_and_buffers_to_ignore = ignored
     return model
 
 

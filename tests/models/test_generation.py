@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from accelerate import cpu_offload
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 
 from hf_ssm import SSMCache
 

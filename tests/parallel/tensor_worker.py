@@ -5,14 +5,18 @@
 Writes the largest errors relative to one whole model, by case and quantity, into FOLDER.
 """
 
+import copy
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from transformers.distributed import DistributedConfig
 
 import hf_ssm
 from hf_ssm.modules.operator import SequenceOperator
@@ -178,7 +182,7 @@ def memory_and_saving(folder: Path, device: str) -> dict[str, Any]:
         return {"counts": counts, "saved": difference(loaded(ids).logits, expected)}
 
 
-def refusals(device: str) -> dict[str, str]:
+def refusals(folder: Path, device: str) -> dict[str, str]:
     """The messages of models that cannot be split."""
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "channels": ("S4", {"hidden_size": 7}),
@@ -197,10 +201,19 @@ def refusals(device: str) -> dict[str, str]:
             messages[name] = str(error)
         assert [parameter.shape for parameter in model.parameters()] == before
     model = tensor_parallel(build("S4", "ForCausalLM", {}, torch.float32, device))
-    try:
-        tensor_parallel(model)
-    except ValueError as error:
-        messages["twice"] = str(error)
+    again: dict[str, Callable[[], Any]] = {
+        "twice": lambda: tensor_parallel(model),
+        "copy": lambda: copy.deepcopy(model),
+        "DDP": lambda: DistributedDataParallel(model),
+        "plan of transformers": lambda: hf_ssm.SSDForCausalLM.from_pretrained(
+            folder / "saved", distributed_config=DistributedConfig(tp_size=dist.get_world_size())
+        ),
+    }
+    for name, call in again.items():
+        try:
+            call()
+        except (RuntimeError, TypeError, ValueError) as error:
+            messages[name] = str(error)
     return messages
 
 
@@ -218,6 +231,6 @@ if __name__ == "__main__":
             found[f"{name}, {precision}"] = compare(*case, dtype, device)
     found["packed"] = packed_and_checkpointed(device)
     found["memory"] = memory_and_saving(folder, device)
-    found["refusals"] = refusals(device)
+    found["refusals"] = refusals(folder, device)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -92,6 +92,9 @@ def test_what_cannot_be_split(found):
     assert "shard its parameters by FSDP2 instead" in messages["S5"]
     assert "use 'layer' or 'rms'" in messages["batch norm"]
     assert "split already" in messages["twice"]
+    assert "cannot be copied" in messages["copy"]
+    assert "any parameter that requires a gradient" in messages["DDP"]
+    assert "has no `tp_plan`" in messages["plan of transformers"]
 
 
 def test_one_process_keeps_its_model_whole():
