@@ -27,7 +27,7 @@ ALLOWED = {
     # A converted checkpoint gets its original tokenizer.
     "models": frozenset({"ops", "theory", "modules", "tokenization", "utils"}),
     "checkpoint": _MODELS,
-    "parallel": _MODELS,
+    "parallel": _MODELS | {"checkpoint"},
     "tokenization": frozenset({"utils"}),
     "data": frozenset({"utils"}),
     "metrics": frozenset({"utils"}),

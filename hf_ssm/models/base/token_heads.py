@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
@@ -25,7 +26,9 @@ from hf_ssm.models.views.strands import token_logits
 from hf_ssm.modules.rows import is_shared
 
 # Arguments of `generate` that these models do not read after the prompt.
-_NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
+_NOT_READ = frozenset(
+    {"attention_mask", "cache_position", "is_first_iteration", "labels", "position_ids", "token_type_ids"}
+)
 
 
 def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
@@ -43,6 +46,23 @@ def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
         return None
     step = 1 if name == "position_ids" else 0
     return torch.nn.functional.pad(marks.diff(dim=1) != step, (1, 0), value=True)
+
+
+def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for drafts that transformers would compute with other layers, or from other positions."""
+    for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
+        if value := getattr(generation_config, name, None):
+            raise ValueError(
+                f"`{name}`={value!r} needs a model with layers for it: leave it out, and draft tokens by "
+                "`assistant_model` or `prompt_lookup_num_tokens`."
+            )
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"Assisted generation reads the whole prompt, but `past_key_values` holds {cache.get_seq_length()} "
+            "positions of it: leave out `past_key_values`."
+        )
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ValueError("Assisted generation compares token ids: pass `input_ids` instead of `inputs_embeds`.")
 
 
 class _TokenHead(SSMPreTrainedModel):
@@ -200,7 +220,8 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> Any:
-        # No public method allows an error before the first token, or makes the cache that chunked prefill needs.
+        # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
+        # that may be rejected, need.
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
             raise ValueError(
@@ -212,12 +233,17 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             raise ValueError(
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
             )
+        cache = model_kwargs.get("past_key_values")
+        if generation_mode == GenerationMode.ASSISTED_GENERATION:
+            _check_assisted(generation_config, cache, model_kwargs)
         parent: Any = super()
         parent._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = SSMCache(self.config)
+        if generation_config.use_cache is not False and cache is None:
+            model_kwargs["past_key_values"] = cache = SSMCache(self.config)
+        if generation_config.is_assistant and isinstance(cache, SSMCache):
+            cache.activate_past_recording()
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -225,7 +251,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
         # `generate` passes the tokenizer on, which its stop strings need.
         kwargs.pop("tokenizer", None)
-        continues = isinstance(kwargs.get("past_key_values"), SSMCache) and not kwargs.get("is_first_iteration")
+        cache = kwargs.get("past_key_values")
+        # An assistant reads the prompt without a first iteration.
+        continues = isinstance(cache, SSMCache) and cache.is_initialized and not kwargs.get("is_first_iteration")
         if continues and inputs_embeds is None and not args:
             # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
             # the time per token of the model in the section "decoding" of benchmarks/speed.py.
@@ -242,7 +270,6 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
                 self._ids_of_prompt = input_ids.shape[1]
             generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
             inputs |= {"input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
-        cache = kwargs.get("past_key_values")
         for name, value in take_extra_inputs(self, dict(kwargs)).items():
             read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             # Of all positions, or only of those that follow what is in the cache.
