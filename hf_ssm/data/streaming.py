@@ -101,8 +101,14 @@ def stream_sequences(
 
 def is_local(source: str | os.PathLike[str]) -> bool:
     """Whether a source is a file or a glob of files, and not the id of a data set on the Hub."""
-    name = os.fspath(source)
-    return bool(_WILDCARDS.intersection(name)) or bool(Path(name).suffix) or Path(name).expanduser().exists()
+    path = Path(source).expanduser()
+    is_id = not path.is_absolute() and len(path.parts) == 2
+    return is_glob(source) or bare_suffix(path) in SHARD_SUFFIXES or path.exists() or not is_id
+
+
+def is_glob(source: str | os.PathLike[str]) -> bool:
+    """Whether a source has wildcards."""
+    return bool(_WILDCARDS.intersection(os.fspath(source)))
 
 
 def shard_files(source: str | os.PathLike[str]) -> list[Path]:
@@ -113,7 +119,7 @@ def shard_files(source: str | os.PathLike[str]) -> list[Path]:
         ValueError: One of them has a format that cannot be streamed.
     """
     name = os.path.expanduser(os.fspath(source))
-    names = sorted(glob.glob(name, recursive=True)) if _WILDCARDS.intersection(name) else [name]
+    names = sorted(glob.glob(name, recursive=True)) if is_glob(name) else [name]
     paths = [path for path in map(Path, names) if path.is_file()]
     if not paths and not Path(name).is_dir():
         raise FileNotFoundError(f"source={name!r}: there is no such file; check the path.")
@@ -250,7 +256,7 @@ class _Reading:
             if not numbers or not all(map(math.isfinite, numbers)):
                 raise ValueError(f"label_column={self.labels!r}: {value!r} in row {place} is not a finite number.")
             return numbers if isinstance(value, list) else numbers[0]
-        names = range(len(self.classes)) if self.holds_ids else self.classes
+        names: Sequence[Any] = range(len(self.classes)) if self.holds_ids else self.classes
         entry = value if self.holds_ids else str(value)
         if entry not in names:
             raise ValueError(

@@ -112,16 +112,16 @@ class StreamCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
         """A batch of rows; an empty one of rows that a resumed run skips."""
-        if "input_ids" in rows[0]:
-            return self.collator(rows)
         if rows[0].keys() == {ROW_NUMBER}:
             return {}
-        number = rows[0].get(ROW_NUMBER, 0)
+        is_tokenized = "input_ids" in rows[0]
+        # Of tokenized rows, those of every evaluation get the same masks.
+        place = np.ravel(rows[0]["input_ids"]).tolist() if is_tokenized else [rows[0].get(ROW_NUMBER, 0)]
         state = torch.random.get_rng_state()
         try:
             # Of the CPU only: `torch.manual_seed` would seed dropout on GPUs too.
-            torch.default_generator.manual_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
-            return self.collator(self._tokenized(rows))
+            torch.default_generator.manual_seed(int(np.random.SeedSequence((self.seed, *place)).generate_state(1)[0]))
+            return self.collator(rows if is_tokenized else self._tokenized(rows))
         finally:
             torch.random.set_rng_state(state)
 
@@ -129,11 +129,11 @@ class StreamCollator:
         for column in (*self.text_columns, *([] if self.label_column is None else [self.label_column])):
             check_column("text_columns/label_column", column, list(rows[0]), "the stream")
         texts = [[row[column] for row in rows] for column in self.text_columns]
-        ids = list(zip(*map(self._encode, texts), strict=True)) if self.separate else self._encode(*texts)
+        ids: list[Any] = list(zip(*map(self._encode, texts), strict=True)) if self.separate else self._encode(*texts)
         for change in self.changes:
             ids = change(ids)
         if not all(all(row) if self.separate else row for row in ids):
-            raise ValueError(f"a row of the stream has no token: remove it ({texts[0][0][:40]!r} is in the same batch).")
+            raise ValueError(f"a row of the stream has no token: remove it (near the row {texts[0][0][:40]!r}).")
         labels = [{} if self.label_column is None else {"labels": row[self.label_column]} for row in rows]
         return [{"input_ids": list(row), **label} for row, label in zip(ids, labels, strict=True)]
 

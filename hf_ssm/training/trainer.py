@@ -78,8 +78,8 @@ class SSMTrainer(PushingTrainer):
       them (state matrices: only `dynamics_weight_decay`), nor to norms, biases and feed-throughs.
     - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
       False`: at the first such loss that is logged), and saves no weights that are not finite.
-    - Reads a `datasets.IterableDataset` (`train_dataset`, with `max_steps`) once per pass, whatever the number of processes
-      and workers, and continues at the same row when it resumes: see `RunStream`.
+    - Reads every row of a stream (`train_dataset=datasets.IterableDataset`, with `max_steps`) once per pass, whatever
+      the numbers of processes and workers, and continues at the same row when it resumes: see `RunStream`.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - Refuses context and sequence parallelism, which split the sequences of a batch among processes, and processes of a
       launcher that accelerate has not joined.
@@ -106,7 +106,8 @@ class SSMTrainer(PushingTrainer):
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
         _check_sequences_stay_whole(getattr(self.args, "parallelism_config", None))
         # The main process would read a stream for all others, and fail at batches of different lengths.
-        if (loading := self.args.accelerator_config).dispatch_batches is None:
+        loading: Any = self.args.accelerator_config
+        if loading.dispatch_batches is None:
             loading.dispatch_batches = False
         super().create_accelerator_and_postprocess()
         # That of `accelerate launch` comes from the environment.
@@ -116,14 +117,17 @@ class SSMTrainer(PushingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)
+        if isinstance(self.train_dataset, RunStream):
+            self.train_dataset.first_step = 0
         if self._resuming:
             newest = resume_from_checkpoint is True
             folder = get_last_checkpoint(self.args.output_dir) if newest else resume_from_checkpoint
             if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
                 self._unwrapped.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
             if isinstance(folder, str) and isinstance(self.train_dataset, RunStream) and not self.args.ignore_data_skip:
-                state = TrainerState.load_from_json(str(Path(folder, TRAINER_STATE_NAME)))
-                self.train_dataset.first_step = state.global_step * self.args.gradient_accumulation_steps
+                state_file = Path(folder, TRAINER_STATE_NAME)
+                steps = TrainerState.load_from_json(str(state_file)).global_step if state_file.is_file() else 0
+                self.train_dataset.first_step = steps * self.args.gradient_accumulation_steps
         if self.model_init is None:
             self._rescale_if_configured(self._unwrapped)
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -135,8 +139,8 @@ class SSMTrainer(PushingTrainer):
                 raise ValueError("`train_dataset` is a stream, whose length is unknown: set `max_steps`.")
             micro_steps = self.args.gradient_accumulation_steps
             total = self.get_total_train_batch_size(self.args) // micro_steps
-            whole = self.args.accelerator_config.split_batches
-            self.train_dataset.step_rows = self._train_batch_size if whole else total
+            loading: Any = self.args.accelerator_config
+            self.train_dataset.step_rows = self._train_batch_size if loading.split_batches else total
             self.train_dataset.num_steps = self.args.max_steps * micro_steps
         return super().get_train_dataloader()
 
