@@ -113,9 +113,10 @@ class RunPlan:
     @property
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps of a pass over the training split; None for a stream of unknown length."""
-        rows, size = self.data.num_rows["train"], self.args.train_batch_size * self.args.world_size
+        rows = self.data.stream_rows if isinstance(self.rows, IterableDataset) else len(self.rows)
         if rows is None:
             return None
+        size = self.args.train_batch_size * self.args.world_size
         batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
         return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
 
