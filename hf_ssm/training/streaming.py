@@ -17,6 +17,7 @@ from hf_ssm.data.checks import check_column
 ROW_NUMBER = "__row__"
 """Key of the number of a row in a run, counted over all passes, processes and workers."""
 
+_NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
 _ROWS = 64  # that are taken from `datasets` at a time
 
 
@@ -138,5 +139,6 @@ class StreamCollator:
         return [{"input_ids": list(row), **label} for row, label in zip(ids, labels, strict=True)]
 
     def _encode(self, *texts: list[str]) -> list[list[int]]:
-        encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, return_attention_mask=False)
+        limit = {} if self.max_length > _NO_LIMIT else {"truncation": True, "max_length": self.max_length}
+        encoded = self.tokenizer(*texts, return_attention_mask=False, **limit)
         return list(encoded["input_ids"])
