@@ -44,7 +44,7 @@ logger = logging.get_logger(__name__)
 
 _PROBE_ROWS = 64
 # Share of a run on a stream of unknown length that stands for an epoch.
-_TIMES_PER_RUN = 0.1
+_SHARE_OF_RUN = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,19 +377,20 @@ def _steps_of_stream(settings: RunSettings, output: Path, loaded: RunData, train
     """The steps of a run on a stream, for the Trainer one epoch, and those at which it evaluates, saves and logs."""
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu")
     args = SSMTrainingArguments(str(output), **{name: training[name] for name in sizes if name in training})
-    rows, step_rows = loaded.stream_rows, args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    step_rows = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    of_pass = None if loaded.stream_rows is None else math.ceil(loaded.stream_rows / step_rows)
     steps: dict[str, Any] = {}
     if training.get("max_steps", -1) <= 0:
-        if rows is None:
+        if of_pass is None:
             raise ValueError(
                 f"data.streaming=true: the number of rows of {settings.data['dataset']!r} is unknown, so that "
                 "training.num_train_epochs gives no number of steps: set training.max_steps, or data.epoch_rows"
             )
-        steps["max_steps"] = math.ceil(training["num_train_epochs"] * rows / step_rows)
+        # Whole steps for each pass, so that the run ends with an evaluation.
+        steps["max_steps"] = math.ceil(training["num_train_epochs"] * of_pass)
     for name in ("eval", "save", "logging"):
         if training.get(f"{name}_strategy") == "epoch":
-            every = _TIMES_PER_RUN if rows is None else math.ceil(rows / step_rows)
-            steps.update({f"{name}_strategy": "steps", f"{name}_steps": every})
+            steps.update({f"{name}_strategy": "steps", f"{name}_steps": of_pass or _SHARE_OF_RUN})
     return steps
 
 
