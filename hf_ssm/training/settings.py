@@ -10,6 +10,7 @@ its field.
 import dataclasses
 import glob
 import inspect
+import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -212,7 +213,7 @@ class RunSettings:
     def data_paths(self) -> list[str]:
         """The data: files of paths and globs, ids of the Hub and names of generators."""
         named = [value for value in map(self.data.get, DATA_PATHS) if value is not None]
-        return [path for value in named for path in (glob.glob(value, recursive=True) or [value])]
+        return [path for value in named for path in (glob.glob(os.path.expanduser(value), recursive=True) or [value])]
 
     @property
     def inputs(self) -> list[str]:

@@ -62,7 +62,10 @@ def steps_of(shards: Path, ranks: int, workers: int) -> list[list[str]]:
         loader = DataLoader(stream, batch_size=8 // ranks, num_workers=workers, collate_fn=list)
         loaders.append(prepare_data_loader(loader, num_processes=ranks, process_index=rank, dispatch_batches=False))
     assert [len(loader) for loader in loaders] == [8] * ranks
-    return [[row["text"] for batch in step for row in batch] for step in zip(*loaders, strict=True)]
+    steps = [[row["text"] for batch in step for row in batch] for step in zip(*loaders, strict=True)]
+    # The number of the pass is in memory that processes share.
+    assert stream.stream.epoch == 0
+    return steps
 
 
 @pytest.mark.parametrize(
