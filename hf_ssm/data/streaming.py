@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import inspect
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", *FASTA_SUFFIXES)
 """Files that can be read as a stream; all but parquet, which is compressed inside, may be compressed."""
 
 _WILDCARDS = frozenset("*?[")
+_FILES = 10  # from which the buffer of the order is filled
 _ROWS = 64  # of a parquet file in memory
 
 
@@ -96,7 +98,13 @@ def stream_sequences(
         stream = _stream_files(shard_files(source), reading)
     else:
         stream = _stream_hub(os.fspath(source), config_name, revision, split, reading)
-    return stream.shuffle(seed, buffer_size=shuffle_buffer) if shuffle_buffer else stream
+    if not shuffle_buffer:
+        return stream
+    options: dict[str, int] = {}
+    # Before version 5, `datasets` fills the buffer from one file at a time; since then it reads several by threads.
+    if "max_buffer_input_shards" in inspect.signature(stream.shuffle).parameters:
+        options["max_buffer_input_shards"] = min(_FILES, stream.num_shards)
+    return stream.shuffle(seed, buffer_size=shuffle_buffer, **options)
 
 
 def is_local(source: str | os.PathLike[str]) -> bool:
