@@ -86,7 +86,7 @@ def interrupted(shards: Path, output: Path, **changes: Any) -> tuple[dict[str, A
     """The same as `train` with two interruptions, each after steps that are done again."""
     train(shards, output, stop=5, **changes)
     train(shards, output, stop=8, resume=3, **changes)
-    return train(shards, output, resume=6, **changes)
+    return train(shards, output, resume=6, **changes, save_strategy="no")
 
 
 def main(folder: Path, device: str) -> None:
@@ -94,9 +94,9 @@ def main(folder: Path, device: str) -> None:
     shards = folder / "*.jsonl"
     changes = {"use_cpu": device == "cpu", "per_device_train_batch_size": BATCH // 2}
     found: dict[str, Any] = {}
-    found["plain"], collator = train(shards, folder / "plain", masked=False, **changes)
+    found["plain"], collator = train(shards, folder / "plain", masked=False, save_strategy="no", **changes)
     found["rows"] = collator.batches
-    found["whole"], _ = train(shards, folder / "whole", **changes)
+    found["whole"], _ = train(shards, folder / "whole", save_strategy="no", **changes)
     for workers in (0, 2):
         output = folder / f"workers-{workers}"
         found[f"{workers}"], _ = interrupted(shards, output, dataloader_num_workers=workers, **changes)

@@ -99,6 +99,7 @@ def test_a_run_that_resumes_twice_is_the_same_to_the_bit(shards, tmp_path, unint
     if not workers:
         # Rows of earlier steps are read, but not tokenized.
         assert collator.batches == [[None] * worker.BATCH] * 6 + uninterrupted[1].batches[6:]
+        worker.train(shards, tmp_path, resume=6)
         again, _ = worker.train(shards, tmp_path, resume=worker.STEPS)
         assert equal(again, weights)
 
