@@ -17,13 +17,14 @@ from transformers import PreTrainedModel
 import hf_ssm
 from hf_ssm import plotting
 from hf_ssm.data.records import table_columns
+from hf_ssm.data.streaming import is_glob
 from hf_ssm.models.registry import HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.metrics import beats_chance
 from hf_ssm.training.run import chance_key
-from hf_ssm.training.settings import DATA_PATHS, RunSettings, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.files import check_not_input
 
@@ -189,7 +190,7 @@ def chosen_rows(splits: DatasetDict, split: str, count: int) -> Dataset:
 def public_name(source: str) -> str:
     """A Hub id, or the last part of a local path, whose other parts are private."""
     path = Path(source).expanduser()
-    return path.resolve().name if path.exists() else source
+    return path.resolve().name if path.exists() or is_glob(source) else source
 
 
 def stored_settings(checkpoint: str) -> dict[str, dict[str, Any]]:
@@ -230,7 +231,7 @@ def data_settings(
     settings = resolve({"data": data, "model": {"checkpoint": checkpoint, "task": task}}, assignments)
     if args.output is not None:
         # Files of the output have other names than those of the checkpoint.
-        check_not_input(args.output, *map(settings.data.get, DATA_PATHS))
+        check_not_input(args.output, *settings.data_paths)
     if checkpoint is not None:
         check_tokenizer(checkpoint, config, settings)
     return settings

@@ -51,7 +51,7 @@ def _run_report(args: argparse.Namespace) -> None:
     report = theory_report(
         model,
         data.batches(rows, args.batch_size),
-        num_sequences=len(data.splits["train"]),
+        num_sequences=data.num_rows["train"],
         progress=True,
         parameter_change=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},

@@ -27,6 +27,12 @@ _MEANINGS = {
     "data.reverse_complement": "Replace each training sequence by its reverse complement with probability 1/2 (DNA).",
     "data.unknown_bases": "Replace up to this share of the bases of a training sequence by N, as probes do (DNA).",
     "data.normalization": "Scale of images and numbers, see hf_ssm.data.features.fit_extractor. None: by kind of data.",
+    "data.streaming": "Read the training rows while the model trains: files, globs of files ('shards/*.jsonl.gz') and "
+    "data of the Hub. validation_file and test_file are read into memory.",
+    "data.shuffle_buffer": "Streams: rows from which the next one is drawn; 0: in the order of the files. None: 1000.",
+    "data.epoch_rows": "Streams: rows of one pass, which give num_train_epochs a meaning without training.max_steps. "
+    "None: those that parquet files and the Hub state.",
+    "data.classes": "Streams: names of the classes of the labels, in the order of their ids. None: those of the files.",
     "data.seed": "Random seed.",
     "training.report_to": "Also log to trackio, tensorboard or wandb.",
     "training.weight_decay": "Weight decay of AdamW; none for norms, biases, feed-throughs and dynamics.",

@@ -17,6 +17,7 @@ from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.hub.eval_results import write_eval_results
@@ -72,10 +73,11 @@ def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
     print(f"Model: {type(model).__name__} with {count:,} parameters")
     if data.classes is not None:
         print(f"Classes: {', '.join(data.classes)}")
-    for split, rows in data.splits.items():
-        print(f"{split:>10}: {len(rows):,} rows")
+    for split, rows in data.num_rows.items():
+        print(f"{split:>10}: {'an unknown number of' if rows is None else f'{rows:,}'} rows")
     print(f"Longest row: {data.longest:,} {unit}")
-    print(f"Steps: {plan.steps:,} ({plan.steps_per_epoch:,} for each pass over the training split)")
+    each = plan.steps_per_epoch
+    print(f"Steps: {plan.steps:,}" + ("" if each is None else f" ({each:,} for each pass over the training split)"))
     print("Nothing was written.")
     words = [word for word in args.words if word != "--dry-run"]
     suggest((command(*words), "train"), file=sys.stdout)
@@ -174,7 +176,7 @@ def finish(
 def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
-    on_hub = "/" in source and not Path(source).expanduser().exists()
+    on_hub = "/" in source and not is_local(source)
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
     chosen = evaluated and training["load_best_model_at_end"]
@@ -187,7 +189,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
         dataset_name=source if on_hub else Path(source).name,
         dataset_id=source if on_hub else None,
         dataset_description=result.data.description,
-        splits={split: len(rows) for split, rows in result.data.splits.items()},
+        splits={split: rows for split, rows in result.data.num_rows.items() if rows is not None},
         results=result.results,
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},

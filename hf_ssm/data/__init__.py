@@ -5,6 +5,7 @@ from hf_ssm.data.features import SignalFeatureExtractor
 from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
 from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
+from hf_ssm.data.streaming import stream_sequences
 from hf_ssm.data.tokenized import PairCollator, align_labels, tokenize
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "load_sequences",
     "planted_motifs",
     "sparse_majority",
+    "stream_sequences",
     "tokenize",
     "with_random_reverse_complement",
     "with_random_unknown_bases",

@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ssm.data.checks import check_column
 
+Change = Callable[[list[list[int]]], list[list[int]]]
+"""A function of the token ids of a batch of rows."""
+
 _COMPLEMENT = {"A": "T", "C": "G", "G": "C", "T": "A", "N": "N"}
 
 
@@ -32,7 +35,13 @@ def with_random_reverse_complement(
         ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the probability is out
             of range.
     """
-    ids = _checked(tokens, tokenizer, "probability", probability)
+    check_column("tokens", "input_ids", tokens.column_names, "the data set")
+    return _with_change(tokens, random_reverse_complement(tokenizer, probability))
+
+
+def random_reverse_complement(tokenizer: PreTrainedTokenizerBase, probability: float = 0.5) -> Change:
+    """The function of token ids that `with_random_reverse_complement` applies to batches."""
+    ids = _checked(tokenizer, "probability", probability)
     other = {ids[base]: ids[complement] for base, complement in _COMPLEMENT.items()}
 
     def turn(row: list[int]) -> list[int]:
@@ -43,7 +52,7 @@ def with_random_reverse_complement(
         drawn = torch.rand(len(rows)) < probability
         return [turn(row) if flip else row for row, flip in zip(rows, drawn.tolist(), strict=True)]
 
-    return _with_change(tokens, change)
+    return change
 
 
 def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, share: float = 0.5) -> Dataset:
@@ -65,7 +74,13 @@ def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBas
         ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the share is out of
             range.
     """
-    ids = _checked(tokens, tokenizer, "share", share)
+    check_column("tokens", "input_ids", tokens.column_names, "the data set")
+    return _with_change(tokens, random_unknown_bases(tokenizer, share))
+
+
+def random_unknown_bases(tokenizer: PreTrainedTokenizerBase, share: float = 0.5) -> Change:
+    """The function of token ids that `with_random_unknown_bases` applies to batches."""
+    ids = _checked(tokenizer, "share", share)
     unknown, bases = ids["N"], set(ids.values())
 
     def change(rows: list[list[int]]) -> list[list[int]]:
@@ -78,12 +93,11 @@ def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBas
             for row, row_share in zip(rows, shares, strict=True)
         ]
 
-    return _with_change(tokens, change)
+    return change
 
 
-def _checked(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, argument: str, value: float) -> dict[str, Any]:
+def _checked(tokenizer: PreTrainedTokenizerBase, argument: str, value: float) -> dict[str, Any]:
     """The id of each base, after a check of the arguments."""
-    check_column("tokens", "input_ids", tokens.column_names, "the data set")
     if not 0 <= value <= 1:
         raise ValueError(f"{argument}={value!r}: give a number from 0 to 1.")
     ids: dict[str, Any] = {base: tokenizer.convert_tokens_to_ids(base) for base in _COMPLEMENT}
@@ -96,7 +110,7 @@ def _checked(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, argument: str,
     return ids
 
 
-def _with_change(tokens: Dataset, change: Callable[[list[list[int]]], list[list[int]]]) -> Dataset:
+def _with_change(tokens: Dataset, change: Change) -> Dataset:
     """The rows with changed `input_ids` when they are read, after an earlier transform."""
     earlier = tokens.format["format_kwargs"].get("transform", dict)
 

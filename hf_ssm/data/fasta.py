@@ -96,3 +96,34 @@ def fasta_windows(path: Path, window: int, min_window: int, keep_case: bool = Fa
         )
     sequences, names, starts = zip(*kept, strict=True)
     return {"sequence": list(sequences), "name": list(names), "start": list(starts)}
+
+
+def stream_windows(path: Path, window: int, min_window: int, keep_case: bool = False) -> Iterator[str]:
+    """Yield the windows of `fasta_windows` one after the other, with one of them in memory; errors as for it."""
+
+    def known(letters: str) -> list[str]:
+        sequence = letters if keep_case else in_capitals(letters, path)
+        unknown = sequence.upper().count("N") > _MOSTLY_UNKNOWN * len(sequence)
+        return [] if unknown or len(sequence) < min_window else [sequence]
+
+    lines, count, has_header = list[str](), 0, False
+    with opened(path) as file:
+        for number, line in enumerate(map(str.strip, file), start=1):
+            if not line or line.startswith(";"):
+                continue
+            if line.startswith(">"):
+                yield from known("".join(lines))
+                lines, count, has_header = [], 0, True
+            elif not has_header or not _SEQUENCE_LINE.fullmatch(line):
+                expected = "a line of sequence letters" if has_header else "a header, '>' and a name"
+                raise ValueError(f"line {number}: {line[:40]!r} is not {expected}.")
+            else:
+                lines.append(line)
+                count += len(line)
+            if count >= window:
+                letters = "".join(lines)
+                end = count // window * window
+                for start in range(0, end, window):
+                    yield from known(letters[start : start + window])
+                lines, count = [letters[end:]], count - end
+        yield from known("".join(lines))

@@ -32,6 +32,8 @@ SPLIT_COLUMN = "split"
 
 # Cells of a table in memory; rows of json with names of their own have mostly empty ones.
 _MOST_CELLS = 10**8
+# Of a csv file in memory, which is read row by row.
+_ROWS = 128
 
 _JSON_SUFFIXES = (".json", ".jsonl")
 TABLE_SUFFIXES = (".csv", ".tsv", *_JSON_SUFFIXES)
@@ -163,6 +165,44 @@ def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
         _check_values(name, values, f"{source}: ")
     for row in zip(*columns.values(), strict=True):
         yield dict(zip(columns, row, strict=True))
+
+
+def csv_rows(
+    file: IO[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool
+) -> Iterator[dict[str, str]]:
+    """The rows of a csv or tsv file, of which a part is in memory; the cells are texts."""
+    if column_names is None:
+        _check_delimiter(file, delimiter)
+    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    names = column_names
+    # header=None, as in `_read_csv`.
+    parts = pd.read_csv(
+        file, sep=delimiter, header=None, dtype=object, keep_default_na=False, quoting=quoting, chunksize=_ROWS
+    )
+    for part in parts:
+        for cells in part.itertuples(index=False, name=None):
+            if names is None:
+                names = cells
+                if len(set(names)) < len(names):
+                    raise ValueError(f"the column names {list(names)} are not unique.")
+            elif len(cells) != len(names):
+                raise ValueError(f"column_names={list(names)} names {len(names)} columns, but a row has {len(cells)}.")
+            else:
+                yield dict(zip(names, cells, strict=True))
+
+
+def json_rows(file: IO[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file with one json object per line, of which one is in memory."""
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is not json: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f'line {number} is not a json object such as {{"sequence": "ACGT", "label": 0}}.')
+        yield row
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:

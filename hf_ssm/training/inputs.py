@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, List
+from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, List, get_dataset_split_names
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
@@ -14,7 +14,16 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
+from hf_ssm.data import (
+    GENERATORS,
+    PairCollator,
+    SignalFeatureExtractor,
+    label_names,
+    load_sequences,
+    stream_sequences,
+    tokenize,
+)
+from hf_ssm.data.augment import random_reverse_complement, random_unknown_bases
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
@@ -22,11 +31,14 @@ from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
+from hf_ssm.data.splits import SPLITS, split_name
+from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
-from hf_ssm.training.settings import RunSettings, suggestion
+from hf_ssm.training.settings import DEFAULT_SHUFFLE_BUFFER, RunSettings, suggestion
+from hf_ssm.training.streaming import StreamCollator
 from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
@@ -39,6 +51,8 @@ _TOKENIZERS: dict[str, Callable[..., PreTrainedTokenizerBase]] = {
 _DEFAULT_TOKENIZER = "dna"
 # More whole numbers than these are hardly classes.
 _MANY_CLASSES = 20
+# Of a stream, which stand for its rows where a run needs some: kinds of labels, checks, τ.
+_FIRST_ROWS = 256
 _LABEL_KINDS = {
     "class": "one class for each row",
     "classes": "a list of classes for each row",
@@ -52,13 +66,16 @@ class RunData:
     """The data of a run.
 
     Attributes:
-        splits: Columns `input_ids` or `input_values`, and `labels` where the task has them, per split.
+        splits: Columns `input_ids` or `input_values`, and `labels` where the task has them, per split. Of a stream, the
+            training split has the first rows only.
         processor: Tokenizer of texts or feature extractor of numbers, saved with the model.
         classes: Names of the classes; None if the task has none.
         label_kind: Kind of a row's label (see `hf_ssm.data.labels.label_kind`); None if the task has none.
         description: Description of generated data; empty for other sources.
         max_length: Limit of the length of a row, in tokens or positions; None for no limit.
         settled: Settings of the section `data` that were left open, with the values that were chosen for them.
+        stream: The training rows as texts, with labels, if they are read while the model trains.
+        stream_rows: Rows of a pass over the stream; None if unknown.
     """
 
     splits: DatasetDict
@@ -68,6 +85,14 @@ class RunData:
     description: str
     max_length: int | None
     settled: dict[str, Any]
+    stream: IterableDataset | None = None
+    stream_rows: int | None = None
+
+    @property
+    def num_rows(self) -> dict[str, int | None]:
+        """Rows of each split; None for a stream of unknown length."""
+        counts: dict[str, int | None] = {name: len(split) for name, split in self.splits.items()}
+        return counts if self.stream is None else {**counts, "train": self.stream_rows}
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -92,7 +117,9 @@ class RunData:
 
     @property
     def longest(self) -> int:
-        """Length of the longest sequence of all splits, in tokens or positions."""
+        """Length of the longest sequence of all splits, in tokens or positions; of a stream, its limit."""
+        if self.stream is not None and self.max_length is not None:
+            return self.max_length
         lengths = inner_lengths if self.has_pairs else row_lengths
         longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
         return longest if self.max_length is None else min(longest, self.max_length)
@@ -152,8 +179,40 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def open_stream(settings: RunSettings, labelled: bool = True, **changes: Any) -> IterableDataset:
+    """The stream of the settings, with other arguments of `stream_sequences` where there are `changes`."""
+    buffer, task = settings.data["shuffle_buffer"], TASKS[settings.task]
+    arguments = {
+        "source": settings.data["dataset"],
+        "label_column": settings.data.get("label_column", "label") if labelled and task.labelled else None,
+        "classes": None if task.predicts_numbers else settings.data["classes"],
+        "targets": task.predicts_numbers,
+        "shuffle_buffer": DEFAULT_SHUFFLE_BUFFER if buffer is None else buffer,
+        "seed": int(settings.training["seed"]),
+    }
+    return stream_sequences(**{**settings.stream_arguments, **arguments, **changes})
+
+
+def _rows_of_stream(settings: RunSettings, labelled: bool) -> DatasetDict:
+    """The first rows of the training split, and all rows of the other splits, each from its files or from the Hub."""
+    source, splits = settings.data["dataset"], {"train": first_rows(open_stream(settings, labelled), _FIRST_ROWS)}
+    hub = [] if is_local(source) else get_dataset_split_names(source, settings.data.get("config_name"))
+    stored = {split_name(name): {"split": name} for name in hub}
+    for name in SPLITS[1:]:
+        file = settings.data.get(f"{name}_file")
+        where = {"source": file} if file else stored.get(name)
+        if where:
+            splits[name] = first_rows(open_stream(settings, labelled, **where, shuffle_buffer=0))
+    return DatasetDict(splits)
+
+
 def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
-    """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels."""
+    """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels.
+
+    Of a stream, the training split has the first rows only.
+    """
+    if settings.data["streaming"]:
+        return _rows_of_stream(settings, labelled)
     source, arguments = settings.data["dataset"], settings.loader_arguments
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
@@ -208,6 +267,8 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     else:
         settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
         processor, limit = tokenizer or load_tokenizer(settings), settings.data["max_length"]
+        if settings.data["streaming"] and limit is None:  # FASTA
+            limit = settings.data.get("window", 1024) + processor.num_special_tokens_to_add()
         pairs = settings.data.get("pair_column")
         if reads_only_dna(processor):
             _check_letters(rows, [settings.sequence_column, *([pairs] if pairs else [])])
@@ -215,7 +276,11 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         if kind == "classes":
             splits = align_labels(splits, processor, limit)
     description = rows["train"].info.description if source in GENERATORS else ""
-    return RunData(splits, processor, classes, kind, description, settings.data["max_length"], settled)
+    if not settings.data["streaming"]:
+        return RunData(splits, processor, classes, kind, description, settings.data["max_length"], settled)
+    stream = open_stream(settings, labelled)
+    count = settings.data["epoch_rows"] or stored_num_rows(source, stream)
+    return RunData(splits, processor, classes, kind, description, limit, settled, stream, count)
 
 
 def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
@@ -317,10 +382,30 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
     """The collator of the task; masks are drawn with the seed of the run."""
+    seed = int(settings.training["seed"])
+    if data.stream is not None and data.tokenizer is not None:
+        changes = [random_reverse_complement(data.tokenizer)] if settings.data["reverse_complement"] else []
+        if settings.data["unknown_bases"]:
+            changes.append(random_unknown_bases(data.tokenizer, settings.data["unknown_bases"]))
+        pair_column = settings.data.get("pair_column")
+        return StreamCollator(
+            data.tokenizer,
+            # The stream draws the masks.
+            _collator_of_rows(settings, data, mask_seed=None),
+            [settings.sequence_column, *([pair_column] if pair_column else [])],
+            settings.label_column,
+            max_length=data.max_length,
+            separate=TASKS[settings.task].reads_pairs,
+            changes=changes,
+            seed=seed,
+        )
+    return _collator_of_rows(settings, data, seed)
+
+
+def _collator_of_rows(settings: RunSettings, data: RunData, mask_seed: int | None) -> Callable[[list[Any]], Any]:
+    """The collator of tokenized rows."""
     if data.tokenizer is not None and settings.task == "token-classification":
         return DataCollatorForTokenClassification(data.tokenizer)
     if data.tokenizer is None or TASKS[settings.task].labelled:
         return data.collator
-    return DataCollatorForLanguageModeling(
-        data.tokenizer, mlm=settings.task == "masked-lm", seed=int(settings.training["seed"])
-    )
+    return DataCollatorForLanguageModeling(data.tokenizer, mlm=settings.task == "masked-lm", seed=mask_seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -43,6 +43,8 @@ from hf_ssm.utils.processes import has_whole_parameters
 logger = logging.get_logger(__name__)
 
 _PROBE_ROWS = 64
+# Share of a run on a stream of unknown length that stands for an epoch.
+_SHARE_OF_RUN = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +99,10 @@ class RunPlan:
     checkpoint: Path | None
 
     @property
-    def rows(self) -> Dataset:
-        """The training split with the augmentation of the settings."""
+    def rows(self) -> Dataset | IterableDataset:
+        """The training split with the augmentation of the settings, or the stream, which the collator augments."""
+        if self.data.stream is not None:
+            return self.data.stream
         rows, tokenizer = self.data.splits["train"], self.data.tokenizer
         if self.settings.data["reverse_complement"] and tokenizer is not None:
             rows = with_random_reverse_complement(rows, tokenizer)
@@ -107,17 +111,21 @@ class RunPlan:
         return rows
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of a pass over the training split."""
-        rows, size = len(self.rows), self.args.train_batch_size * self.args.world_size
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps of a pass over the training split; None for a stream of unknown length."""
+        rows = self.data.stream_rows if isinstance(self.rows, IterableDataset) else len(self.rows)
+        if rows is None:
+            return None
+        size = self.args.train_batch_size * self.args.world_size
         batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
         return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
-        steps = self.args.max_steps
-        return steps if steps > 0 else math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
+        if self.args.max_steps > 0 or self.steps_per_epoch is None:
+            return self.args.max_steps
+        return math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
 
 def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
@@ -136,6 +144,16 @@ def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool
         _warn_of_other_random_numbers(checkpoint)
     model = build_model(settings, data, checkpoint)
     return RunPlan(settings, data, model, _training_arguments(settings, output, data, checkpoint), checkpoint)
+
+
+class _PassesAsEpochs(TrainerCallback):
+    """Counts the passes over a stream, whose run is one epoch for the Trainer, in logs."""
+
+    def __init__(self, steps_per_pass: int):
+        self.steps_per_pass = steps_per_pass
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.epoch = state.global_step / self.steps_per_pass
 
 
 class RunProgress(TrainerCallback):
@@ -230,6 +248,8 @@ def train(
         compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess,
     )
+    if loaded.stream is not None and prepared.steps_per_epoch is not None:
+        trainer.add_callback(_PassesAsEpochs(prepared.steps_per_epoch))
     chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in data}
     if progress is not None:
         progress.chance = chance.get("validation", {})
@@ -348,7 +368,30 @@ def _training_arguments(
         training.update(_steps_of_shares(training, checkpoint))
     if "validation" not in loaded.splits:
         training.update(eval_strategy="no", load_best_model_at_end=False)
+    if loaded.stream is not None:
+        training.update(_steps_of_stream(settings, output, loaded, training))
     return SSMTrainingArguments(output_dir=str(output), **training)
+
+
+def _steps_of_stream(settings: RunSettings, output: Path, loaded: RunData, training: dict[str, Any]) -> dict[str, Any]:
+    """The steps of a run on a stream, for the Trainer one epoch, and those at which it evaluates, saves and logs."""
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu")
+    args = SSMTrainingArguments(str(output), **{name: training[name] for name in sizes if name in training})
+    step_rows = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    of_pass = None if loaded.stream_rows is None else math.ceil(loaded.stream_rows / step_rows)
+    steps: dict[str, Any] = {}
+    if training.get("max_steps", -1) <= 0:
+        if of_pass is None:
+            raise ValueError(
+                f"data.streaming=true: the number of rows of {settings.data['dataset']!r} is unknown, so that "
+                "training.num_train_epochs gives no number of steps: set training.max_steps, or data.epoch_rows"
+            )
+        # Whole steps for each pass, so that the run ends with an evaluation.
+        steps["max_steps"] = math.ceil(training["num_train_epochs"] * of_pass)
+    for name in ("eval", "save", "logging"):
+        if training.get(f"{name}_strategy") == "epoch":
+            steps.update({f"{name}_strategy": "steps", f"{name}_steps": of_pass or _SHARE_OF_RUN})
+    return steps
 
 
 def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, int]:

@@ -8,7 +8,9 @@ its field.
 """
 
 import dataclasses
+import glob
 import inspect
+import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -20,8 +22,10 @@ from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from hf_ssm.data import GENERATORS, load_sequences
+from hf_ssm.data import GENERATORS, load_sequences, stream_sequences
+from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import merged_name
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.tasks import TASKS
@@ -40,7 +44,13 @@ _DATA_TYPES: dict[str, Any] = {
     "reverse_complement": bool,
     "unknown_bases": float,
     "normalization": str | None,
+    "streaming": bool,
+    "shuffle_buffer": int | None,
+    "epoch_rows": int | None,
+    "classes": list[str] | list[int] | None,
 }
+_OF_STREAMS = ("shuffle_buffer", "epoch_rows", "classes")
+DEFAULT_SHUFFLE_BUFFER = 1000
 # Fields of the training arguments that options of the command determine.
 _MANAGED = {
     "output_dir": "--output",
@@ -64,7 +74,10 @@ MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classificati
 DATA_PATHS = ("dataset", "validation_file", "test_file")
 """Settings of the section `data` that name data, which may be local files."""
 
-DATA_DEFAULTS: dict[str, Any] = {**dict.fromkeys(_DATA_TYPES), "reverse_complement": False, "unknown_bases": 0.0}
+DATA_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(_DATA_TYPES),
+    **{"reverse_complement": False, "unknown_bases": 0.0, "streaming": False},
+}
 TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
@@ -172,7 +185,8 @@ class RunSettings:
             longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
             complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
             that N replaces), `normalization` (of images and numbers, see
-            `hf_ssm.data.features.fit_extractor`) and arguments of the loader.
+            `hf_ssm.data.features.fit_extractor`), `streaming` (whether training rows are read while the model trains),
+            for streams `shuffle_buffer`, `epoch_rows` (of one pass) and `classes`, and arguments of the loader.
         training: Fields of `SSMTrainingArguments`.
     """
 
@@ -196,10 +210,22 @@ class RunSettings:
         return {key: value for key, value in self.data.items() if key not in DATA_DEFAULTS}
 
     @property
+    def data_paths(self) -> list[str]:
+        """The data: files of paths and globs, ids of the Hub and names of generators."""
+        named = [value for value in map(self.data.get, DATA_PATHS) if value is not None]
+        return [path for value in named for path in (glob.glob(os.path.expanduser(value), recursive=True) or [value])]
+
+    @property
     def inputs(self) -> list[str]:
         """What a run reads: files, folders, ids of the Hub and names of generators and tokenizers."""
-        named = (*map(self.data.get, (*DATA_PATHS, "tokenizer")), self.model["checkpoint"])
-        return [value for value in named if value is not None]
+        named = (self.data["tokenizer"], self.model["checkpoint"])
+        return [*self.data_paths, *(value for value in named if value is not None)]
+
+    @property
+    def stream_arguments(self) -> dict[str, Any]:
+        """The part of `data` that `stream_sequences` takes besides the dataset, the labels and the order."""
+        arguments = inspect.signature(stream_sequences).parameters.keys() - DATA_DEFAULTS.keys() - {"seed"}
+        return {key: value for key, value in self.data.items() if key in arguments}
 
     @property
     def sequence_column(self) -> str:
@@ -250,7 +276,8 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
 def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise a `ValueError` if a run is resumed with another model or other data than in its `stored` settings."""
     for section in ("model", "data"):
-        now, then = getattr(settings, section), stored.get(section, {})
+        # Runs of earlier versions lack settings.
+        now, then = getattr(settings, section), {**DATA_DEFAULTS, **stored.get(section, {})}
         for key in now:
             if now[key] != then.get(key):
                 raise ValueError(
@@ -331,6 +358,36 @@ def _check_data(settings: RunSettings) -> None:
         raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
+    _check_stream(settings)
+
+
+def _check_stream(settings: RunSettings) -> None:
+    """Refuse settings that have no effect on a stream, or none without one, and a stream without a longest row."""
+    data, task = settings.data, TASKS[settings.task]
+    if not data["streaming"]:
+        for key in _OF_STREAMS:
+            if data[key] is not None:
+                raise ValueError(f"data.{key}={data[key]!r} is for streams: set data.streaming=true, or leave it out")
+        return
+    for key, least in (("shuffle_buffer", 0), ("epoch_rows", 1)):
+        if data[key] is not None and data[key] < least:
+            raise ValueError(f"data.{key}={data[key]!r}: give a whole number of at least {least}")
+    if data["dataset"] in GENERATORS:
+        raise ValueError(f"data.streaming=true: {data['dataset']!r} is generated in memory: leave data.streaming out")
+    if task.reads == "numbers" or "classes" in task.labels:
+        raise ValueError(
+            f"data.streaming=true: model.task={settings.task!r} needs all rows in advance: leave data.streaming out"
+        )
+    if data["classes"] is not None and "class" not in task.labels:
+        raise ValueError(f"data.classes={data['classes']!r}: model.task={settings.task!r} has no classes: leave it out")
+    allowed = {*DATA_DEFAULTS, *settings.stream_arguments, *DATA_PATHS, "label_column"}
+    for key in sorted(data.keys() - allowed):
+        raise ValueError(
+            f"data.{key}={data[key]!r} has no effect on a stream of texts: leave it out (name files of their own for "
+            "validation and test rows: data.validation_file, data.test_file)"
+        )
+    if data["max_length"] is None and bare_suffix(Path(data["dataset"])) not in FASTA_SUFFIXES:
+        raise ValueError("data.streaming=true: the longest row is unknown in advance: set data.max_length (in tokens)")
 
 
 def _check_training(settings: RunSettings) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import IterableDataset
 from torch import Tensor, nn
-from transformers import AutoConfig, TrainingArguments
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
@@ -16,6 +19,7 @@ from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
+from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import check_processes_are_joined, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
@@ -74,6 +78,8 @@ class SSMTrainer(PushingTrainer):
       them (state matrices: only `dynamics_weight_decay`), nor to norms, biases and feed-throughs.
     - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
       False`: at the first such loss that is logged), and saves no weights that are not finite.
+    - Reads every row of a stream (`train_dataset=datasets.IterableDataset`, with `max_steps`) once per pass, whatever
+      the numbers of processes and workers, and continues at the same row when it resumes: see `RunStream`.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - Refuses context and sequence parallelism, which split the sequences of a batch among processes, and processes of a
       launcher that accelerate has not joined.
@@ -84,6 +90,7 @@ class SSMTrainer(PushingTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         self._resuming: bool | None = None
         super().__init__(*args, **kwargs)
+        self._prepare_streams()
         if isinstance(self.compute_loss_func, TauLoss) and self._unwrapped.config.tau_weight > 0:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
@@ -98,6 +105,10 @@ class SSMTrainer(PushingTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
         _check_sequences_stay_whole(getattr(self.args, "parallelism_config", None))
+        # The main process would read a stream for all others, and fail at batches of different lengths.
+        loading: Any = self.args.accelerator_config
+        if loading.dispatch_batches is None:
+            loading.dispatch_batches = False
         super().create_accelerator_and_postprocess()
         # That of `accelerate launch` comes from the environment.
         _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
@@ -106,14 +117,46 @@ class SSMTrainer(PushingTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)
+        if isinstance(self.train_dataset, RunStream):
+            self.train_dataset.first_step = 0
         if self._resuming:
             newest = resume_from_checkpoint is True
             folder = get_last_checkpoint(self.args.output_dir) if newest else resume_from_checkpoint
             if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
                 self._unwrapped.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
+            if isinstance(folder, str) and isinstance(self.train_dataset, RunStream) and not self.args.ignore_data_skip:
+                state_file = Path(folder, TRAINER_STATE_NAME)
+                steps = TrainerState.load_from_json(str(state_file)).global_step if state_file.is_file() else 0
+                self.train_dataset.first_step = steps * self.args.gradient_accumulation_steps
         if self.model_init is None:
             self._rescale_if_configured(self._unwrapped)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """As in transformers; a stream gets the sizes of the run."""
+        if isinstance(self.train_dataset, RunStream):
+            if self.args.max_steps <= 0:
+                raise ValueError("`train_dataset` is a stream, whose length is unknown: set `max_steps`.")
+            micro_steps = self.args.gradient_accumulation_steps
+            total = self.get_total_train_batch_size(self.args) // micro_steps
+            loading: Any = self.args.accelerator_config
+            self.train_dataset.step_rows = self._train_batch_size if loading.split_batches else total
+            self.train_dataset.num_steps = self.args.max_steps * micro_steps
+        return super().get_train_dataloader()
+
+    def _prepare_streams(self) -> None:
+        if isinstance(self.train_dataset, IterableDataset):
+            self.train_dataset = RunStream(self.train_dataset)
+        if isinstance(self.data_collator, StreamCollator):
+            # It reads columns that the model does not have.
+            self.args.remove_unused_columns = False
+        if isinstance(self.train_dataset, RunStream):
+            self.train_dataset.numbered = isinstance(self.data_collator, StreamCollator)
+        if isinstance(self.eval_dataset, IterableDataset) and self.accelerator.num_processes > 1:
+            raise ValueError(
+                "`eval_dataset` is a stream, of which several processes would not evaluate each row once: give rows in "
+                "memory, such as hf_ssm.data.streaming.first_rows(stream)."
+            )
 
     def call_model_init(self, trial: Any = None) -> Any:
         """As in transformers; the model that `train` makes is rescaled if its configuration has `rescale_init=True`."""

@@ -22,8 +22,8 @@ OPTIONS: dict[str, dict[str, _Option]] = {
         "dataset": (
             "--dataset --dataset-name --train-file SOURCE",
             str,
-            "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also .gz), images (an idx file, a "
-            "folder), or a Hub id",
+            "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also compressed), images (an idx "
+            "file, a folder), a Hub id, or, with --set data.streaming=true, a glob of files",
         ),
         "validation_file": ("--validation-file FILE", str, "default: a part of the data"),
         "test_file": ("--test-file FILE", str, "default: a part of the data"),

@@ -1,0 +1,144 @@
+"""Training on a stream: which row belongs to which step, process and worker, and the collation of raw rows."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from transformers import PreTrainedTokenizerBase
+
+from hf_ssm.data.augment import Change
+from hf_ssm.data.checks import check_column
+
+ROW_NUMBER = "__row__"
+"""Key of the number of a row in a run, counted over all passes, processes and workers."""
+
+_NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
+_ROWS = 64  # that are taken from `datasets` at a time
+
+
+class RunStream(IterableDataset):
+    """All rows of a run in one order, which depends neither on the number of processes nor on that of workers.
+
+    The rows are those of one pass over a stream after the other, without a gap between passes, so that every row is
+    read once in each pass. Step by step, the next `step_rows` rows are the batches of all processes: accelerate's
+    `IterableDatasetShard` gives each process its part of them (`dispatch_batches=False`). Workers take turns, a step
+    each, which is also the order in which a data loader takes their batches. Every worker reads the whole stream as
+    text, and only tokenizes (`StreamCollator`) the rows of its batches.
+
+    A run that resumes reads the stream from the beginning, up to its first row. `SSMTrainer` sets the attributes.
+
+    Args:
+        stream: The rows of one pass. Its order may depend on the pass (`stream.shuffle(seed)`), but must be the same in
+            all processes.
+
+    Attributes:
+        step_rows: Rows of the batches of all processes in one (micro-)step.
+        num_steps: (Micro-)steps of the run.
+        numbered: Whether the rows have their number, which `StreamCollator` reads.
+        first_step: With `numbered`, rows of earlier steps have nothing but their number.
+    """
+
+    def __init__(self, stream: datasets.IterableDataset):
+        self.stream = stream
+        self.step_rows, self.num_steps, self.numbered, self.first_step = 1, 0, False, 0
+
+    def __len__(self) -> int:
+        """Rows of the run."""
+        return self.step_rows * self.num_steps
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        workers, index = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        for number, row in enumerate(islice(self._passes(), len(self))):
+            step = number // self.step_rows
+            if step % workers == index:
+                kept = {} if self.numbered and step < self.first_step else row
+                yield {ROW_NUMBER: number, **kept} if self.numbered else kept
+
+    def _passes(self) -> Iterator[dict[str, Any]]:
+        # The number of the pass is in memory that worker processes share.
+        stream = copy.deepcopy(self.stream)
+        for number in count():
+            stream.set_epoch(number)
+            is_empty = True
+            # Unlike `iter(stream)`, `stream.iter` does not share the files among workers.
+            for rows in stream.iter(batch_size=_ROWS):
+                is_empty = False
+                for values in zip(*rows.values(), strict=True):
+                    yield dict(zip(rows, values, strict=True))
+            if is_empty:
+                raise ValueError("the stream has no rows: give another train_dataset.")
+
+
+class StreamCollator:
+    """Batches of a stream of texts (`hf_ssm.data.stream_sequences`), which are tokenized when they are read.
+
+    Random numbers, such as those of masks, depend on the seed and on the place of the batch in the run, so that a run
+    that resumes draws the same.
+
+    Args:
+        tokenizer: The tokenizer.
+        collator: Makes a batch of rows of token ids, such as `DataCollatorWithPadding(tokenizer)`. Rows that are
+            tokenized already, such as those of a validation split, go to it as they are.
+        text_columns: Column of the sequences, or those of pairs of texts.
+        label_column: Column of the labels, renamed to `labels`; None for language models.
+        max_length: Longest row in tokens, including special tokens; longer rows are truncated. Default: the
+            tokenizer's `model_max_length`.
+        separate: Whether the texts of a pair are tokenized separately (`PairCollator`).
+        changes: Functions of the token ids of a batch, such as `hf_ssm.data.augment.random_reverse_complement`.
+        seed: Seed of the random numbers.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        collator: Callable[[list[Any]], Any],
+        text_columns: Sequence[str] = ("sequence",),
+        label_column: str | None = None,
+        *,
+        max_length: int | None = None,
+        separate: bool = False,
+        changes: Sequence[Change] = (),
+        seed: int = 0,
+    ):
+        self.tokenizer, self.collator = tokenizer, collator
+        self.text_columns, self.label_column = list(text_columns), label_column
+        self.max_length = tokenizer.model_max_length if max_length is None else max_length
+        self.separate, self.changes, self.seed = separate, tuple(changes), seed
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        """A batch of rows; an empty one of rows that a resumed run skips."""
+        if rows[0].keys() == {ROW_NUMBER}:
+            return {}
+        is_tokenized = "input_ids" in rows[0]
+        # Of tokenized rows, those of every evaluation get the same masks.
+        place = np.ravel(rows[0]["input_ids"]).tolist() if is_tokenized else [rows[0].get(ROW_NUMBER, 0)]
+        state = torch.random.get_rng_state()
+        try:
+            # Of the CPU only: `torch.manual_seed` would seed dropout on GPUs too.
+            torch.default_generator.manual_seed(int(np.random.SeedSequence((self.seed, *place)).generate_state(1)[0]))
+            return self.collator(rows if is_tokenized else self._tokenized(rows))
+        finally:
+            torch.random.set_rng_state(state)
+
+    def _tokenized(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for column in (*self.text_columns, *([] if self.label_column is None else [self.label_column])):
+            check_column("text_columns/label_column", column, list(rows[0]), "the stream")
+        texts = [[row[column] for row in rows] for column in self.text_columns]
+        ids: list[Any] = list(zip(*map(self._encode, texts), strict=True)) if self.separate else self._encode(*texts)
+        for change in self.changes:
+            ids = change(ids)
+        if not all(all(row) if self.separate else row for row in ids):
+            raise ValueError(f"a row of the stream has no token: remove it (near the row {texts[0][0][:40]!r}).")
+        labels = [{} if self.label_column is None else {"labels": row[self.label_column]} for row in rows]
+        return [{"input_ids": list(row), **label} for row, label in zip(ids, labels, strict=True)]
+
+    def _encode(self, *texts: list[str]) -> list[list[int]]:
+        limit = {} if self.max_length > _NO_LIMIT else {"truncation": True, "max_length": self.max_length}
+        encoded = self.tokenizer(*texts, return_attention_mask=False, **limit)
+        return list(encoded["input_ids"])

@@ -1,0 +1,170 @@
+"""`hf-ssm train` on streams: sizes and steps, resumption, tasks, errors."""
+
+import gzip
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from safetensors.torch import load_file
+
+from hf_ssm import cli
+
+TINY = ["--family", "s4", "--set=model.hidden_size=4", "--set=model.num_hidden_layers=1", "--set=model.state_size=4"]
+STREAM = ["--set=data.streaming=true", "--max-length", "24", "--batch-size", "8"]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def rows(count: int, seed: int) -> list[dict[str, object]]:
+    rng = random.Random(seed)
+    texts = ["".join(rng.choices("ACGT", k=10 + row % 9)) for row in range(count)]
+    return [{"seq": text, "kind": "ab"[text.count("A") % 2], "value": text.count("C"), "pair": text} for text in texts]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A glob of three compressed files of 30 rows together; `validation.jsonl` is beside their folder."""
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    folder.mkdir()
+    for number, count in enumerate((14, 3, 13)):
+        lines = "\n".join(map(json.dumps, rows(count, number)))
+        (folder / f"{number}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder.parent / "validation.jsonl").write_text("\n".join(map(json.dumps, rows(10, 9))), encoding="utf-8")
+    return folder / "*.jsonl.gz"
+
+
+def data(shards: Path, *, classes: bool = True) -> list[str]:
+    words = ["--dataset", str(shards), "--validation-file", str(shards.parents[1] / "validation.jsonl"), *STREAM, *TINY]
+    return [*words, "--label-column", "kind", "--set=data.classes=[a, b]"] if classes else words
+
+
+@pytest.fixture(scope="module")
+def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two passes of four steps; tests must not change it."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    assert run("train", *data(shards), "--set=data.epoch_rows=30", "--epochs", 2, "--output", output) == 0
+    return output
+
+
+def test_a_run_of_two_passes(finished):
+    log = json.loads((finished / "training_log.json").read_text())
+    assert [entry["epoch"] for entry in log if "eval_loss" in entry] == [1.0, 2.0]
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 8]
+    assert {path.name for path in finished.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8"}
+    card = (finished / "README.md").read_text()
+    assert "| train | 30 |" in card and "| validation | 10 |" in card and "`*.jsonl.gz`" in card
+    assert str(finished.parents[1]) not in card and "/datasets/" not in card.split("## Data")[1].split("##")[0]
+    assert json.loads((finished / "config.json").read_text())["id2label"] == {"0": "a", "1": "b"}
+    stored = yaml.safe_load((finished / "train_config.yaml").read_text())
+    assert stored["data"]["streaming"] is True and stored["training"]["num_train_epochs"] == 2
+
+
+def test_a_run_resumes_to_the_bit_and_only_with_the_same_stream(capsys, finished, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    shutil.rmtree(output / "checkpoint-8")
+    (output / "model.safetensors").unlink()
+    assert run("train", "--resume", "--output", output, "--set=data.shuffle_buffer=5") == 2
+    assert "--resume: data.shuffle_buffer was None" in capsys.readouterr().err
+    assert run("train", "--resume", "--output", output) == 0
+    one, other = (load_file(folder / "checkpoint-8" / "model.safetensors") for folder in (finished, output))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_other_commands_read_its_data(capsys, finished):
+    for split in ("validation", "train"):
+        assert run("report", finished, "--split", split, "--rows", 4) == 0
+        assert "n = 30 training sequences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (["--set=data.epoch_rows=30", "--epochs", 2], "Steps: 8 (4 for each pass"),
+        (["--max_steps", 5], "Steps: 5\n"),
+        (["--set=data.epoch_rows=30", "--max_steps", 5], "Steps: 5 (4 for each pass"),
+        (["--set=data.epoch_rows=30", "--epochs", 1, "--gradient_accumulation_steps", 2], "Steps: 2 (2 for each pass"),
+    ],
+)
+def test_the_number_of_steps(capsys, shards, tmp_path, options, steps):
+    assert run("train", *data(shards), *options, "--output", tmp_path / "run", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert steps in printed and "Longest row: 24 tokens" in printed and "Classes: a, b" in printed
+    assert ("train: 30 rows" if "=30" in options[0] else "train: an unknown number of rows") in printed
+
+
+def test_parquet_states_its_rows_and_classes(capsys, tmp_path):
+    for number in range(2):
+        table = Dataset.from_list(rows(10, number)).rename_column("kind", "label").class_encode_column("label")
+        table.to_parquet(tmp_path / f"{number}.parquet")
+    words = ["--dataset", tmp_path / "*.parquet", *STREAM, *TINY, "--epochs", 2, "--output", tmp_path / "run"]
+    assert run("train", *words, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "Steps: 6 (3 for each pass" in printed and "train: 20 rows" in printed and "Classes: a, b" in printed
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("sequence-regression", ["--label-column", "value", "--set=data.unknown_bases=0.5"]),
+        ("masked-lm", ["--set=data.reverse_complement=true"]),
+        ("causal-lm", []),
+        (
+            "sequence-pair-classification",
+            ["--label-column", "kind", "--set=data.classes=[a, b]", "--set=data.pair_column=pair"],
+        ),
+    ],
+)
+def test_tasks(shards, tmp_path, task, options):
+    output = tmp_path / "run"
+    words = [*data(shards, classes=False), "--task", task, *options, "--max_steps", 3, "--output", output]
+    assert run("train", *words) == 0
+    log = json.loads((output / "training_log.json").read_text())
+    assert log[-1]["step"] == 3 and any("validation_loss" in entry for entry in log)
+
+
+def test_windows_of_fasta_without_a_validation_split(capsys, tmp_path):
+    path = tmp_path / "genome.fa.gz"
+    path.write_bytes(gzip.compress((">chr\n" + "\n".join(row["seq"] * 3 for row in rows(20, 0))).encode()))
+    options = ["--task", "causal-lm", "--set=data.streaming=true", "--set=data.window=50", "--max_steps", 4, *TINY]
+    output = tmp_path / "run"
+    assert run("train", "--dataset", path, *options, "--batch-size", 4, "--output", output) == 0
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+    assert run("train", "--dataset", path, *options, "--output", tmp_path / "b", "--dry-run") == 0
+    assert "Longest row: 50 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            [],
+            "is unknown, so that training.num_train_epochs gives no number of steps: set training.max_steps, or data.",
+        ),
+        (["--set=data.classes=null", "--max_steps", 2], "its classes are unknown"),
+        (["--set=data.max_length=null"], "the longest row is unknown in advance: set data.max_length"),
+        (["--set=data.validation_fraction=0.2"], "data.validation_fraction=0.2 has no effect on a stream of texts"),
+        (["--set=data.normalization=train"], "data.normalization='train' is for images and numbers"),
+        (["--set=data.seed=3"], "data.seed=3 has no effect on a stream"),
+        (["--set=data.shuffle_buffer=-1"], "data.shuffle_buffer=-1: give a whole number of at least 0"),
+        (["--set=data.epoch_rows=0"], "data.epoch_rows=0: give a whole number of at least 1"),
+        (["--task", "token-classification"], "needs all rows in advance: leave data.streaming out"),
+        (["--task", "causal-lm"], "model.task='causal-lm' has no classes: leave it out"),
+        (["--dataset", "planted-motifs"], "'planted-motifs' is generated in memory"),
+        (["--set=data.streaming=false"], "data.classes=['a', 'b'] is for streams: set data.streaming=true"),
+        (["--set=data.classes=[a]", "--max_steps", 2], "is none of the classes ['a']"),
+        (["--set=data.sequence_column=seqs", "--max_steps", 2], "sequence_column='seqs'"),
+    ],
+)
+def test_errors(capsys, shards, tmp_path, options, message):
+    assert run("train", *data(shards), *options, "--output", tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("hf-ssm: error") == 1
+    assert not (tmp_path / "run").exists()
